@@ -1,0 +1,71 @@
+"""See where GPU memory goes while a PyTorch model trains, with or without a GPU.
+
+The public names are loaded at first use: importing memexplore imports neither torch nor plotly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from memexplore.allocator import Settings, replay
+    from memexplore.capture import record, simulate, virtual
+    from memexplore.devices import gpus
+    from memexplore.figures.timeline import timeline
+    from memexplore.groups import diff
+    from memexplore.measure import peak
+    from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
+    from memexplore.notebook.view import view
+    from memexplore.snapshot import load, save_snapshot
+    from memexplore.tape import Tape
+
+_HOMES = {
+    "Settings": "allocator",
+    "Tape": "tape",
+    "diff": "groups",
+    "gpus": "devices",
+    "load": "snapshot",
+    "load_ipython_extension": "notebook.magics",
+    "peak": "measure",
+    "record": "capture",
+    "replay": "allocator",
+    "save_snapshot": "snapshot",
+    "simulate": "capture",
+    "timeline": "figures.timeline",
+    "unload_ipython_extension": "notebook.magics",
+    "view": "notebook.view",
+    "virtual": "capture",
+}
+
+__all__ = [
+    "Settings",
+    "Tape",
+    "diff",
+    "gpus",
+    "load",
+    "load_ipython_extension",
+    "peak",
+    "record",
+    "replay",
+    "save_snapshot",
+    "simulate",
+    "timeline",
+    "unload_ipython_extension",
+    "view",
+    "virtual",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memexplore' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"memexplore.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
