@@ -1,0 +1,260 @@
+"""What a snapshot file recorded, device by device; every field that PyTorch has or had is read here and only here."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+import zlib
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memexplore.allocator import Settings
+from memexplore.snapshot.plain import EVENT_COLUMNS, Plain
+from memexplore.snapshot.unpickle import unpickle
+from memexplore.tape import Action
+
+_ACTIONS = {action.name.lower(): int(action) for action in Action if action.name not in ("PREEXISTING", "MARK")}
+_MIB = 1024**2
+_MOST = 1 << 60  # no device has addresses or sizes beyond this
+_EXPANSION = 400  # a real snapshot shrinks to a tenth or a hundredth by gzip, an empty file to a thousandth
+_LIVE, _PENDING, _FREE = "live", "pending", "free"
+_STATES = {
+    "active_allocated": _LIVE,
+    "active_pending_free": _PENDING,
+    "active_awaiting_free": _PENDING,
+    "inactive": _FREE,
+}
+
+
+class RecordedBlock(NamedTuple):
+    """A block of the final layout, sizes in bytes."""
+
+    address: int
+    size: int
+    requested: int
+    state: str
+    """`live`, `pending` or `free`."""
+    stack: int
+
+
+class RecordedSegment(NamedTuple):
+    """A segment of the final layout, sizes in bytes; of an expandable one each mapped run is a segment."""
+
+    address: int
+    size: int
+    stream: int
+    expandable: bool
+    pool: tuple[int, int]
+    """Identity of a private pool, (0, 0) for the default pools."""
+    blocks: tuple[RecordedBlock, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """One device of a snapshot: its events as columns, its final segments by address, its settings."""
+
+    device: int
+    action: NDArray[np.int64]
+    address: NDArray[np.int64]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    time: NDArray[np.int64]
+    """Microseconds; -1 where there is no clock."""
+    stack: NDArray[np.int64]
+    """Row numbers into `stacks`, -1 for none."""
+    segments: tuple[RecordedSegment, ...]
+    settings: Settings
+    device_free: int | None
+    """Bytes that the device had left at the first oom; None without one."""
+    stacks: tuple[list[Any], ...]
+    """Lists of frame dictionaries as the file has them, shared by all devices."""
+
+
+def read(path: str | os.PathLike[str]) -> list[Recorded]:
+    """The devices of a snapshot file, plain or gzip, that hold events or segments.
+
+    Raises ValueError with one sentence where the file is no snapshot, FileNotFoundError where there is none.
+    """
+    name = os.fspath(path)
+    with open(name, "rb") as file:
+        data = file.read()
+    try:
+        if data[:2] == b"\x1f\x8b":
+            data = _decompress(data)
+        return _devices(unpickle(data))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{name} is no snapshot that memexplore can read: {sentence(error)}") from error
+
+
+def sentence(error: Exception) -> str:
+    """What is wrong with a file, in words."""
+    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _decompress(data: bytes) -> bytes:
+    """The content of a gzip file.
+
+    Raises ValueError where it is damaged or would grow beyond what a snapshot can.
+    """
+    most = len(data) * _EXPANSION + 64 * _MIB
+    parts = []
+    try:
+        while data:
+            stream = zlib.decompressobj(wbits=31)
+            part = stream.decompress(data, most + 1)
+            most -= len(part)
+            if most < 0:
+                raise ValueError("it unpacks to more than a snapshot of its length can hold")
+            if not stream.eof:
+                raise ValueError("it ends early")
+            parts.append(part)
+            data = stream.unused_data.lstrip(b"\0")
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"its compression is damaged ({error})") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _devices(plain: Plain) -> list[Recorded]:
+    root = plain.root
+    if type(root) is list:  # what torch.cuda.memory_snapshot() returns
+        root = {"segments": root}
+    if type(root) is not dict or type(root.get("segments")) is not list:
+        raise ValueError("it holds no list of segments")
+    traces = root.get("device_traces", [])
+    if type(traces) is not list or not all(type(trace) is list for trace in traces):
+        raise ValueError("its device_traces are no lists")
+    if len({id(trace) for trace in traces}) < len(traces):
+        raise ValueError("it holds one trace several times")
+    rows = [_rows(plain, trace) for trace in traces]
+    # Only now, because events that were read one by one came last.
+    columns = [np.frombuffer(plain.columns[name], dtype=np.int64) for name in EVENT_COLUMNS]
+    codes = np.array([*(_ACTIONS.get(name, -1) for name in plain.actions), -1])
+    segments = _segments(plain, root["segments"])
+    settings = _settings(root.get("allocator_settings"), any(segment.expandable for _, segment in segments))
+    devices = []
+    for device in range(max([len(rows) - 1, *(device for device, _ in segments)], default=-1) + 1):
+        of_device = rows[device] if device < len(rows) else np.empty(0, dtype=np.int64)
+        mine = tuple(sorted(segment for owner, segment in segments if owner == device))
+        if any(left.address + left.size > right.address for left, right in pairwise(mine)):
+            raise ValueError("two segments overlap")
+        if not len(of_device) and not mine:
+            continue
+        action, address, size, stream, time, stack = (column[of_device] for column in columns)
+        action = codes[action]
+        known = action >= 0
+        _check_events(action[known], address[known], size[known])
+        devices.append(
+            Recorded(
+                device,
+                action[known],
+                address[known],
+                size[known],
+                stream[known],
+                time[known],
+                stack[known],
+                mine,
+                settings,
+                next((plain.device_free[row] for row in of_device.tolist() if row in plain.device_free), None),
+                tuple(plain.stacks),
+            )
+        )
+    return devices
+
+
+def _check_events(action: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]) -> None:
+    placed = (action != Action.OOM) & (action != Action.SNAPSHOT)
+    if (size < 0).any() or (size >= _MOST).any() or (placed & ((address < 0) | (address >= _MOST))).any():
+        raise ValueError("an event has a size or an address that no device has")
+
+
+def _rows(plain: Plain, trace: list[Any]) -> NDArray[np.int64]:
+    """The rows of a trace; the events that are still dictionaries get theirs now."""
+    for index, event in enumerate(trace):
+        if type(event) is dict:
+            trace[index] = plain.add_event(event)
+    rows = np.array(trace, dtype=np.int64) if trace else np.empty(0, dtype=np.int64)
+    if rows.ndim != 1 or rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(plain.columns["action"]):
+        raise ValueError("a trace holds something that is no event")
+    return rows
+
+
+def _segments(plain: Plain, found: list[Any]) -> list[tuple[int, RecordedSegment]]:
+    segments = []
+    seen = set()
+    for each in found:
+        blocks = each["blocks"]
+        if id(blocks) in seen or type(blocks) is not list:
+            raise ValueError("it holds one list of blocks several times")
+        seen.add(id(blocks))
+        pool = each.get("segment_pool_id", (0, 0))
+        if type(pool) not in (tuple, list) or len(pool) != 2:
+            raise ValueError(f"a segment_pool_id is a pair of numbers, not {pool!r:.40}")
+        address = _whole(each["address"])
+        segment = RecordedSegment(
+            address,
+            _whole(each["total_size"]),
+            _whole(each.get("stream", 0)),
+            each.get("is_expandable") is True,
+            (_whole(pool[0]), _whole(pool[1])),
+            tuple(_blocks(plain, address, blocks)),
+        )
+        end = address
+        for block in segment.blocks:
+            if block.address < end:
+                raise ValueError("two blocks of a segment overlap")
+            end = block.address + block.size
+        if end > address + segment.size:
+            raise ValueError("a block reaches beyond its segment")
+        device = _whole(each.get("device", 0))
+        if not 0 <= device < 4096:
+            raise ValueError(f"a device has a number from 0 on, not {device}")
+        segments.append((device, segment))
+    return segments
+
+
+def _blocks(plain: Plain, address: int, blocks: list[Any]) -> list[RecordedBlock]:
+    result = []
+    for block in blocks:
+        state = _STATES.get(block["state"])
+        if state is None:
+            raise ValueError(f"a block has an unknown state {block['state']!r:.40}")
+        size = _whole(block["size"])
+        # Before torch 2.1 a block had no address of its own: blocks simply follow one another.
+        address = _whole(block.get("address", address))
+        requested = _whole(block.get("requested_size", size))
+        result.append(RecordedBlock(address, size, requested, state, plain.stack_number(block.get("frames"))))
+        address += size
+    return result
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"an address or a size is a whole number of bytes, not {value!r:.40}")
+    return value
+
+
+def _settings(found: object, expandable: bool) -> Settings:
+    """The settings that a snapshot tells (since torch 2.2); what it cannot tell has PyTorch's defaults."""
+    if type(found) is not dict:
+        return Settings(expandable_segments=expandable)
+    text = found.get("PYTORCH_CUDA_ALLOC_CONF") or found.get("PYTORCH_ALLOC_CONF") or ""
+    try:
+        settings = Settings.parse(text) if type(text) is str else Settings()
+    except ValueError:
+        settings = Settings()  # options of other releases; the fields below tell what matters
+    changes: dict[str, Any] = {"expandable_segments": found.get("expandable_segments") is True or expandable}
+    most = found.get("max_split_size", -1)
+    if type(most) is int and most > 0:
+        changes["max_split_size"] = most
+    threshold = found.get("garbage_collection_threshold", 0.0)
+    if isinstance(threshold, float) and threshold > 0:
+        changes["garbage_collection_threshold"] = threshold
+    divisions = found.get("roundup_power2_divisions")
+    if type(divisions) is dict and any(divisions.values()):
+        table = [divisions.get(str(1 << index), 0) for index in range(len(settings.roundup_power2_divisions))]
+        changes["roundup_power2_divisions"] = tuple(table)
+    return dataclasses.replace(settings, **changes)

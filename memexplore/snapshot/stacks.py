@@ -1,0 +1,212 @@
+"""What the stacks of a snapshot tell: the lines for a person, the op, the layer calls, and who asked for memory.
+
+Files and functions are looked at, never bare words: a user's file called `optimizer.py` proves nothing, a frame of
+`torch/optim/optimizer.py` does.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memexplore.snapshot.recorded import Recorded
+from memexplore.tape import Category, Frame
+
+
+class Origin(enum.IntEnum):
+    """Who asked for memory, or gave it back, as far as the stack of a row tells."""
+
+    NONE = 0
+    """Nobody: the row has no stack."""
+    USER = 1
+    """Code outside layers, backward and optimizer."""
+    FORWARD = 2
+    """The call of a layer."""
+    BACKWARD = 3
+    """The autograd engine."""
+    RECOMPUTE = 4
+    """The call of a layer inside the autograd engine, as checkpointing makes it."""
+    ACCUMULATE = 5
+    """The autograd engine while it puts a gradient into `.grad`."""
+    OPTIMIZER = 6
+    ZERO_GRAD = 7
+    MODEL = 8
+    """Layers that are built, moved or loaded."""
+    DATA = 9
+    """A DataLoader and what brings its batches to the device."""
+    WORKSPACE = 10
+    """cuBLAS and cuDNN, for their scratch memory."""
+
+
+Call = tuple[Any, ...]
+"""A layer call that was open: the lines from the call around it to this one, and its `forward`."""
+
+_OP = re.compile(r"at::_ops::(\w+)::call\(")
+# at::cuda::getNewWorkspace makes cuBLAS workspaces; cuDNN's come from the call of a plan, outputs are made before it.
+_LIBRARY = re.compile(
+    r"at::cuda::(getNewWorkspace|getCUDABlasLtWorkspace|getCurrentCUDABlas)|at::native::(raw_cudnn_|run_conv_plan)"
+)
+_ENGINE = "torch::autograd::Engine::"
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_MODULE = re.compile(r"(^|/)torch/nn/modules/module\.py$")
+_OPTIM = re.compile(r"(^|/)torch/optim/")
+_BACKWARD = re.compile(r"(^|/)torch/(autograd/(__init__|graph)|_tensor)\.py$")
+_DATA = re.compile(r"(^|/)torch/utils/data/")
+_LOADING = re.compile(r"(^|/)(torch/(nn/init|nn/parameter|serialization)|accelerate/utils/modeling)\.py$")
+_STEPS_OF_OTHERS = re.compile(r"(^|/)(site|dist)-packages/[^/]*(optim|bitsandbytes|apex|deepspeed|lion|galore)")
+_BUILDING = {"__init__", "reset_parameters", "load_state_dict", "_load_from_state_dict", "from_pretrained"}
+_MOVING = {"_apply", "convert"}
+_BATCHES = {"collate_fn", "default_collate", "pin_memory", "send_to_device", "move_data_to_device", "_prepare_inputs"}
+_TOLD = re.compile(rf"(?P<op>[^ ]*) ?\((?P<category>{'|'.join(kind.text for kind in Category)})\)")
+_CATEGORIES = {kind.text: kind for kind in Category}
+
+
+class Told(NamedTuple):
+    """What memexplore wrote into the first frame of a stack (`save_snapshot`)."""
+
+    op: str
+    module: str
+    category: Category
+
+
+def told(frame: Frame) -> Told | None:
+    """What a frame tells if `save_snapshot` wrote it, else None.
+
+    >>> told(Frame("down.0.conv", 0, "aten::convolution (activation)")).module
+    'down.0.conv'
+    """
+    if frame.line != 0:
+        return None
+    found = _TOLD.fullmatch(frame.function)
+    if found is None:
+        return None
+    return Told(found["op"], "" if frame.filename == "-" else frame.filename, _CATEGORIES[found["category"]])
+
+
+def is_python(frame: Frame) -> bool:
+    """Whether a frame is a line of Python; the others are C and C++."""
+    return frame.filename.endswith(".py") or frame.filename.startswith("<") or "ipykernel" in frame.filename
+
+
+def op_of(stack: tuple[Frame, ...]) -> str:
+    """The outermost operator that the C++ part of a stack shows, such as `aten::mm`; empty where it shows none."""
+    for frame in reversed(stack):
+        found = _OP.match(frame.function)
+        if found is not None:
+            return f"aten::{found[1]}"
+    return ""
+
+
+def origin_of(stack: tuple[Frame, ...]) -> Origin:
+    """Who asked for the memory of a row with this stack, innermost frame first.
+
+    >>> origin_of((Frame("??", 0, "torch::autograd::Engine::evaluate_function(...)"),)).name
+    'BACKWARD'
+    >>> origin_of((Frame("train.py", 9, "step"), Frame("/env/torch/optim/optimizer.py", 533, "wrapper"))).name
+    'OPTIMIZER'
+    """
+    engine = layer = building = batch = False
+    for frame in stack:
+        file, function = frame.filename.replace(os.sep, "/"), frame.function.rpartition(".")[2]
+        if not is_python(frame):
+            if _LIBRARY.search(frame.function):
+                return Origin.WORKSPACE
+            if _ACCUMULATE in frame.function:
+                return Origin.ACCUMULATE
+            engine = engine or frame.function.startswith(_ENGINE)
+        elif _BACKWARD.search(file) and function in ("backward", "grad", "_engine_run_backward", "_make_grads"):
+            engine = True
+        elif function == "zero_grad" and (_OPTIM.search(file) or _MODULE.search(file)):
+            return Origin.ZERO_GRAD
+        elif _OPTIM.search(file) or (function == "step" and _STEPS_OF_OTHERS.search(file)):
+            return Origin.OPTIMIZER
+        elif _MODULE.search(file) and function == "_call_impl":
+            layer = True
+        elif (_MODULE.search(file) and function in _MOVING) or _LOADING.search(file) or function in _BUILDING:
+            building = building or not layer
+        elif _DATA.search(file) or function in _BATCHES:
+            batch = True
+    if engine:
+        return Origin.RECOMPUTE if layer else Origin.BACKWARD
+    if building or batch:
+        return Origin.MODEL if building else Origin.DATA
+    if layer:
+        return Origin.FORWARD
+    return Origin.USER if stack else Origin.NONE
+
+
+def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
+    """The layer calls that were open, outermost first; two stacks with equal calls were made by the same call sites."""
+    python = [frame for frame in stack if is_python(frame)][::-1]
+    calls: list[Call] = []
+    since: list[Frame] = []
+    for position, frame in enumerate(python):
+        since.append(frame)
+        if frame.function.rpartition(".")[2] == "_call_impl" and _MODULE.search(frame.filename.replace(os.sep, "/")):
+            # The layer's own code has no line here: its call goes on while the lines in it change.
+            inside = python[position + 1 : position + 2]
+            calls.append((*since, *((each.filename, each.function) for each in inside)))
+            since = []
+    return tuple(calls)
+
+
+class Stacks:
+    """The stacks of a recorded device as the Tape has them; all columns are indexed by the recorded number, -1 last."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.ops: dict[str, int] = {}
+        self.modules: dict[str, int] = {}
+        self.stacks: list[tuple[Frame, ...]] = []
+        used = {block.stack for segment in recorded.segments for block in segment.blocks}
+        used |= set(np.unique(recorded.stack).tolist())
+        count = len(recorded.stacks) + 1
+        self.number, self.op, self.module, self.category = (np.full(count, -1) for _ in range(4))
+        self.origin = np.full(count, int(Origin.NONE))
+        self.calls: list[tuple[Call, ...]] = [()] * count
+        self.native = False
+        """Whether the recording shows C++ frames: without them the autograd engine has no stack at all."""
+        frames: dict[int, Frame] = {}
+        numbers: dict[tuple[Frame, ...], int] = {}
+        for stack in sorted(used - {-1}):
+            whole = tuple(_frame(each, frames) for each in recorded.stacks[stack])
+            known = told(whole[0]) if whole else None
+            if known is not None:
+                whole = whole[1:]
+                self.category[stack] = known.category
+                self.module[stack] = _number(self.modules, known.module)
+            lines = tuple(frame for frame in whole if is_python(frame)) or whole
+            self.native = self.native or any(not is_python(frame) for frame in whole)
+            if lines not in numbers:
+                numbers[lines] = len(self.stacks)
+                self.stacks.append(lines)
+            self.number[stack] = numbers[lines] if lines or known is None else -1
+            self.op[stack] = _number(self.ops, known.op if known is not None else op_of(whole))
+            self.origin[stack] = origin_of(whole)
+            self.calls[stack] = calls_of(whole)
+
+    def shared(self, one: int, other: int) -> int:
+        """How many of the outermost layer calls two stacks have in common."""
+        count = 0
+        for mine, theirs in zip(self.calls[one], self.calls[other], strict=False):
+            if mine != theirs:
+                break
+            count += 1
+        return count
+
+
+def _number(table: dict[str, int], word: str) -> int:
+    return table.setdefault(word, len(table)) if word else -1
+
+
+def _frame(found: Any, frames: dict[int, Frame]) -> Frame:
+    frame = frames.get(id(found))
+    if frame is None:
+        filename, line, name = found["filename"], found["line"], found["name"]
+        if type(filename) is not str or type(line) is not int or type(name) is not str:
+            raise ValueError("a frame has a file, a line and a name")
+        frame = frames[id(found)] = Frame(filename, line, name)
+    return frame

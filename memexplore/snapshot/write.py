@@ -1,0 +1,200 @@
+"""Writing a Tape as a PyTorch snapshot, and the segments and blocks at its end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+
+from memexplore.allocator import Settings, block_sizes
+from memexplore.allocator.settings import INTERVALS, SMALL_SEGMENT, UNLIMITED
+from memexplore.snapshot.history import Mapped, events_before, reserved
+from memexplore.tape import Action, Category, Tape
+
+_WITHOUT_PLACE = (Action.SNAPSHOT, Action.OOM, Action.MARK)
+_SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+
+
+def save_snapshot(tape: Tape, path: str | os.PathLike[str]) -> None:
+    """Write a placed tape as a snapshot file that PyTorch's viewer and `torch.cuda._memory_viz` read.
+
+    The first frame of a stack tells op, category and module where the tape knows them. Marks of steps and phases have
+    no place in a snapshot. Raises ValueError for a tape that is not placed, or has no segments, as a CPU's has none.
+    """
+    snapshot = as_snapshot(tape)
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file, protocol=4)
+
+
+def as_snapshot(tape: Tape) -> dict[str, Any]:
+    """A placed tape as `torch.cuda.memory._snapshot()` gives it: see `save_snapshot`."""
+    if np.any((tape.action == Action.ALLOC) & (tape.address < 0) & (tape.size > 0)):
+        raise ValueError("this tape is not placed: call replay(tape) first, which gives every request its address")
+    if not np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any() and np.any(tape.size):
+        raise ValueError("this tape has no segments: call replay(tape) first, which adds them")
+    number = tape.meta.device.rpartition(":")[2]
+    device = int(number) if number.isdigit() else 0
+    frames = _Frames(tape)
+    return {
+        "segments": layout(tape, frames=frames, device=device),
+        "device_traces": [[] for _ in range(device)] + [_trace(tape, frames)],
+        "allocator_settings": _settings(Settings.parse(tape.meta.settings)),
+        "external_annotations": [],
+    }
+
+
+class _Frames:
+    """The frames of a row as a snapshot has them, each list once."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.stacks: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
+        self.frames: dict[Any, dict[str, Any]] = {}
+
+    def of(self, row: int) -> list[dict[str, Any]]:
+        """The frames of a row, innermost first."""
+        tape = self.tape
+        stack, op, module, category = (int(column[row]) for column in (tape.stack, tape.op, tape.module, tape.category))
+        key = stack, op, module, category
+        if key not in self.stacks:
+            lines = tape.stacks[stack] if stack >= 0 else ()
+            self.stacks[key] = [self._told(op, module, category)] if op >= 0 or module >= 0 else []
+            self.stacks[key] += [self._frame(*line) for line in lines]
+        return self.stacks[key]
+
+    def _told(self, op: int, module: int, category: int) -> dict[str, Any]:
+        name = self.tape.ops[op] if op >= 0 else ""
+        where = self.tape.modules[module] if module >= 0 else ""
+        return self._frame(where or "-", 0, f"{name} ({Category(category).text})".strip())
+
+    def _frame(self, filename: str, line: int, name: str) -> dict[str, Any]:
+        key = filename, line, name
+        if key not in self.frames:
+            self.frames[key] = {"name": name, "filename": filename, "line": line}
+        return self.frames[key]
+
+
+def _trace(tape: Tape, frames: _Frames) -> list[dict[str, Any]]:
+    events = []
+    begin = events_before(tape)
+    held = reserved(tape)
+    columns = (tape.action, tape.address, tape.size, tape.stream, tape.time)
+    names = [action.name.lower() for action in Action]
+    for row, (action, address, size, stream, time) in enumerate(
+        zip(*(column[begin:].tolist() for column in columns), strict=True), begin
+    ):
+        if action in (Action.MARK, Action.PREEXISTING) or (address < 0 and action not in _WITHOUT_PLACE):
+            continue
+        event: dict[str, Any] = {"action": names[action]}
+        if action == Action.OOM:
+            capacity = tape.meta.capacity
+            event["device_free"] = capacity - int(held[row]) if capacity is not None else 0
+        else:
+            event["addr"] = max(address, 0)
+        event |= {"size": size, "stream": stream, "time_us": time // 1000, "frames": frames.of(row)}
+        events.append(event)
+    return events
+
+
+def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> list[dict[str, Any]]:
+    """The segments and blocks at the end of a placed tape, as `torch.cuda.memory._snapshot()["segments"]` has them.
+
+    Sizes and addresses in bytes, segments by address; those of an earlier moment are those of a slice of the tape.
+
+    >>> from memexplore.allocator import replay
+    >>> from memexplore.tape import Meta, Source
+    >>> rows = {"action": [Action.ALLOC], "address": [1], "size": [700]}
+    >>> segment, = layout(replay(Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cuda:0"))))
+    >>> segment["total_size"], [(block["size"], block["state"]) for block in segment["blocks"]]
+    (2097152, [(1024, 'active_allocated'), (2096128, 'inactive')])
+    """
+    frames = frames if frames is not None else _Frames(tape)
+    held = block_sizes(tape)
+    taken: dict[int, tuple[int, str]] = {}
+    rows = np.flatnonzero(tape.action <= Action.FREE_COMPLETED)
+    rows = np.union1d(rows, np.flatnonzero(tape.action == Action.PREEXISTING))
+    for row, action, address in zip(
+        rows.tolist(), tape.action[rows].tolist(), tape.address[rows].tolist(), strict=True
+    ):
+        if action == Action.FREE_COMPLETED:
+            taken.pop(address, None)
+        elif action == Action.FREE_REQUESTED:
+            if address in taken:
+                taken[address] = (taken[address][0], "active_pending_free")
+        elif held[row]:
+            taken[address] = (row, "active_allocated")
+    addresses = sorted(taken)
+    segments = []
+    for start, end, stream, expandable, small in regions(tape):
+        blocks: list[dict[str, Any]] = []
+        position = start
+        for address in [*addresses[bisect_left(addresses, start) : bisect_left(addresses, end)], end]:
+            if position < address:
+                blocks.append(_block(position, address - position, 0, "inactive", []))
+            if address < end:
+                row, state = taken[address]
+                blocks.append(_block(address, int(held[row]), int(tape.size[row]), state, frames.of(row)))
+                position = address + int(held[row])
+        segments.append(_segment(start, end, stream, expandable, small, blocks, device))
+    return segments
+
+
+def regions(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
+    """Address, end, stream, whether expandable and whether small of each segment at the end of a tape, by address."""
+    whole: dict[int, tuple[int, int]] = {}
+    mapped = {True: Mapped({}), False: Mapped({})}
+    rows = np.flatnonzero(np.isin(tape.action, _SEGMENT_ROWS))
+    columns = (tape.action[rows], tape.address[rows], tape.size[rows], tape.stream[rows])
+    for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
+        if action == Action.SEGMENT_ALLOC:
+            whole[address] = (address + size, stream)
+        elif action == Action.SEGMENT_FREE:
+            whole.pop(address, None)
+        elif action == Action.SEGMENT_MAP:
+            # A request of the small pool maps one page, which no request of the large pool does.
+            mapped[size == SMALL_SEGMENT].add(address, address + size, stream)
+        else:
+            for runs in mapped.values():
+                runs.remove(address, address + size)
+    found = [(address, end, stream, False, end - address == SMALL_SEGMENT) for address, (end, stream) in whole.items()]
+    for small, runs in mapped.items():
+        found += [(start, end, stream, True, small) for start, (end, stream) in runs.runs.items()]
+    return sorted(found)
+
+
+def _segment(
+    start: int, end: int, stream: int, expandable: bool, small: bool, blocks: list[dict[str, Any]], device: int
+) -> dict[str, Any]:
+    active = [block for block in blocks if block["state"] != "inactive"]
+    return {
+        "device": device,
+        "address": start,
+        "total_size": end - start,
+        "allocated_size": sum(block["size"] for block in active if block["state"] == "active_allocated"),
+        "active_size": sum(block["size"] for block in active),
+        "requested_size": sum(block["requested_size"] for block in active),
+        "stream": stream,
+        "segment_type": "small" if small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": expandable,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _block(address: int, size: int, requested: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    divisions = settings.roundup_power2_divisions
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": str(settings),
+        "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "roundup_power2_divisions": {str(1 << index): divisions[index] for index in range(INTERVALS)},
+    }
