@@ -1,0 +1,47 @@
+"""The CUDA build of torch that is stood in for, and its card: what kernels ask before they choose."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Build(NamedTuple):
+    """A torch release and a card; `release` and `compute_capability` as pairs of numbers."""
+
+    release: tuple[int, int] = (2, 13)
+    compute_capability: tuple[int, int] = (8, 0)
+    multiprocessors: int = 108
+
+    @property
+    def threads(self) -> int:
+        """Threads that one multiprocessor holds: table 'Technical Specifications' of the CUDA C++ programming guide.
+
+        >>> Build(compute_capability=(8, 9)).threads, Build(compute_capability=(9, 0)).threads
+        (1536, 2048)
+        """
+        major, minor = self.compute_capability
+        if (major, minor) == (7, 5):
+            return 1024
+        if major in (11, 12) or (major == 8 and minor):
+            return 1536
+        return 2048
+
+
+_current = [Build()]
+
+
+def current() -> Build:
+    """The build of the virtual GPU that is on."""
+    return _current[-1]
+
+
+@contextlib.contextmanager
+def on(build: Build) -> Iterator[None]:
+    """Make a build the current one."""
+    _current.append(build)
+    try:
+        yield
+    finally:
+        _current.remove(build)

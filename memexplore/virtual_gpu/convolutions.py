@@ -1,0 +1,111 @@
+"""Convolutions as cuDNN runs them: copies in its layout, the result, a workspace that is an estimate.
+
+Which plan cuDNN's heuristics choose, and so its workspace, cannot be known without the library. Recorded (torch 2.1,
+Turing, float32, contiguous): between 0 and 2 times the weight's bytes, forward and backward. On tensor cores a
+contiguous (NCHW) input is turned to NHWC inside the workspace, which then holds input, weight and output. The range is
+told with the tape.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from memexplore.tape import Category
+from memexplore.virtual_gpu import build, values
+from memexplore.virtual_gpu.plans import Free, New, Output, Scratch
+from memexplore.virtual_gpu.shapes import Requests, nbytes
+
+NOTE = (
+    "cuDNN's convolution workspaces are estimates: the weight's bytes each, or input, weight and output together where "
+    "a contiguous input runs on tensor cores (recorded: 0 to 2 times the weight; with cudnn.benchmark more)"
+)
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    if tensor.dim() == 4:
+        return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    if tensor.dim() == 5:
+        return tensor.is_contiguous(memory_format=torch.channels_last_3d) and not tensor.is_contiguous()
+    return False
+
+
+def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Depthwise convolutions in float32 and bfloat16 have a kernel of their own: ConvParams in Convolution.cpp."""
+    depthwise = source.dim() == 4 and groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
+    if depthwise and source.dtype is not torch.float16:
+        return _channels_last(source) and source.dtype is torch.bfloat16
+    return torch.backends.cudnn.enabled and source.dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+
+
+def _workspace(source: torch.Tensor, weight: torch.Tensor, result: int) -> int:
+    capability = build.current().compute_capability
+    half = source.dtype in (torch.float16, torch.bfloat16)
+    tensor_cores = (half and capability >= (7, 0)) or (
+        source.dtype is torch.float32 and capability >= (8, 0) and torch.backends.cudnn.allow_tf32
+    )
+    if tensor_cores and not _channels_last(source):
+        return nbytes(source) + nbytes(weight) + result
+    return nbytes(weight)
+
+
+def _copies(tensors: list[torch.Tensor], last: bool) -> Requests:
+    """Copies of what is not in the memory format that the convolution runs in."""
+    found: Requests = []
+    for tensor in tensors:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        wanted = formats.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
+        if not tensor.is_contiguous(memory_format=wanted):
+            found.append(Scratch(nbytes(tensor)))
+    return found
+
+
+def _in_channels_last(output: New) -> New:
+    """An output that cuDNN allocates with backend_memory_format: ConvShared.cpp."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if len(output.shape) not in formats:
+        return output
+    model = torch.empty(output.shape, device="meta", memory_format=formats[len(output.shape)])
+    return output._replace(stride=model.stride())
+
+
+def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """cudnn_convolution in cudnn/ConvShared.cpp: copies, result, workspace; the bias is added in place."""
+    source, weight = args[:2]
+    groups = args[8]
+    if type(outputs[0]) is not New or not _uses_cudnn(source, weight, groups):
+        return None
+    values.note(NOTE)
+    last = _channels_last(source) or _channels_last(weight)
+    if last:
+        outputs[0] = _in_channels_last(outputs[0])
+    workspace = Scratch(_workspace(source, weight, outputs[0].size), Category.WORKSPACE)
+    return [*_copies([source, weight], last), Output(0), workspace]
+
+
+def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Gradients of input, weight and bias in this order, the first two with a workspace: Convolution.cpp."""
+    gradient, source, weight = args[:3]
+    groups, mask = args[9], args[10]
+    if not _uses_cudnn(source, weight, groups):
+        return None
+    values.note(NOTE)
+    last = _channels_last(source) or _channels_last(weight)
+    found = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
+    for index in range(2):
+        if mask[index] and type(outputs[index]) is New:
+            if last:
+                outputs[index] = _in_channels_last(outputs[index])
+            number = sum(type(entry) is Scratch for entry in found)
+            result = math.prod(gradient.shape) * gradient.dtype.itemsize
+            found += [Output(index), Scratch(_workspace(source, weight, result), Category.WORKSPACE), Free(number)]
+    if mask[2]:
+        found.append(Output(2))
+    return found

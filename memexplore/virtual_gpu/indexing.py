@@ -1,0 +1,103 @@
+"""What writing by index requests: indices are made linear and sorted, so that equal ones can be summed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.plans import Free, New, Output, Scratch
+from memexplore.virtual_gpu.shapes import Requests, accumulator, given, nbytes
+
+
+def sort_size(count: int, value: int) -> int:
+    """Bytes of cub's scratch for sorting pairs of 64-bit keys and values.
+
+    One tile (1 byte, recorded for 2048) holds 2304 pairs; beyond that copies of both, and tables that are estimated.
+    Source: cub/device/dispatch/dispatch_radix_sort.cuh, tuning for compute capability 6.0 and later.
+
+    >>> sort_size(2048, 8)
+    1
+    """
+    if count <= 2304:
+        return 1
+    tiles = -(-count // 4608)
+    return count * (8 + value) + tiles * 1024 + 16 * 1024
+
+
+def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Accumulating: linear indices, then sorted with their order (index_put_with_sort_kernel, cuda/Indexing.cu).
+
+    Order and sizes as recorded with torch 2.6 and 2.11. Where the indices are checked (called by the user), their
+    extremes are read first (wrapIndexOnce in cuda/IndexKernelUtils or Indexing.cu).
+    """
+    target, indices, source = args[:3]
+    if not given(args, kwargs, 3, "accumulate", False):
+        return None
+    unsafe = given(args, kwargs, 4, "unsafe", False)
+    written = [index for index in indices if index is not None and index.dtype is not torch.bool]
+    if not written:
+        return None
+    count = math.prod(torch.broadcast_shapes(*(index.shape for index in written)))
+    size = count * 8
+    found: Requests = [Output(0)] if type(outputs[0]) is New else []
+    number = 0
+
+    def take(size: int) -> int:
+        nonlocal number
+        found.append(Scratch(size))
+        number += 1
+        return number - 1
+
+    linear = -1
+    for index in written:
+        if not unsafe:
+            found += [Scratch(8), Free(number), Scratch(8), Free(number + 1)]
+            number += 2
+        wrapped = take(nbytes(index))
+        scaled = take(nbytes(index))
+        found.append(Free(wrapped))
+        if linear < 0:
+            linear = scaled
+        else:
+            total = take(size)
+            found += [Free(linear), Free(scaled)]
+            linear = total
+    slices = max(target.numel() // max(math.prod(target.shape[: len(indices)]), 1), 1)
+    if source.numel() < count * slices or not source.is_contiguous():
+        take(count * slices * source.dtype.itemsize)
+    for _ in range(2):
+        take(size)
+    order = take(size)
+    scratch = take(sort_size(count, 8))
+    return [*found, Free(scratch), Free(order)]
+
+
+def embedding_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Beyond 3072 indices they are sorted and partial sums kept: cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu."""
+    gradient, indices, rows, _, by_frequency = args[:5]
+    count = indices.numel()
+    if count <= 3072 and not by_frequency:
+        return [Scratch(nbytes(gradient)), Output(0)] if not gradient.is_contiguous() else None
+    width = gradient.shape[-1]
+    number = indices.dtype.itemsize
+    segments = min(count, rows)
+    partial = count // 10 + segments
+    found: Requests = [] if gradient.is_contiguous() else [Scratch(nbytes(gradient))]
+    start = len(found)
+    found += [Scratch(count * number) for _ in range(3)]
+    found += [Scratch(sort_size(count, number)), Free(start + 3), Free(start + 2)]
+    if by_frequency:
+        found.append(Scratch(count * number))
+    after = sum(type(entry) is Scratch for entry in found)
+    found += [Output(0), Scratch(count * number), Scratch(8)]
+    found += [Scratch(_scan_size(count)), Free(after + 2), Scratch(segments * number), Scratch(segments * number)]
+    found += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * number)]
+    found.append(Scratch(partial * width * accumulator(gradient.dtype)))
+    return found
+
+
+def _scan_size(count: int) -> int:
+    """An estimate of cub's scratch for a scan or selection: 16 bytes for each tile, rounded."""
+    return 767 + 16 * (count // 1920)

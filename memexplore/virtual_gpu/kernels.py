@@ -1,0 +1,342 @@
+"""What a CUDA build would have run: what each kernel requests beside its outputs, and in which order.
+
+One table, one place. Each entry names its source in PyTorch (below aten/src/ATen/native unless it says otherwise). An
+op that is not here requests the memory of its outputs, in order, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memexplore.tape import Category
+from memexplore.virtual_gpu import attention_memory, build, convolutions, indexing, losses, reductions, rnn
+from memexplore.virtual_gpu.plans import Constant, Free, New, Output, Plan, Scratch
+from memexplore.virtual_gpu.shapes import Requests, accumulator, contiguous, given, nbytes, new, places
+
+if TYPE_CHECKING:
+    from memexplore.virtual_gpu.workspace import Workspaces
+
+_aten = torch.ops.aten
+# Matrix products that go through cuBLAS: cuda/Blas.cpp.
+GEMMS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.bmm.default,
+        _aten.addmm.default,
+        _aten.addmm_.default,
+        _aten.baddbmm.default,
+        _aten.baddbmm_.default,
+        _aten.addbmm.default,
+        _aten.addmv.default,
+        _aten.mv.default,
+        _aten.dot.default,
+        _aten.vdot.default,
+    }
+)
+
+# Ops whose fake result on CUDA differs from what torch's fake kernels say for another device.
+FAKE: dict[Any, Callable[..., Any]] = {}
+
+
+def requests(
+    func: Any, args: Any, kwargs: Any, outputs: list[Any], workspaces: Workspaces
+) -> tuple[Requests | None, bool]:
+    """The memory requests of an op in order (None: its outputs, nothing else), and whether it needs cuBLAS."""
+    device = any(type(output) is New and not output.host for output in outputs)
+    gemm = func in GEMMS and device
+    scratch = SCRATCH.get(func)
+    if gemm and workspaces.transient:
+        before = scratch(args, kwargs, outputs) if scratch is not None else None
+        return [*(before or places(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], False
+    if scratch is None or not any(_on_device(value) for value in (*args, *kwargs.values())):
+        return None, gemm
+    return scratch(args, kwargs, outputs), gemm
+
+
+def _on_device(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not getattr(value, "host", True)
+    return isinstance(value, list | tuple) and any(_on_device(entry) for entry in value)
+
+
+# --- matrix products ------------------------------------------------------------------------------------------------
+
+
+def _gemm_copies(args: Sequence[Any], outputs: list[Any]) -> Requests:
+    """Copies of operands that cuBLAS cannot read as rows or columns, such as an expanded gradient.
+
+    prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas in cuda/Blas.cpp; order as recorded with torch 2.6.
+    """
+    copies: Requests = []
+    for tensor in args:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:
+            continue
+        rows, columns = tensor.shape[-2:]
+        down, right = tensor.stride()[-2:]
+        by_column = down == 1 and right >= max(1, rows)
+        by_row = right == 1 and down >= max(1, columns)
+        dense = tensor.is_contiguous() or (tensor.dim() == 2 and contiguous(tensor, (1, 0)))
+        if not (by_column or by_row or (dense and 0 not in (down, right))):
+            copies.append(Scratch(nbytes(tensor)))
+    return [*places(outputs), *copies] if copies else []
+
+
+def _product(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    return _gemm_copies(args[:2], outputs) or None
+
+
+def _added_product(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    return _gemm_copies(args[1:3], outputs) or None
+
+
+def _addmm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A bias is added by cuBLASLt's epilogue, which until torch 2.7 had 1 MiB of its own for the call.
+
+    cuda/Blas.cpp (addmm_out_cuda_impl) and ATen/cuda/CUDABlas.cpp (gemm_and_bias); the 1 MiB, and that a single column
+    goes another way, as recorded with torch 2.1. Later releases use cuBLAS's workspace for it.
+    """
+    bias, first, second = args[:3]
+    if build.current().release >= (2, 8) or bias.dim() != 1 or not bias.is_contiguous():
+        return _added_product(args, kwargs, outputs)
+    if min(*first.shape, *second.shape) <= 1 or kwargs.get("beta", 1) != 1:
+        return _added_product(args, kwargs, outputs)
+    copies = _gemm_copies((first, second), outputs) or places(outputs)
+    return [*copies, Scratch(1024**2, Category.WORKSPACE)]
+
+
+# --- reductions -----------------------------------------------------------------------------------------------------
+
+
+def _reduced(
+    source: torch.Tensor, dims: Sequence[int] | None, accumulator: int, dtype: torch.dtype | None = None
+) -> Requests:
+    """The scratch of one reduction: a cast copy where CUDA needs one (ReduceOpsUtils.h), buffer and semaphores."""
+    found: Requests = []
+    cast = dtype is not None and dtype is not source.dtype
+    if cast and not (source.dtype in (torch.float16, torch.bfloat16) and dtype is torch.float32):
+        # The copy has the source's strides where it is dense.
+        found.append(Scratch(nbytes(source, dtype)))
+    buffer = reductions.scratch(
+        source.shape, source.stride(), dims or (), accumulator, build.current(), int(source.storage_offset())
+    )
+    if buffer is not None:
+        found += [Scratch(size) for size in buffer]
+    return found
+
+
+def _sum(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
+    dtype = outputs[0].dtype
+    return _after(outputs, _reduced(args[0], dims, accumulator(dtype), dtype))
+
+
+def _after(outputs: list[Any], scratch: Requests) -> Requests | None:
+    return [*places(outputs), *scratch] if scratch else None
+
+
+def _extreme(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """amax, amin, max, min, any, all: a thread keeps one element."""
+    dims = args[1] if len(args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    return _after(outputs, _reduced(args[0], dims, outputs[0].dtype.itemsize))
+
+
+def _with_index(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """max and min along a dimension, argmax, argmin: a thread keeps a value and its place, 16 bytes (ReduceOps.cuh)."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return _after(outputs, _reduced(args[0], None if dim is None else [dim], 16))
+
+
+def _variance(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """std, var and their means: Welford's mean, squared distance and two counts, 16 bytes (SharedReduceOps.h)."""
+    return _after(outputs, _reduced(args[0], given(args, kwargs, 1, "dim"), 16))
+
+
+def _vector_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    return _after(outputs, _reduced(args[0], given(args, kwargs, 2, "dim"), accumulator(outputs[0].dtype)))
+
+
+def _cumulative(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """cumsum and cumprod work on a copy of the result's type: impl_func_cum_ops in ReduceOps.cpp."""
+    source = args[0]
+    if source.dtype is outputs[0].dtype:
+        return None
+    return [*places(outputs), Scratch(nbytes(source, outputs[0].dtype))]
+
+
+def _safe_softmax(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """softmax, then zeros where a whole row is -inf: _safe_softmax in transformers/attention.cpp."""
+    source, dim = args[:2]
+    size, item = outputs[0].size, outputs[0].dtype.itemsize
+    rows = source.numel() // max(source.shape[dim], 1)
+    return [Scratch(size), Scratch(item), Scratch(source.numel()), Scratch(rows), Scratch(item), Output(0)]
+
+
+# --- normalisation and dropout --------------------------------------------------------------------------------------
+
+
+def _dropout(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """The mask, then the result: dropout_cuda in cuda/Dropout.cu, order as recorded with torch 2.1."""
+    return [Output(1), Output(0)]
+
+
+def _group_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Two factors for each sample and channel: GroupNormKernelImplInternal in cuda/group_norm_kernel.cu."""
+    source, weight, bias, samples, channels, area = args[:6]
+    if area == 1 or (weight is None and bias is None):
+        return None
+    size = samples * channels * accumulator(source.dtype)
+    return [*places(outputs), Scratch(size), Scratch(size)]
+
+
+def _group_norm_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """GroupNormBackwardKernelImplInternal in cuda/group_norm_kernel.cu: sums a channel, factors a group."""
+    source, weight = args[1], args[4]
+    samples, channels, area, groups = args[5:9]
+    mask = given(args, kwargs, 9, "output_mask", (True, True, True))
+    if area == 1:
+        return None
+    item = accumulator(source.dtype)
+    channel, group = samples * channels * item, samples * groups * item
+    found: Requests = [*places(outputs), Scratch(channel), Scratch(channel)]
+    if mask[0]:
+        found += [Scratch(channel)] if weight is not None else []
+        found += [Scratch(group), Scratch(group)]
+    return found
+
+
+def _batch_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """native_batch_norm in training: mean and variance of contiguous input, one reduction (cuda/Normalization.cu)."""
+    source = args[0]
+    training = given(args, kwargs, 5, "training")
+    if not training or not source.is_contiguous():
+        return None
+    others = [number for number in range(source.dim()) if number != 1]
+    return _after(outputs, _reduced(source, others, 16))
+
+
+# --- many tensors at once -------------------------------------------------------------------------------------------
+
+_CHUNK = 65536
+
+
+def _foreach_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """One number for each chunk of each tensor, then the results: cuda/ForeachReduceOp.cu."""
+    tensors = args[0]
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    return [Scratch(len(tensors) * chunks * accumulator(tensors[0].dtype)), *places(outputs)]
+
+
+# --- random numbers -------------------------------------------------------------------------------------------------
+
+
+def _multinomial(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """One sample, or some without replacement: exponential noise of the input's size (Distributions.cpp)."""
+    weights, samples = args[:2]
+    if samples != 1 and given(args, kwargs, 2, "replacement", False):
+        return None
+    # The three checks of the weights each make masks and one flag; the noise takes part in the division in place.
+    size = weights.numel()
+    found: Requests = [Scratch(size), Scratch(size), Free(0), Free(1)]
+    return [*found, Scratch(nbytes(weights)), Output(0)]
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
+    _aten.mm.default: _product,
+    _aten.bmm.default: _product,
+    _aten.addmm.default: _addmm,
+    _aten.baddbmm.default: _added_product,
+    _aten.sum.default: _sum,
+    _aten.sum.dim_IntList: _sum,
+    _aten.nansum.default: _sum,
+    _aten.prod.default: _sum,
+    _aten.mean.default: _sum,
+    _aten.mean.dim: _sum,
+    _aten.amax.default: _extreme,
+    _aten.amin.default: _extreme,
+    _aten.max.default: _extreme,
+    _aten.min.default: _extreme,
+    _aten.any.default: _extreme,
+    _aten.any.dim: _extreme,
+    _aten.all.default: _extreme,
+    _aten.all.dim: _extreme,
+    _aten._is_any_true.default: _extreme,
+    _aten._is_all_true.default: _extreme,
+    _aten.max.dim: _with_index,
+    _aten.min.dim: _with_index,
+    _aten.argmax.default: _with_index,
+    _aten.argmin.default: _with_index,
+    _aten.var.correction: _variance,
+    _aten.std.correction: _variance,
+    _aten.var_mean.correction: _variance,
+    _aten.std_mean.correction: _variance,
+    _aten.linalg_vector_norm.default: _vector_norm,
+    _aten.cumsum.default: _cumulative,
+    _aten.cumprod.default: _cumulative,
+    _aten._safe_softmax.default: _safe_softmax,
+    _aten.mse_loss.default: losses.pointwise,
+    _aten.smooth_l1_loss.default: losses.pointwise,
+    _aten.huber_loss.default: losses.huber,
+    _aten.binary_cross_entropy_with_logits.default: losses.binary_with_logits,
+    _aten.nll_loss2d_forward.default: losses.negative_log_likelihood_2d,
+    _aten.native_dropout.default: _dropout,
+    _aten.native_group_norm.default: _group_norm,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+    _aten.native_batch_norm.default: _batch_norm,
+    _aten.index_put.default: indexing.put,
+    _aten.index_put_.default: indexing.put,
+    _aten._index_put_impl_.default: indexing.put,
+    _aten.embedding_dense_backward.default: indexing.embedding_backward,
+    _aten._foreach_norm.Scalar: _foreach_norm,
+    _aten.multinomial.default: _multinomial,
+    _aten.convolution.default: convolutions.forward,
+    _aten.convolution_backward.default: convolutions.backward,
+}
+
+
+def _rms_norm(args: Any, kwargs: Any) -> Plan:
+    """_fused_rms_norm_cuda in cuda/layer_norm_kernel.cu: a copy where the input is not contiguous, result, roots."""
+    source, shape = args[:2]
+    rows = source.shape[: source.dim() - len(shape)]
+    outputs: list[Any] = [new(tuple(source.shape), source.dtype)]
+    dtype = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
+    outputs.append(new((*rows, *(1 for _ in shape)), dtype))
+    copy: Requests = [] if source.is_contiguous() else [Scratch(nbytes(source))]
+    return Plan(outputs, tuple, [*copy, Output(0), Output(1)], False, None)
+
+
+def _rms_norm_backward(args: Any, kwargs: Any) -> Plan:
+    """_fused_rms_norm_backward_cuda in cuda/layer_norm_kernel.cu."""
+    gradient, source, _, _, weight, mask = args
+    outputs: list[Any] = [
+        new(tuple(source.shape), source.dtype) if mask[0] else Constant(None),
+        new(tuple(weight.shape), weight.dtype) if mask[1] and weight is not None else Constant(None),
+    ]
+    copies: Requests = [Scratch(nbytes(tensor)) for tensor in (gradient, source) if not tensor.is_contiguous()]
+    return Plan(outputs, tuple, [*copies, *places(outputs)], False, None)
+
+
+PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
+    _aten.binary_cross_entropy.default: losses.binary,
+    _aten._fused_rms_norm.default: _rms_norm,
+    _aten._fused_rms_norm_backward.default: _rms_norm_backward,
+    _aten._ctc_loss.default: losses.ctc,
+    _aten._ctc_loss_backward.default: losses.ctc_backward,
+    **attention_memory.PLANS,
+    **rnn.PLANS,
+}
+"""Ops whose whole plan is written down: torch's fake kernels do not know what they return on CUDA."""
+
+HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
+    _aten._use_cudnn_ctc_loss.default: lambda mode, func, args, kwargs: False,
+    _aten._use_cudnn_ctc_loss.Tensor: lambda mode, func, args, kwargs: False,
+    _aten._ctc_loss.Tensor: losses.ctc_with_lengths,
+    _aten._ctc_loss_backward.Tensor: losses.ctc_with_lengths,
+    **rnn.HANDLERS,
+}
+"""Ops that are carried out by other ops: called with the mode, the op and its arguments."""
