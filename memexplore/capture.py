@@ -1,0 +1,153 @@
+"""Recording a step: `record` on a real device, `virtual` and `simulate` on a GPU that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import memexplore
+from memexplore import devices
+from memexplore.allocator import Settings
+from memexplore.recorder import history, modules, tapes
+from memexplore.recorder.ops import Recorder
+from memexplore.recorder.real import RealDevice
+from memexplore.tape import Meta, Source, Tape
+from memexplore.virtual_gpu import tensor as virtual_tensor
+from memexplore.virtual_gpu import values
+from memexplore.virtual_gpu.device import VirtualGpu, active, release_of
+
+_running: list[Recorder] = []
+
+
+class Recording:
+    """What `record` hands out; `tape` is there when its block has ended, after an exception too."""
+
+    _tape: Tape | None = None
+
+    @property
+    def tape(self) -> Tape:
+        """The Tape of the block.
+
+        Raises RuntimeError while the block is still running.
+        """
+        if self._tape is None:
+            raise RuntimeError("the tape is there when the `with record()` block has ended")
+        return self._tape
+
+
+@contextlib.contextmanager
+def virtual(gpu: str = "T4", *, torch: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
+    """Run the code of the block on a virtual GPU: `cuda` is there, tensors on it have shapes and no values.
+
+    ``gpu`` is a name of the catalogue or a size such as ``24GiB``, ``torch`` the release whose rules apply (the
+    installed one by default), ``settings`` a ``PYTORCH_CUDA_ALLOC_CONF`` string (the environment's by default).
+
+    >>> import torch
+    >>> with virtual("T4"):
+    ...     x = torch.ones(1000, 1000, device="cuda")
+    ...     torch.cuda.memory_allocated()
+    4000256
+
+    Raises ValueError for an unknown GPU or release, RuntimeError where a virtual GPU is on already.
+    """
+    with (
+        VirtualGpu(devices.find(gpu), _release(torch), _settings(settings)) as device,
+        history.patched(device, lambda: _predicted(device)),
+    ):
+        yield device
+
+
+def _release(asked: str | None) -> str:
+    release = asked or torch.__version__.partition("+")[0]
+    release_of(release)
+    return release
+
+
+def _settings(text: str) -> Settings:
+    import os
+
+    conf = text or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+    return Settings.parse(conf)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Recording]:
+    """Record the memory of the code in the block: on the virtual GPU that is on, else the real one, else the CPU.
+
+    >>> with record() as recording:
+    ...     x = torch.zeros(1000)
+    >>> tape = recording.tape
+    >>> tape.meta.device, int(tape.size.max())
+    ('cpu', 4000)
+
+    Raises RuntimeError where a recording is running already.
+    """
+    if _running:
+        raise RuntimeError("a recording is running already; end it before another begins")
+    recording = Recording()
+    device = active()
+    if device is None:
+        real = RealDevice(_versions(torch.__version__))
+        recorder, meta, watching = real.recorder, real.meta, real.watch()
+    else:
+        recorder = Recorder(virtual_tensor.live, device.mode.bring if device.mode.leftovers else None)
+        meta, watching = _predicted(device), device.watch(recorder)
+    _running.append(recorder)
+    try:
+        with modules.hooks(recorder), watching:
+            yield recording
+    finally:
+        _running.clear()
+        recorder.finish()
+        if device is not None:
+            meta = meta._replace(notes=(*meta.notes, *values.assumptions))
+        tape = tapes.build(recorder, meta)
+        tapes.leave_origins(recorder, tape)
+        recording._tape = tape if device is not None else real.finish(tape)
+
+
+def _versions(release: str) -> dict[str, str]:
+    return {"torch": release, "memexplore": memexplore.__version__, "python": platform.python_version()}
+
+
+def _predicted(device: VirtualGpu) -> Meta:
+    gpu = device.gpu
+    return Meta(
+        source=Source.PREDICTED,
+        device=gpu.name,
+        gpu=gpu.key,
+        capacity=gpu.capacity,
+        total=gpu.total,
+        settings=str(device.settings),
+        versions=_versions(device.release),
+        notes=(gpu.note,) if gpu.note else (),
+    )
+
+
+def simulate(function: Callable[[], Any], *, gpu: str = "T4", torch: str | None = None, settings: str = "") -> Tape:
+    """Run a function without arguments on a virtual GPU and return its Tape.
+
+    An out-of-memory error ends the run and is a row of the tape; every other exception comes through. For the
+    arguments see `virtual`. What the function returns is dropped.
+
+    >>> import torch
+    >>> from memexplore.tape import Action
+    >>> tape = simulate(lambda: torch.nn.Linear(1000, 1000).cuda(), gpu="T4")
+    >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
+    True
+    """
+    # The argument hides the module.
+    from torch import OutOfMemoryError
+
+    with virtual(gpu, torch=torch, settings=settings):
+        recording = record()
+        with contextlib.suppress(OutOfMemoryError), recording as running:
+            function()
+    return running.tape
+
+
+__all__ = ["Recording", "record", "simulate", "virtual"]

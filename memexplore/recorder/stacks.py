@@ -1,0 +1,101 @@
+"""Python stacks as small numbers: a stack is a chain of frames, walked only as far as it is new."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from memexplore.tape import Frame
+
+DEPTH = 128
+"""Frames kept of one stack, innermost first."""
+
+
+class Stacks:
+    """Interns the stacks of running code.
+
+    While a module's call is open, its outer frames cannot move, so they are interned once (`enter`) and the stacks of
+    the ops inside are walked only down to that call.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._chains: list[tuple[int, tuple[Any, ...]]] = []
+        self._base = 0
+        """id of the frame at which a walk stops, 0 for none."""
+        self._parent = -1
+        """Number of the stack from that frame outwards."""
+
+    def number(self, frame: FrameType | None) -> int:
+        """The number of the stack from `frame` outwards."""
+        base = self._base
+        key: list[Any] = [-1]
+        while frame is not None:
+            if base and id(frame) == base:
+                key[0] = self._parent
+                break
+            key.append(frame.f_code)
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        hashable = tuple(key)
+        number = self._numbers.get(hashable)
+        if number is None:
+            number = self._numbers[hashable] = len(self._chains)
+            self._chains.append((hashable[0], hashable[1:]))
+        return number
+
+    def enter(self, frame: FrameType | None) -> tuple[int, int]:
+        """Begin a call made by `frame`: intern from there outwards. The answer is for `leave`."""
+        before = (self._base, self._parent)
+        number = self.number(frame)
+        self._base, self._parent = id(frame), number
+        return before
+
+    def leave(self, before: tuple[int, int]) -> None:
+        """End the call that `enter` began."""
+        self._base, self._parent = before
+
+    def given(self, frames: tuple[Frame, ...]) -> int:
+        """The number of a stack that is known in words already."""
+        number = self._numbers.get(frames)
+        if number is None:
+            number = self._numbers[frames] = len(self._chains)
+            self._chains.append((-1, frames))
+        return number
+
+    def resolve(self, number: int, own: tuple[str, ...]) -> tuple[Frame, ...]:
+        """The frames of a stack, innermost first, without those of files that begin with one of `own`."""
+        frames: list[Frame] = []
+        while number >= 0 and len(frames) < DEPTH:
+            number, chain = self._chains[number]
+            if chain and isinstance(chain[0], Frame):
+                frames.extend(chain)
+                continue
+            for position in range(0, len(chain), 2):
+                code, instruction = chain[position], chain[position + 1]
+                if not code.co_filename.startswith(own):
+                    frames.append(Frame(code.co_filename, _line(code, instruction), code.co_qualname))
+        return tuple(frames[:DEPTH])
+
+
+_lines: dict[CodeType, list[tuple[int, int, int | None]]] = {}
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    ranges = _lines.get(code)
+    if ranges is None:
+        ranges = _lines[code] = list(code.co_lines())
+    for start, end, line in ranges:
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def caller(depth: int) -> FrameType | None:
+    """The frame `depth` calls above the caller's own; None in a thread with fewer frames, such as autograd's."""
+    frame: FrameType | None = sys._getframe(1)
+    while depth > 0 and frame is not None:
+        frame = frame.f_back
+        depth -= 1
+    return frame
