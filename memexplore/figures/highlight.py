@@ -1,0 +1,83 @@
+"""One layer in the timeline: what it and all below it hold, in full colour before the rest, which turns pale."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from memexplore.curves import blocks, lives
+from memexplore.figures.palette import COLOURS
+from memexplore.tables import NO_LAYER, parents
+from memexplore.tape import Category, Tape
+
+_PALE = 0.2
+
+
+def layer_arrays(tape: Tape, layer: str, rows: NDArray[np.float64]) -> dict[Category, NDArray[np.float64]]:
+    """Allocated bytes that a module and those below it have made, after each of some rising rows, by category.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0, 512, 1024], "size": [1, 2, 3], "module": [0, 1, 2]},
+    ...                          modules=["Net", "a.b", "a.c"], meta=Meta(Source.MEASURED, "cpu"))
+    >>> layer_arrays(tape, "a", np.array([0, 1, 2]))[Category.UNKNOWN].tolist()
+    [0.0, 2.0, 5.0]
+
+    A category that the layer never holds is left out. Raises ValueError for a layer that is not on the tape.
+    """
+    tree = parents(tape.modules)
+    if layer != NO_LAYER and layer not in tree:
+        raise ValueError(f"there is no layer {layer!r} on this tape")
+    below = {layer}
+    # Children stand behind their parents, so one pass finds all that hang below.
+    for name, parent in tree.items():
+        if parent in below:
+            below.add(name)
+    # The last place is that of row number -1: no module.
+    chosen = np.array([*(name in below for name in tape.modules), layer == NO_LAYER], dtype=bool)
+    life = lives(tape)
+    made = chosen[tape.module[life.born]]
+    born, gone = life.born[made], life.requested[made]
+    sizes, category = blocks(tape)[born], tape.category[born]
+    arrays = {}
+    for kind in Category:
+        mine = category == kind
+        if np.any(sizes[mine] > 0):
+            change = np.zeros(len(tape) + 1, dtype=np.int64)
+            change[born[mine]] += sizes[mine]
+            change[gone[mine]] -= sizes[mine]
+            arrays[kind] = np.cumsum(change)[np.asarray(rows, dtype=np.int64)].astype(np.float64)
+    return arrays
+
+
+def _pale(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{_PALE})"
+
+
+def highlight(figure: go.Figure, tape: Tape, layer: str) -> go.Figure:
+    """A timeline of the tape with one layer lit: what it holds stands on the axis in full colour, all else is pale.
+
+    Changes and returns the figure. Raises ValueError for a layer that is not on the tape.
+    """
+    rows = next(trace.x for trace in figure.data if trace.name == "allocated")
+    lit = layer_arrays(tape, layer, rows)
+    words = {kind.text: kind for kind in Category}
+    for trace in figure.data:
+        if trace.stackgroup == "allocated":
+            kind = words[trace.name]
+            # plotly's opacity of a trace leaves its area as it is; the legend names each category once, at its place.
+            trace.update(fillcolor=_pale(COLOURS[kind]), showlegend=kind not in lit, legendrank=int(kind))
+    for kind, sizes in lit.items():
+        figure.add_scatter(
+            x=rows,
+            y=sizes,
+            name=kind.text,
+            stackgroup="layer",
+            mode="lines",
+            line={"shape": "hv", "width": 0, "color": COLOURS[kind]},
+            fillcolor=COLOURS[kind],
+            hoverinfo="skip",
+            legendrank=int(kind),
+        )
+    return figure

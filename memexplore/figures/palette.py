@@ -1,0 +1,85 @@
+"""What every figure shares: colours, text on light and dark, ticks in binary units."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from memexplore.tape import Category
+from memexplore.units import size_text
+
+COLOURS: dict[Category, str] = {
+    Category.PARAMETER: "#0072B2",
+    Category.BUFFER: "#4E9AC7",
+    Category.OPTIMIZER_STATE: "#CC79A7",
+    Category.GRADIENT: "#009E73",
+    Category.ACTIVATION: "#E69F00",
+    Category.INPUT: "#56B4E9",
+    Category.TEMPORARY: "#F0E442",
+    Category.WORKSPACE: "#999999",
+    Category.UNKNOWN: "#C9C9C9",
+}
+"""One colour a category in every figure, told apart by the colour-blind (after Okabe and Ito)."""
+
+CAPACITY = "#D55E00"
+RESERVED = "#808080"
+GRID = "rgba(128,128,128,0.25)"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif"
+
+
+class Theme(enum.Enum):
+    """What a figure is drawn on; the value is the colour of its text. Backgrounds are always transparent."""
+
+    ANY = "#7d7d7d"
+    """Readable on light and on dark."""
+    LIGHT = "#333333"
+    DARK = "#d6d6d6"
+
+
+def ink(colour: str) -> str:
+    """Dark or white, whichever is easier to read on a colour (WCAG 2.2, relative luminance).
+
+    >>> ink("#E69F00"), ink("#0072B2")
+    ('#1a1a1a', '#ffffff')
+    """
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    # Contrast with white is 1.05 / (luminance + 0.05), with #1a1a1a (0.0103) it is (luminance + 0.05) / 0.0603.
+    return "#1a1a1a" if (luminance + 0.05) ** 2 > 1.05 * 0.0603 else "#ffffff"
+
+
+def byte_ticks(highest: float, most: int = 6) -> tuple[list[int], list[str]]:
+    """Ticks from 0 up to a size, a power of two apart, with their texts; at most `most` above zero.
+
+    >>> byte_ticks(3 * 1024**3, most=3)
+    ([0, 1073741824, 2147483648, 3221225472], ['0', '1 GiB', '2 GiB', '3 GiB'])
+    """
+    step = 1 << max(math.ceil(math.log2(max(highest, 1) / most)), 0)
+    values = list(range(0, int(highest) + 1, step))
+    return values, ["0", *(_short(size_text(value)) for value in values[1:])]
+
+
+def event_ticks(first: int, last: int, most: int = 6) -> list[int]:
+    """Round event numbers from one row to another, at most `most` and one.
+
+    >>> event_ticks(0, 2076)
+    [0, 500, 1000, 1500, 2000]
+    """
+    steps = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
+    step = next(step for step in steps if (last - first) / step <= most)
+    return list(range(-(-first // step) * step, last + 1, step))
+
+
+def plain(text: str) -> str:
+    """A text that plotly shows as it is, though plotly reads a little HTML.
+
+    >>> plain("<lambda>")
+    '&lt;lambda&gt;'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _short(text: str) -> str:
+    number, unit = text.split(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

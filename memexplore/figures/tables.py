@@ -1,0 +1,112 @@
+"""Tables as HTML: the largest tensors and the categories at the peak; cells carry what a page sorts them by."""
+
+from __future__ import annotations
+
+import html
+
+from memexplore.curves import by_category, peak
+from memexplore.figures.palette import COLOURS
+from memexplore.groups import by_line, growth
+from memexplore.tables import tensors
+from memexplore.tape import Category, Tape
+from memexplore.units import size_text
+
+
+def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
+    """The largest tensors alive after a row (the peak allocated by default) as an HTML table, largest first.
+
+    Cells of sizes carry their bytes in `data-value`; the stack is the tooltip of the line.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [1024]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> "1.00 KiB" in tensors_table(tape)
+    True
+
+    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    """
+    table = tensors(tape, row, count)
+    rows = []
+    for entry in table.to_dict("records"):
+        stack = "\n".join(f"{frame.filename}:{frame.line} {frame.function}" for frame in entry["stack"])
+        step = f"{entry['step']}, {entry['phase']}" if entry["step"] else "set-up"
+        rows.append(
+            f'<tr><td class="number" data-value="{entry["size"]}">{size_text(entry["size"])}</td>'
+            f'<td class="short">{_swatch(entry["category"])}{html.escape(entry["category"])}</td>'
+            f'<td>{_code(entry["layer"])}</td><td>{_code(entry["op"])}</td><td class="short">{step}</td>'
+            f'<td title="{html.escape(stack)}">{_code(_short(entry["line"]))}</td></tr>'
+        )
+    return _table(("size", "category", "layer", "op", "step", "line"), rows)
+
+
+def categories_table(tape: Tape) -> str:
+    """Bytes of each category at the peak allocated as an HTML table, largest first, with its share.
+
+    Raises ValueError where the tape is not placed.
+    """
+    allocated, row = peak(tape)
+    shares = by_category(tape, window=slice(row, row + 1))[:, 0].tolist() if row >= 0 else [0] * len(Category)
+    rows = [
+        f'<tr><td class="short">{_swatch(kind.text)}{kind.text}</td>'
+        f'<td class="number" data-value="{shares[kind]}">{size_text(shares[kind])}</td>'
+        f'<td class="number" data-value="{shares[kind]}">{_percent(shares[kind] / allocated)}</td></tr>'
+        for kind in sorted(Category, key=lambda kind: -shares[kind])
+        if shares[kind]
+    ]
+    return _table(("category", "allocated", "share"), rows)
+
+
+def lines_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
+    """Who was alive after a row (the peak allocated by default), by the user's line, as an HTML table, largest first.
+
+    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    """
+    rows = [
+        f'<tr><td class="number" data-value="{entry["size"]}">{size_text(entry["size"])}</td>'
+        f'<td class="number">{entry["count"]}</td>'
+        f'<td class="short">{_swatch(entry["category"])}{entry["category"]}</td>'
+        f'<td title="{html.escape(entry["line"])}">{_code(_short(entry["line"]))}</td></tr>'
+        for entry in by_line(tape, row).head(count).to_dict("records")
+    ]
+    return _table(("size", "blocks", "mostly", "line"), rows)
+
+
+def growth_table(tape: Tape, count: int = 25) -> str:
+    """What grew from step to step as an HTML table, most growth first: the first, the last but one and the last step.
+
+    Raises ValueError where the tape is not placed.
+    """
+    table = growth(tape)
+    steps = [column for column in table.columns if isinstance(column, int)]
+    told = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
+    rows = []
+    for entry in table.head(count).to_dict("records"):
+        sizes = "".join(f'<td class="number" data-value="{entry[step]}">{size_text(entry[step])}</td>' for step in told)
+        rows.append(
+            f'<tr><td class="number" data-value="{entry["grew"]}">+{size_text(entry["grew"])}</td>'
+            f'<td class="short">{_swatch(entry["category"])}{entry["category"]}</td><td>{_code(entry["layer"])}</td>'
+            f'{sizes}<td title="{html.escape(entry["line"])}">{_code(_short(entry["line"]))}</td></tr>'
+        )
+    return _table(("grew", "category", "layer", *(f"step {step}" for step in told), "line"), rows)
+
+
+def _percent(share: float) -> str:
+    return "&lt;0.1 %" if share < 0.0005 else f"{share * 100:.1f} %"
+
+
+def _table(headings: tuple[str, ...], rows: list[str]) -> str:
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    return f'<table class="memexplore"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _swatch(category: str) -> str:
+    colour = next(COLOURS[kind] for kind in Category if kind.text == category)
+    return f'<span style="display:inline-block;width:0.8em;height:0.8em;margin-right:0.4em;background:{colour}"></span>'
+
+
+def _short(line: str) -> str:
+    """A line with its file's folder and name; the rest of the path is in the tooltip."""
+    return "/".join(line.replace("\\", "/").split("/")[-2:])
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>" if text else "–"

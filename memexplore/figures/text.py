@@ -1,0 +1,100 @@
+"""Every figure in plain text: the sentence first, then small tables with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memexplore.curves import by_category, peak
+from memexplore.measure import sentence
+from memexplore.tables import LAYER_CATEGORIES, layers, tensors
+from memexplore.tape import Category, Tape
+from memexplore.units import size_text
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bar(share: float, width: int = 24) -> str:
+    """A bar for a share between 0 and 1, in eighths of a letter.
+
+    >>> bar(0.5, 4), bar(0.3, 4)
+    ('██', '█▎')
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def timeline_text(tape: Tape) -> str:
+    """The timeline in text: the sentence, and the allocated bytes of each category at the peak.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [1024], "category": [Category.INPUT]},
+    ...                          meta=Meta(Source.MEASURED, "cpu"))
+    >>> print(timeline_text(tape))
+    Peak 1.00 KiB allocated · 0 % activations
+    On the CPU · measured
+    <BLANKLINE>
+    input  1.00 KiB  100 %  ████████████████████████
+
+    Raises ValueError where the tape is not placed.
+    """
+    allocated, row = peak(tape)
+    shares = by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)
+    rows = [
+        (
+            kind.text,
+            size_text(int(shares[kind])),
+            _percent(shares[kind] / allocated),
+            bar(shares[kind] / allocated),
+        )
+        for kind in sorted(Category, key=lambda kind: -shares[kind])
+        if shares[kind]
+    ]
+    return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+
+
+def _percent(share: float) -> str:
+    return "<1 %" if share < 0.005 else f"{share * 100:.0f} %"
+
+
+def layers_text(tape: Tape, count: int = 12) -> str:
+    """The layers in text: the modules that hold most themselves, with the bytes of their largest category.
+
+    Raises ValueError where the tape is not placed.
+    """
+    table = layers(tape)
+    names = [kind.name.lower() for kind in LAYER_CATEGORIES]
+    held = table[names].sum(axis=1).sort_values(ascending=False, kind="stable").head(count)
+    held = held[held > 0]
+    rows = []
+    for name, size in held.items():
+        largest = LAYER_CATEGORIES[int(np.argmax(table.loc[name, names].to_numpy(np.int64)))]
+        rows.append((str(name), size_text(int(size)), f"mostly {largest.text}", bar(int(size) / int(held.iloc[0]))))
+    return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+
+
+def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
+    """The largest tensors alive after a row (the peak allocated by default) in text.
+
+    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    """
+    table = tensors(tape, row, count)
+    rows = [
+        (size_text(int(entry.size_)), entry.category, entry.layer or "–", entry.op or "–", entry.line or "–")
+        for entry in table.rename(columns={"size": "size_"}).itertuples()
+    ]
+    return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows below each other, sizes and per cents to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if cell.endswith(("B", "%")) else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,344 @@
+"""The timeline: allocated memory stacked by category, event by event, with what the device reserves and has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from memexplore.curves import by_category, curve, lives, peak
+from memexplore.figures import bands
+from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks, plain
+from memexplore.figures.scale import scale
+from memexplore.tape import Action, Category, Phase, Source, Tape
+from memexplore.units import size_text
+
+Window = tuple[float, float] | None
+"""First and last row shown, None for all; numbers between rows are taken outwards."""
+
+HEIGHT = 460
+NARROWEST = 640
+"""Pixels of a timeline in a notebook on a page of 900: what labels must fit where the width is not told."""
+_MARGINS = {"l": 76, "r": 24, "t": 64, "b": 44}
+_STRIP_PIXELS = 16
+_HEADROOM = 1.2
+_PHASE_SHADES = {
+    Phase.FORWARD: "rgba(128,128,128,0.12)",
+    Phase.BACKWARD: "rgba(128,128,128,0.24)",
+    Phase.OPTIMIZER: "rgba(128,128,128,0.38)",
+}
+
+
+def rows_of(tape: Tape, window: Window) -> tuple[int, int]:
+    """First and last row of a window, cut to the tape."""
+    last = max(len(tape) - 1, 0)
+    if window is None:
+        return 0, last
+    low, high = sorted(window)
+    first = int(min(max(np.floor(low), 0), last))
+    return first, int(min(max(np.ceil(high), first), last))
+
+
+def timeline_arrays(tape: Tape, window: Window = None, points: int = 2000) -> dict[str, NDArray[np.float64]]:
+    """What the timeline draws in a window of rows: float arrays of one length, at most `points` long.
+
+    `row`, then bytes after each of these rows: every category under its text (`Category.text`), `allocated` (their
+    sum) and `reserved`. A window with more rows than points is cut into even stretches and each keeps its first
+    row, its highest and lowest allocated and its highest reserved; the highest of each category in the window is kept
+    too, so no maximum is lost.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> timeline_arrays(tape)["allocated"].tolist()
+    [10.0, 30.0]
+
+    Raises ValueError for fewer than 32 points, and where the tape is not placed.
+    """
+    if points < 32:
+        raise ValueError(f"{points} points are too few to draw a timeline: ask for 32 or more")
+    first, last = rows_of(tape, window)
+    part = slice(first, last + 1)
+    by_kind, reserved = by_category(tape, window=part), curve(tape, "reserved")[part]
+    allocated = by_kind.sum(axis=0)
+    kept = _kept(allocated, reserved, by_kind, points)
+    arrays = {"row": (kept + first).astype(np.float64)}
+    arrays |= {kind.text: by_kind[kind, kept].astype(np.float64) for kind in Category}
+    arrays["allocated"], arrays["reserved"] = allocated[kept].astype(np.float64), reserved[kept].astype(np.float64)
+    return arrays
+
+
+def _kept(
+    allocated: NDArray[np.int64], reserved: NDArray[np.int64], by_kind: NDArray[np.int64], points: int
+) -> NDArray[np.int64]:
+    count = len(allocated)
+    if count <= points:
+        return np.arange(count)
+    extra = [0, count - 1, *np.argmax(by_kind, axis=1).tolist()]
+    stretches = (points - len(extra)) // 4
+    length = -(-count // stretches)
+    full = -(-count // length)
+    begins = np.arange(full) * length
+    # The last stretch is filled up with its own last value, which changes neither its highest nor its lowest.
+    filled = np.pad(np.stack([allocated, -allocated, reserved]), ((0, 0), (0, full * length - count)), mode="edge")
+    extremes = np.argmax(filled.reshape(3, full, length), axis=2) + begins
+    return np.unique(np.minimum(np.concatenate([begins, extremes.ravel(), extra]), count - 1))
+
+
+def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
+    """What the mouse is told at each of these rising rows: the event, its layer and op, and every category's bytes.
+
+    A free tells of the layer and the op that made the block. The time is told where it was measured.
+    """
+    rows = np.asarray(rows, dtype=np.int64)
+    if not len(rows):
+        return []
+    span = slice(int(rows[0]), int(rows[-1]) + 1)
+    by_kind = by_category(tape, window=span)[:, rows - span.start]
+    # A clock that only counts rows is none, and the time that a prediction took is not the time that the run takes.
+    clocked = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
+    makers = _makers(tape)[rows].tolist()
+    texts = []
+    for row, maker, sizes in zip(rows.tolist(), makers, by_kind.T.tolist(), strict=True):
+        step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))
+        place = [f"step {step}" if step else "set-up", *([phase.text] if phase is not Phase.OTHER else [])]
+        if clocked:
+            place.append(f"{tape.time[row] / 1e6:.1f} ms")
+        lines = [", ".join(place), _event_text(tape, row, maker)]
+        for name, table, number in (("layer", tape.modules, tape.module[maker]), ("op", tape.ops, tape.op[maker])):
+            if number >= 0 and table[number]:
+                lines.append(f"{name}: {plain(table[number])}")
+        lines.append(f"<b>{size_text(sum(sizes))} allocated</b>")
+        lines += [f"{size_text(sizes[kind])} {kind.text}" for kind in reversed(Category) if sizes[kind]]
+        texts.append("<br>".join(lines))
+    return texts
+
+
+def _makers(tape: Tape) -> NDArray[np.int64]:
+    """For each free the row that made its block, for each other row the row itself."""
+    life = lives(tape)
+    makers = np.arange(len(tape) + 1)
+    for gone in (life.completed, life.requested):
+        is_free = np.isin(tape.action[np.minimum(gone, len(tape) - 1)], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
+        makers[gone[is_free]] = life.born[is_free]
+    return makers[:-1]
+
+
+def _event_text(tape: Tape, row: int, maker: int) -> str:
+    action, size = Action(int(tape.action[row])), size_text(int(tape.size[maker]))
+    kind = Category(int(tape.category[maker])).text
+    words = {
+        Action.ALLOC: f"+{size} {kind}",
+        Action.PREEXISTING: f"{size} {kind}, there before",
+        Action.FREE_REQUESTED: f"−{size} {kind}",
+        Action.FREE_COMPLETED: f"free of {size} {kind} completed",
+        Action.OOM: f"out of memory: {size} asked for",
+        Action.MARK: "border",
+    }
+    return words.get(action, f"{action.name.lower().replace('_', ' ')} of {size}")
+
+
+def timeline_layout(tape: Tape, window: Window = None, width: int = NARROWEST) -> dict[str, Any]:
+    """The parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
+
+    The height of the y axis is that of the whole tape, so that zooming does not change what a height means. Labels are
+    those that have room on a figure of `width` pixels.
+    """
+    first, last = rows_of(tape, window)
+    shown = (first, last)
+    heights = scale(tape)
+    # Labels stand above all lines, so none is crossed.
+    top = heights.ceiling * _HEADROOM
+    values, texts = byte_ticks(heights.ceiling)
+    shapes: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    _add_bands(tape, shown, shapes, annotations, width - _MARGINS["l"] - _MARGINS["r"])
+    peak_right = heights.row - first > (last - first) / 2
+    side: dict[str, Any]
+    if heights.capacity_text:
+        # The capacity is told on the side where the peak is not.
+        side = {"x": 0.005, "xanchor": "left"} if peak_right else {"x": 0.995, "xanchor": "right"}
+        side |= {"y": 1, "yref": "paper", "yshift": -10}
+        if heights.capacity is not None:
+            y = (heights.capacity, heights.capacity)
+            shapes.append(_line(x=(0, 1), y=y, xref="paper", colour=CAPACITY, width=2, dash="solid"))
+            side |= {"y": heights.capacity, "yref": "y", "yshift": 9}
+        annotations.append(_note(heights.capacity_text, xref="paper", colour=CAPACITY, **side))
+    if first <= heights.row <= last:
+        # A line of out of memory may stand right beside the peak.
+        shift = -8 if np.any(tape.action == Action.OOM) else 10
+        side = {"xanchor": "right", "xshift": shift} if peak_right else {"xanchor": "left", "xshift": -shift}
+        text = f"<b>peak {size_text(heights.allocated)}</b>"
+        annotations.append(_note(text, x=heights.row, y=heights.label, yshift=11, size=12, **side))
+    oom = np.flatnonzero(tape.action == Action.OOM)
+    for row in oom[(oom >= first) & (oom <= last)][-1:].tolist():
+        right = row - first > (last - first) / 2
+        side = {"xanchor": "right", "xshift": -5} if right else {"xanchor": "left", "xshift": 5}
+        shapes.append(_line(x=(row, row), y=(0, 1), yref="paper", colour=CAPACITY, width=2, dash="dot"))
+        text = f"<b>out of memory: {size_text(int(tape.size[row]))} asked for</b>"
+        annotations.append(_note(text, x=row, y=1, yref="paper", yshift=-10, colour=CAPACITY, size=12, **side))
+    return {
+        # Left alone, plotly would mark half events.
+        "xaxis": {"range": [first, max(last, first + 1)], "dtick": 1 if last - first < 8 else None},
+        "yaxis": {"range": [0, top], "tickvals": values, "ticktext": texts},
+        "shapes": shapes,
+        "annotations": annotations,
+    }
+
+
+def _line(
+    *, x: tuple[float, float], y: tuple[float, float], colour: str, width: float, dash: str, **more: Any
+) -> dict[str, Any]:
+    line = {"color": colour, "width": width, "dash": dash}
+    return {"type": "line", "x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1], "line": line, **more}
+
+
+def _note(text: str, *, colour: str | None = None, size: int = 11, **place: Any) -> dict[str, Any]:
+    font = {"size": size, **({"color": colour} if colour else {})}
+    return {"text": text, "showarrow": False, "font": font, "xanchor": "center", "yanchor": "middle", **place}
+
+
+def _add_bands(
+    tape: Tape, shown: tuple[int, int], shapes: list[dict[str, Any]], annotations: list[dict[str, Any]], pixels: int
+) -> None:
+    """A line at each step, a strip of phases above the plot, and the labels that have room."""
+    step_bands, phase_bands = bands.steps(tape, shown), bands.phases(tape, shown)
+    pixels_a_row = pixels / max(shown[1] - shown[0], 1)
+    # Borders closer than this are a grey wall, not information.
+    if len(step_bands) * 8 <= pixels:
+        shapes += [
+            _line(x=(band.first, band.first), y=(0, 1), yref="paper", colour=GRID, width=1, dash="dot")
+            for band in step_bands
+            if band.first > shown[0]
+        ]
+    if len(phase_bands) * 4 <= pixels:
+        shapes += [
+            {
+                "type": "rect",
+                "x0": band.first,
+                "x1": band.last,
+                "y0": 0,
+                "y1": _STRIP_PIXELS,
+                "yref": "paper",
+                "ysizemode": "pixel",
+                "yanchor": 1,
+                "fillcolor": _PHASE_SHADES[band.phase],
+                "line": {"width": 0},
+            }
+            for band in phase_bands
+            if band.phase is not None and (band.last - band.first) * pixels_a_row >= 0.5
+        ]
+        annotations += [
+            _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS / 2, size=10)
+            for band in bands.readable(phase_bands, shown, pixels, letter=6)
+        ]
+    annotations += [
+        _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS + 10, size=11)
+        for band in bands.readable(step_bands, shown, pixels)
+    ]
+
+
+def timeline(
+    tape: Tape, window: Window = None, points: int = 2000, theme: Theme = Theme.ANY, width: int = NARROWEST
+) -> go.Figure:
+    """The timeline of a tape: allocated bytes by category over the events, which stand evenly, with or without a clock.
+
+    Traces, by `name`: the categories that occur (stacked), `allocated` (their sum, which carries the hover texts),
+    `reserved` and `peak`; capacity, steps and phases are shapes with annotations. `window` is the first and last
+    row shown, `points` the most points of a trace (`timeline_arrays`), `width` the pixels that labels must fit.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> [trace.name for trace in timeline(tape).data]
+    ['unknown', 'allocated', 'reserved', 'peak']
+
+    Raises ValueError as `timeline_arrays` does.
+    """
+    arrays = timeline_arrays(tape, window, points)
+    rows = arrays["row"]
+    steps_like = {"shape": "hv"}
+    figure = go.Figure()
+    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
+    occurring = set(np.unique(tape.category[born & (tape.size > 0)]).tolist())
+    for kind in Category:
+        if kind in occurring:
+            figure.add_scatter(
+                x=rows,
+                y=arrays[kind.text],
+                name=kind.text,
+                stackgroup="allocated",
+                mode="lines",
+                line={**steps_like, "width": 0, "color": COLOURS[kind]},
+                fillcolor=COLOURS[kind],
+                hoverinfo="skip",
+            )
+    figure.add_scatter(
+        x=rows,
+        y=arrays["allocated"],
+        name="allocated",
+        mode="lines",
+        line={**steps_like, "width": 0.5, "color": RESERVED},
+        text=hover_texts(tape, rows),
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_scatter(
+        x=rows,
+        y=arrays["reserved"],
+        name="reserved",
+        mode="lines",
+        line={**steps_like, "width": 1.5, "color": RESERVED, "dash": "dash"},
+        hoverinfo="skip",
+    )
+    allocated, row = peak(tape)
+    figure.add_scatter(
+        x=[row] if row >= 0 else [],
+        y=[allocated] if row >= 0 else [],
+        name="peak",
+        mode="markers",
+        marker={"symbol": "circle", "size": 9, "color": CAPACITY, "line": {"width": 1.5, "color": "white"}},
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
+    )
+    changing = timeline_layout(tape, window, width)
+    figure.update_layout(
+        height=HEIGHT,
+        margin=_MARGINS,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": theme.value},
+        hovermode="x",
+        hoverlabel={
+            "bgcolor": "#222222",
+            "bordercolor": "#888888",
+            "font": {"color": "#ffffff", "size": 12, "family": FONT},
+            "align": "left",
+        },
+        legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top", "traceorder": "normal"},
+        dragmode="zoom",
+        shapes=changing["shapes"],
+        annotations=changing["annotations"],
+        xaxis={
+            "title": {"text": "event"},
+            "showgrid": False,
+            "zeroline": False,
+            "tickformat": ",d",
+            "showspikes": True,
+            "spikemode": "across",
+            # plotly edges a spike with two pixels more; with -2 the edge is gone and the line one pixel wide.
+            "spikethickness": -2,
+            "spikedash": "solid",
+            "spikecolor": RESERVED,
+            **changing["xaxis"],
+        },
+        yaxis={
+            "title": {"text": f"allocated, {tape.meta.source}"},
+            "gridcolor": GRID,
+            "zerolinecolor": GRID,
+            "fixedrange": True,
+            **changing["yaxis"],
+        },
+    )
+    return figure

@@ -1,0 +1,344 @@
+"""`%%memprofile`, `%memprofile` and `%memgpu`: record a cell or a line, and choose the GPU of a notebook."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import keyword
+import pathlib
+import re
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.display import display
+
+if TYPE_CHECKING:
+    from memexplore.capture import Recording
+    from memexplore.devices import Gpu
+    from memexplore.tape import Tape
+
+_FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
+_OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
+
+
+class _Options(NamedTuple):
+    """The options of one profile."""
+
+    gpu: str | None
+    torch: str | None
+    name: str | None
+    html: pathlib.Path | None
+
+
+class _Run(NamedTuple):
+    """A profile that is going on, and the cell that it ends with (None: it ends with its statement)."""
+
+    options: _Options
+    contexts: contextlib.ExitStack
+    recording: Recording
+    cell: str | None
+
+
+def begin_natively(lines: list[str]) -> list[str]:
+    """Turn the first line `%%memprofile OPTIONS` into a call, so that the rest of the cell runs as any other cell does.
+
+    The cell keeps its lines, hence the line numbers of its tracebacks; it may `await`, and end in an expression.
+
+    >>> begin_natively(["%%memprofile --gpu T4\\n", "train()\\n"])
+    ["get_ipython().run_line_magic('_memprofile_cell', '--gpu T4')\\n", 'train()\\n']
+    >>> begin_natively(["train()\\n"])
+    ['train()\\n']
+    """
+    match = _FIRST_LINE.match(lines[0]) if lines else None
+    # A lone first line is left to the real cell magic, which says that the cell is empty.
+    if match is None or not any(line.strip() for line in lines[1:]):
+        return lines
+    return [f"get_ipython().run_line_magic('_memprofile_cell', {match['options'].strip()!r})\n", *lines[1:]]
+
+
+def split_options(line: str) -> tuple[list[str], str]:
+    """Split a line into the options at its front and the statement after them; `--` ends the options early.
+
+    >>> split_options("--gpu 'RTX 4090' -o tape x = a - b")
+    (['--gpu', 'RTX 4090', '-o', 'tape'], 'x = a - b')
+    """
+    options: list[str] = []
+    position = 0
+    while (match := _OPTION.match(line, position)) is not None:
+        if match["option"] == "--":
+            return options, line[match.end("option") :].strip()
+        options.append(match["option"])
+        if match["value"] is not None:
+            options.append(match["value"].strip("\"'"))
+        position = match.end()
+    return options, line[position:].strip()
+
+
+def _parser() -> MagicArgumentParser:
+    parser = MagicArgumentParser("%%memprofile")
+    parser.add_argument("--gpu", help="a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB")
+    parser.add_argument("--torch", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
+    parser.add_argument("-o", dest="name", help="keep the Tape in this variable")
+    parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
+    return parser
+
+
+@magics_class
+class MemoryMagics(Magics):
+    """The magics of one shell, and what of them is going on."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._parser = _parser()
+        self._run: _Run | None = None
+        self._cells: list[str] = []
+        self._notebook_gpu: Gpu | None = None
+        self._notebook_context = contextlib.ExitStack()
+
+    # -- magics
+
+    @no_var_expand
+    @needs_local_scope
+    @line_magic
+    def memprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
+        """Record where GPU memory goes while a cell or one statement runs, and show it.
+
+            %%memprofile [--gpu NAME] [--torch RELEASE] [-o NAME] [--html FILE]     (first line of a cell)
+            %memprofile [the same options] STATEMENT
+
+        --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
+                         24GiB. Without it: the GPU of %memgpu, else the real GPU, else a virtual T4.
+        --torch RELEASE  the PyTorch release whose rules the virtual GPU follows, such as 2.13.
+        -o NAME          keep the Tape in the variable NAME.
+        --html FILE      write a page that works without a notebook and without a network.
+
+        Variables, results and exceptions are those of an ordinary cell.
+        """
+        options, statement = self._read(line)
+        if cell is not None:
+            if statement:
+                raise UsageError(f"%%memprofile takes options only, {statement!r} belongs into the lines below it")
+            statement = cell
+        if not statement.strip():
+            raise UsageError("there is nothing to profile: write %%memprofile above code, or %memprofile STATEMENT")
+        code = self._compile(statement)
+        self._begin(options, cell=None)
+        __tracebackhide__ = True
+        try:
+            return _execute(code, self.shell.user_ns, self.shell.user_ns if local_ns is None else local_ns)
+        finally:
+            self._end()
+
+    @no_var_expand
+    @line_magic
+    def _memprofile_cell(self, line: str) -> None:
+        """Begin the profile of the cell that is running; `%%memprofile` becomes this."""
+        options, statement = self._read(line)
+        if statement:
+            raise UsageError(f"%%memprofile takes options only, {statement!r} belongs into the lines below it")
+        self._begin(options, cell=self._cells[-1] if self._cells else "")
+
+    @no_var_expand
+    @line_magic
+    def memgpu(self, line: str) -> None:
+        """Run the whole notebook on a virtual GPU.
+
+        %memgpu NAME    from here on `cuda` is a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB
+        %memgpu off     back to what the machine has
+        %memgpu         say which GPU is on
+        """
+        from memexplore import capture
+        from memexplore.units import size_text
+
+        wanted = line.strip().strip("\"'")
+        gpu = self._notebook_gpu
+        if wanted and self._run is not None:
+            raise UsageError("%memgpu cannot change the GPU while a profile is running: put it into a cell of its own")
+        if wanted.lower() == "off":
+            self._notebook_gpu = None
+            self._notebook_context.close()
+            print("No virtual GPU is on." if gpu is None else f"The virtual {gpu.name} is off.")
+            return
+        if wanted:
+            found = _find(wanted)
+            if gpu is not None and found != gpu:
+                raise UsageError(f"the virtual {gpu.name} is on: run %memgpu off before you take another GPU")
+            if gpu is None:
+                self._notebook_context.enter_context(capture.virtual(wanted))
+                gpu = self._notebook_gpu = found
+        if gpu is None:
+            print("No virtual GPU is on; %memgpu T4 makes this notebook run on one.")
+        else:
+            print(f"Virtual {gpu.name} is on: {size_text(gpu.capacity)} usable. %memgpu off ends it.")
+
+    # -- a profile
+
+    def _read(self, line: str) -> tuple[_Options, str]:
+        arguments, statement = split_options(line)
+        options = _Options(**vars(self._parser.parse_args(arguments)))
+        if options.name is not None and (not options.name.isidentifier() or keyword.iskeyword(options.name)):
+            raise UsageError(f"-o needs the name of a variable, {options.name!r} is none")
+        # Said before the run: a typing error must not cost the run.
+        if options.html is not None and not options.html.expanduser().absolute().parent.is_dir():
+            raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
+        return options, statement
+
+    def _virtual_gpu(self, options: _Options) -> str | None:
+        """The virtual GPU to switch on for this profile; None where the running one or the real one is taken."""
+        import torch
+
+        on = self._notebook_gpu
+        if options.gpu is not None:
+            found = _find(options.gpu)
+            if on is not None and found != on:
+                raise UsageError(
+                    f"the virtual {on.name} is on and --gpu asks for {found.name}: "
+                    f"run %memgpu off first, or leave --gpu out"
+                )
+        if on is not None:
+            if options.torch is not None:
+                raise UsageError(f"--torch needs a GPU of its own: run %memgpu off first, {on.name} is on")
+            return None
+        if options.gpu is None and torch.cuda.is_available():
+            if options.torch is not None:
+                raise UsageError("--torch needs --gpu: a real GPU follows the PyTorch that is installed")
+            return None
+        return options.gpu or "T4"
+
+    def _begin(self, options: _Options, *, cell: str | None) -> None:
+        from memexplore import capture
+
+        if self._run is not None:
+            if cell is None or cell == self._run.cell:
+                raise UsageError("a profile is running already: one %memprofile at a time")
+            self._end()
+        gpu = self._virtual_gpu(options)
+        with contextlib.ExitStack() as contexts:
+            if gpu is not None:
+                try:
+                    contexts.enter_context(capture.virtual(gpu, torch=options.torch))
+                except (ValueError, RuntimeError) as error:
+                    raise UsageError(str(error)) from None
+            recording = contexts.enter_context(capture.record())
+            self._run = _Run(options, contexts.pop_all(), recording, cell)
+
+    def _end(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        run.contexts.close()
+        tape = run.recording.tape
+        if run.options.name is not None:
+            self.shell.user_ns[run.options.name] = tape
+        _show(tape)
+        if run.options.html is not None:
+            from memexplore import report
+
+            path = run.options.html.expanduser()
+            path.write_text(report.html(tape), encoding="utf-8")
+            print(f"Wrote {path}")
+
+    def _compile(self, statement: str) -> tuple[Any, Any]:
+        """Compile all statements but a last expression, and that expression, for the traceback to show their lines."""
+        shell = self.shell
+        source = shell.transform_cell(statement)
+        name = shell.compile.cache(source, len(shell.user_ns.get("In", [""])) - 1)
+        try:
+            tree = ast.parse(source, name)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            body = compile(tree, name, "exec", dont_inherit=True)
+            value = None if last is None else compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
+        except SyntaxError as error:
+            if "outside" in str(error) and "await" in statement:
+                raise UsageError("%memprofile cannot await: write %%memprofile above the statement") from None
+            raise
+        return body, value
+
+    # -- events of the shell
+
+    def pre_run_cell(self, info: Any) -> None:
+        """Note the cell that starts."""
+        self._cells.append(info.raw_cell)
+
+    def post_run_cell(self, result: Any) -> None:
+        """End the profile of the cell that has ended, however it has ended."""
+        # A cell may run cells itself, and where the shell had to catch an interrupt it makes a new `info`: only the
+        # text tells which cell this is. There is no result where even that was interrupted.
+        cell = None if result is None else result.info.raw_cell
+        while self._cells and (cell is None or cell in self._cells):
+            if self._cells.pop() == cell:
+                break
+        if self._run is not None and self._run.cell is not None and (cell is None or cell == self._run.cell):
+            self._end()
+
+    def close(self) -> None:
+        """End everything that is going on."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.contexts.close()
+        self._notebook_gpu = None
+        self._notebook_context.close()
+
+
+def _find(name: str) -> Gpu:
+    from memexplore import devices
+
+    try:
+        return devices.find(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _execute(code: tuple[Any, Any], global_names: dict[str, Any], local_names: dict[str, Any]) -> Any:
+    __tracebackhide__ = True
+    body, value = code
+    exec(body, global_names, local_names)
+    return None if value is None else eval(value, global_names, local_names)
+
+
+def _show(tape: Tape) -> None:
+    from memexplore.notebook.view import view
+
+    display(view(tape))
+
+
+_LOADED: weakref.WeakKeyDictionary[InteractiveShell, MemoryMagics] = weakref.WeakKeyDictionary()
+_NAMES: Sequence[tuple[str, str]] = (
+    ("line", "memprofile"),
+    ("cell", "memprofile"),
+    ("line", "memgpu"),
+    ("line", "_memprofile_cell"),
+)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Add `%%memprofile`, `%memprofile` and `%memgpu` to the shell; a second time changes nothing."""
+    if shell in _LOADED:
+        return
+    magics = MemoryMagics(shell)
+    shell.register_magics(magics)
+    # One function is both: `line_cell_magic` would hide that the cell magic is only the way round the transformer.
+    shell.register_magic_function(magics.memprofile, "cell", "memprofile")
+    shell.input_transformers_cleanup.append(begin_natively)
+    shell.events.register("pre_run_cell", magics.pre_run_cell)
+    shell.events.register("post_run_cell", magics.post_run_cell)
+    _LOADED[shell] = magics
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Take everything away that loading has added, and end what is going on."""
+    magics = _LOADED.pop(shell, None)
+    if magics is None:
+        return
+    magics.close()
+    shell.input_transformers_cleanup.remove(begin_natively)
+    shell.events.unregister("pre_run_cell", magics.pre_run_cell)
+    shell.events.unregister("post_run_cell", magics.post_run_cell)
+    for kind, name in _NAMES:
+        shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.registry.pop(type(magics).__name__, None)
