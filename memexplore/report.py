@@ -1,0 +1,180 @@
+"""A tape as one stand-alone HTML page that works offline."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from plotly.offline import get_plotlyjs
+
+from memexplore.addresses import fragmentation_text, has_segments
+from memexplore.figures.blocks import blocks_figure
+from memexplore.figures.layers import layers_figure
+from memexplore.figures.palette import FONT, Theme
+from memexplore.figures.static import image
+from memexplore.figures.tables import categories_table, growth_table, lines_table, tensors_table
+from memexplore.figures.timeline import timeline
+from memexplore.measure import growth_text, oom_text, peak, sentence, summary
+from memexplore.units import size_text
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from memexplore.tape import Tape
+
+_POINTS = 5000
+
+_STYLE = f"""
+:root {{ color-scheme: light dark; --text: #222; --muted: #666; --page: #fff; --rule: #ddd; --odd: #f6f6f6; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --text: #ddd; --muted: #9a9a9a; --page: #111; --rule: #383838; --odd: #1a1a1a; }}
+}}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; padding: 1.5rem; max-width: 1500px; font: 15px/1.5 {FONT};
+  color: var(--text); background: var(--page); }}
+h1 {{ font-size: 1.35rem; line-height: 1.35; margin: 0; overflow-wrap: anywhere; }}
+h2 {{ font-size: 1.1rem; margin: 2.2rem 0 0.2rem; }}
+p {{ margin: 0.2rem 0 0.8rem; max-width: 60rem; }}
+.told {{ color: var(--muted); }}
+.oom {{ color: #d55e00; overflow-wrap: anywhere; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: 0.9rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.25rem 0.8rem 0.25rem 0.4rem; }}
+thead th {{ border-bottom: 2px solid var(--rule); white-space: nowrap; }}
+thead button {{ font: inherit; font-weight: 600; color: inherit; background: none; border: 0; padding: 0;
+  cursor: pointer; }}
+th[aria-sort=ascending] button::after {{ content: " ▲"; }}
+th[aria-sort=descending] button::after {{ content: " ▼"; }}
+tbody tr:nth-child(odd) {{ background: var(--odd); }}
+.short {{ white-space: nowrap; }}
+.number {{ text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }}
+code {{ font-size: 0.95em; overflow-wrap: break-word; }}
+"""
+
+# The figures are drawn in the colour that suits the page, and again when the page turns light or dark.
+_SCRIPT = """
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const colour = () => dark.matches ? DARK : LIGHT;
+const config = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]};
+for (const holder of document.querySelectorAll("script[type='application/json']")) {
+  const figure = JSON.parse(holder.textContent), place = document.getElementById(holder.dataset.place);
+  figure.layout.font.color = colour();
+  Plotly.newPlot(place, figure.data, figure.layout, config);
+  dark.addEventListener("change", () => Plotly.relayout(place, {"font.color": colour()}));
+}
+for (const table of document.querySelectorAll("table.memexplore")) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") !== "descending";
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const key = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+      const compare = (one, other) => key(one).localeCompare(key(other), undefined, {numeric: true});
+      body.append(...[...body.rows].sort((one, other) => down ? compare(other, one) : compare(one, other)));
+    });
+  });
+}
+"""
+
+
+def html(tape: Tape) -> str:
+    """The tape as a stand-alone page: sentence, timeline, layers, tensors, lines, blocks, what grew, what it rests on.
+
+    plotly.js is in the page, once (about 5 MB), and nothing is fetched. The page follows the reader's light or dark
+    setting; without JavaScript it shows the static picture.
+
+    >>> from memexplore.tape import Meta, Source, Tape
+    >>> page = html(Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu")))
+    >>> page.startswith("<!DOCTYPE html>")
+    True
+
+    Raises ValueError where the tape is not placed.
+    """
+    first, *others = sentence(tape).splitlines()
+    script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(first)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(first)}</h1>",
+        *(f'<p class="told">{escape(line)}</p>' for line in others),
+        *([f'<p class="oom">{escape(oom_text(tape))}</p>'] if oom_text(tape) else []),
+        f"<noscript>{image(tape)}</noscript>",
+        _figure("timeline", timeline(tape, points=_POINTS)),
+        "<h2>Layers</h2>",
+        '<p class="told">What each layer and all below it holds in the step with the highest peak: the activations '
+        "it keeps for backward, its parameters, buffers, gradients and optimizer state. A click folds the tree.</p>",
+        _figure("layers", layers_figure(tape)),
+        "<h2>Largest tensors at the peak</h2>",
+        '<p class="told">Requested bytes, and the line of your code that made each. A click on a heading sorts.</p>',
+        f'<div class="wide">{tensors_table(tape)}</div>',
+        "<h2>Lines at the peak</h2>",
+        '<p class="told">Who was alive at the peak, by the innermost line of your own code that asked for it.</p>',
+        f'<div class="wide">{lines_table(tape)}</div>',
+        *_growth(tape),
+        *_blocks(tape),
+        "<h2>Categories at the peak</h2>",
+        '<p class="told">Allocated bytes: the blocks handed out, after rounding.</p>',
+        f'<div class="wide">{categories_table(tape)}</div>',
+        "<h2>What this rests on</h2>",
+        _facts(tape),
+        f"<script>{get_plotlyjs()}</script><script>{script}</script></body></html>",
+    ]
+    return "\n".join(parts)
+
+
+def _growth(tape: Tape) -> list[str]:
+    text = growth_text(tape)
+    if not text:
+        return []
+    return [
+        "<h2>What grew from step to step</h2>",
+        f'<p class="told">{escape(text)}</p>',
+        f'<div class="wide">{growth_table(tape)}</div>',
+    ]
+
+
+def _blocks(tape: Tape) -> list[str]:
+    row = peak(tape)[1]
+    if row < 0 or not peak(tape, "reserved")[0] or not has_segments(tape):
+        return []
+    return [
+        "<h2>Segments and blocks at the peak</h2>",
+        f'<p class="told">{escape(fragmentation_text(tape, row))}</p>',
+        _figure("blocks", blocks_figure(tape, row)),
+    ]
+
+
+def _figure(name: str, figure: go.Figure) -> str:
+    # A user's module may be called anything, "</script>" too, so no "<" may stand in the data.
+    data = figure.to_json().replace("<", "\\u003c")
+    return f'<div id="{name}"></div><script type="application/json" data-place="{name}">{data}</script>'
+
+
+def _facts(tape: Tape) -> str:
+    meta, told = tape.meta, summary(tape)
+    facts = {
+        "source": meta.source.value,
+        "device": meta.device,
+        "capacity": size_text(meta.capacity) if meta.capacity is not None else "",
+        "total memory": size_text(meta.total) if meta.total is not None else "",
+        "allocator settings": meta.settings,
+        **meta.versions,
+        "events": f"{len(tape):,}",
+        "steps": str(told["steps"]),
+        "peak requested": size_text(told["peak_requested"]),
+        "peak allocated": size_text(told["peak_allocated"]),
+        "peak reserved": size_text(told["peak_reserved"]),
+    }
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items() if value
+    )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in meta.notes)
+    return f'<div class="wide"><table>{rows}</table></div>' + (f"<ul>{notes}</ul>" if notes else "")
