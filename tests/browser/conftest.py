@@ -1,0 +1,277 @@
+"""One JupyterLab and one Chromium for all browser tests, a notebook tab and a kernel for each.
+
+Both end with this folder: playwright keeps an event loop running, and later tests want their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import nbformat
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+# An old kernel may never read the first request after a notebook opened (ipykernel issue 1554, mended in 7.4.0).
+UNANSWERED = 20_000
+
+
+def need(condition: bool, reason: str) -> None:
+    """Skip where something is not installed, but fail in continuous integration, which must have it."""
+    if not condition:
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+
+
+def python_path(*folders: pathlib.Path) -> str:
+    """A PYTHONPATH with these folders before those that it has."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@dataclasses.dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab."""
+
+    url: str
+    token: str
+    root: pathlib.Path
+    kernels: pathlib.Path
+    """Folder in which a kernel specification may be put while the server runs."""
+
+
+@pytest.fixture(scope="package")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab in folders of its own, with this checkout importable in its kernels."""
+    base = tmp_path_factory.mktemp("lab")
+    environment = dict(os.environ, HOME=str(base), PYTHONPATH=python_path(REPOSITORY))
+    for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR"):
+        environment[f"JUPYTER_{name}"] = str(base / name.lower())
+    for name in ("SETTINGS_DIR", "WORKSPACES_DIR"):
+        environment[f"JUPYTERLAB_{name}"] = str(base / name.lower())
+    environment |= {"IPYTHONDIR": str(base / "ipython"), "JUPYTER_PATH": str(base / "share")}
+    # The question whether to fetch news lies over the notebook until it is answered.
+    settings = base / "settings_dir" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    (base / "root").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--LabApp.expose_app_in_browser=True",
+    ]
+    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    command += [f"--ServerApp.root_dir={base / 'root'}", f"--IdentityProvider.token={token}"]
+    log = base / "server.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/api/status?token={token}", timeout=2).close()
+                break
+            except OSError:
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.1)
+        else:
+            pytest.fail(f"JupyterLab did not start:\n{log.read_text()}")
+        yield Lab(url, token, base / "root", base / "share" / "kernels")
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium."""
+    path = os.environ.get("MEMEXPLORE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    need(path is not None, "no chromium on this machine: install it, or name it in MEMEXPLORE_CHROMIUM")
+    playwright = pytest.importorskip("playwright.sync_api")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    arguments += ["--disable-background-networking", "--disable-component-update"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def old_kernel(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The name of a kernel with an older ipykernel, installed over the packages of this environment."""
+
+    def install(version: str) -> str:
+        name = f"ipykernel-{version}"
+        if (lab.kernels / name).exists():
+            return name
+        packages = tmp_path_factory.mktemp(name)
+        # Only these two differ: everything else, torch above all, comes from this environment.
+        wanted = [f"ipykernel=={version}", "nest-asyncio>=1.4"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages), "--no-deps", *wanted]
+        uv = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--target", str(packages), "--no-deps"]
+        has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0
+        installed = subprocess.run(pip if has_pip else [*uv, *wanted], capture_output=True, text=True)
+        need(installed.returncode == 0, f"ipykernel {version} cannot be installed: {installed.stderr[-500:]}")
+        specification = {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": name,
+            "language": "python",
+            "env": {"PYTHONPATH": python_path(packages, REPOSITORY)},
+        }
+        (lab.kernels / name).mkdir(parents=True)
+        (lab.kernels / name / "kernel.json").write_text(json.dumps(specification))
+        return name
+
+    return install
+
+
+class Notebook:
+    """One notebook, open in its own browser tab."""
+
+    CURRENT = "const app = window.jupyterapp, panel = app.shell.currentWidget;"
+    READY = f"""() => {{ {CURRENT.replace("app.", "app?.")}
+        return panel?.context?.isReady && panel.sessionContext.session?.kernel?.status === 'idle' }}"""
+    OPEN = f"() => {{ {CURRENT.replace('app.', 'app?.')} return panel?.context?.isReady }}"
+
+    def __init__(self, page: Any, lab: Lab, name: str) -> None:
+        self.page, self.lab, self.name = page, lab, name
+
+    def open(self) -> Notebook:
+        """Load the page and wait for the kernel."""
+        self.page.goto(f"{self.lab.url}/lab/tree/{self.name}?token={self.lab.token}&reset")
+        self.page.wait_for_function(self.READY, timeout=60_000)
+        return self
+
+    def open_without_kernel(self) -> Notebook:
+        """Load the page anew when no kernel is alive, and refuse a new one."""
+        self.page.goto(f"{self.lab.url}/lab/tree/{self.name}?token={self.lab.token}&reset")
+        self.page.wait_for_function(self.OPEN, timeout=60_000)
+        return self
+
+    def start(self, number: int) -> None:
+        """Run one cell, and do not wait."""
+        self.page.evaluate(
+            f"""number => {{ {self.CURRENT}
+                panel.content.activeCellIndex = number; app.commands.execute('notebook:run-cell') }}""",
+            number,
+        )
+
+    def run(self, number: int) -> None:
+        """Run one cell and wait for its end."""
+        self.start(number)
+        self.wait(number)
+
+    def run_all(self) -> None:
+        """Run all cells and wait for the last one."""
+        kinds = self.page.evaluate(f"() => {{ {self.CURRENT} return panel.content.widgets.map(c => c.model.type) }}")
+        self.page.evaluate(f"() => {{ {self.CURRENT} app.commands.execute('notebook:run-all-cells') }}")
+        for number, kind in enumerate(kinds):
+            if kind == "code":
+                self.wait(number)
+
+    def wake(self) -> None:
+        """Make sure that an old kernel listens: it gets one restart where it never reads the first request."""
+        asked = (
+            f"() => {{ {self.CURRENT} return panel.sessionContext.session.kernel.requestExecute({{code: '1'}}).done }}"
+        )
+        reply = self.page.evaluate_handle(
+            f"timeout => Promise.race([({asked})().then(() => true), new Promise(d => setTimeout(d, timeout, false))])",
+            UNANSWERED,
+        )
+        if not reply.json_value():
+            self.page.evaluate(f"() => {{ {self.CURRENT} return panel.sessionContext.session.kernel.restart() }}")
+            self.page.wait_for_function(self.READY, timeout=60_000)
+
+    def wait(self, number: int, timeout: float = 120_000) -> None:
+        """Wait until a cell has run."""
+        self.page.wait_for_function(
+            f"""number => {{ {self.CURRENT} const model = panel.content.widgets[number].model;
+                return model.executionState === 'idle' && model.executionCount !== null }}""",
+            arg=number,
+            timeout=timeout,
+        )
+
+    def sources(self) -> list[str]:
+        """The text of each code cell."""
+        return self.page.evaluate(
+            f"""() => {{ {self.CURRENT} return panel.content.widgets.filter(c => c.model.type === 'code')
+                .map(c => c.model.sharedModel.getSource()) }}"""
+        )
+
+    def outputs(self, number: int) -> list[dict[str, Any]]:
+        """The outputs of a cell as the notebook would save them."""
+        return self.page.evaluate(
+            f"number => {{ {self.CURRENT} return panel.content.widgets[number].model.outputs.toJSON() }}", number
+        )
+
+    def text(self, number: int) -> str:
+        """What a cell has printed."""
+        return "".join("".join(output.get("text", "")) for output in self.outputs(number))
+
+    def errors(self) -> list[str]:
+        """The exceptions in all cells."""
+        outputs = self.page.evaluate(
+            f"() => {{ {self.CURRENT} return panel.content.widgets.flatMap(c => c.model.outputs?.toJSON() ?? []) }}"
+        )
+        return [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
+
+    def save(self) -> None:
+        """Write the notebook to its file."""
+        self.page.evaluate(f"() => {{ {self.CURRENT} return panel.context.save() }}")
+
+    def state(self, number: int) -> str:
+        """Whether a cell is `running` or `idle`."""
+        return self.page.evaluate(
+            f"number => {{ {self.CURRENT} return panel.content.widgets[number].model.executionState }}", number
+        )
+
+    def interrupt(self) -> None:
+        """Do what the stop button does."""
+        self.page.evaluate(f"() => {{ {self.CURRENT} return panel.sessionContext.session.kernel.interrupt() }}")
+
+    def shut_down(self) -> None:
+        """End the kernel."""
+        self.page.evaluate(f"() => {{ {self.CURRENT} return panel?.sessionContext.shutdown() }}")
+
+
+@pytest.fixture
+def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
+    """Opens a notebook of the given cells, or a copy of a notebook file, in a tab of its own."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    opened: list[Notebook] = []
+
+    def make(*cells: str, file: pathlib.Path | None = None, kernel: str = "python3") -> Notebook:
+        document = nbformat.v4.new_notebook() if file is None else nbformat.read(file, as_version=4)
+        document.cells += [nbformat.v4.new_code_cell(cell) for cell in cells]
+        document.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
+        name = f"{request.node.originalname}-{secrets.token_hex(3)}.ipynb"
+        nbformat.write(document, lab.root / name)
+        opened.append(Notebook(page, lab, name))
+        return opened[-1].open()
+
+    yield make
+    for one in opened:
+        one.shut_down()
+    context.close()
+    assert not problems, problems

@@ -1,0 +1,42 @@
+"""The first notebook in a real JupyterLab, on the newest kernel and on two older ones."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memexplore.units import size_text
+
+pytestmark = pytest.mark.browser
+
+FIRST = pathlib.Path(__file__).parents[2] / "notebooks" / "01_where_does_memory_go.ipynb"
+
+
+@pytest.mark.parametrize("kernel", ["newest", "6.31.0", "7.3.0"])
+def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str) -> None:
+    book = notebook(file=FIRST, kernel="python3" if kernel == "newest" else old_kernel(kernel))
+    if kernel != "newest":
+        book.wake()
+    book.run_all()
+    assert book.errors() == []
+    views = sum("view(" in source or source.startswith("%%memprofile") for source in book.sources())
+    book.page.wait_for_function(
+        "count => document.querySelectorAll('.memexplore-drawn .icicle').length === count", arg=views
+    )
+    drawn = book.page.evaluate(
+        """() => [...document.querySelectorAll('.memexplore')].map(view => {
+            const read = name => view.querySelector('.memexplore-timeline').data.find(trace => trace.name === name);
+            const highest = name => Math.max(...view.querySelector('.memexplore-timeline').calcdata
+                .find(points => points[0].trace.name === name).map(point => point.y));
+            return { sentence: view.querySelector('.memexplore-sentence').textContent, peak: read('peak').y[0],
+                     allocated: highest('allocated'), reserved: highest('reserved') } })"""
+    )
+    training, died, *_ = drawn
+    # What the browser drew is what the sentence above it says.
+    assert training["sentence"].startswith(f"Peak {size_text(training['peak'])} allocated")
+    assert died["sentence"].startswith("Out of memory in step ")
+    for view in drawn:
+        assert view["allocated"] == view["peak"] <= view["reserved"]

@@ -1,0 +1,258 @@
+"""The view in a real JupyterLab: what the browser draws, and what a person can do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memexplore import measure
+from tests.sample_tapes import training_tape
+
+pytestmark = pytest.mark.browser
+
+# 16 steps are more rows than the 2000 points that a timeline draws, so that zooming has something to fetch.
+STEPS = 16
+SET_UP = (
+    "import memexplore as mx\nfrom tests.sample_tapes import training_tape\n"
+    f"tape = training_tape(steps={STEPS})\nview = mx.view(tape)"
+)
+GRAPH = "const graph = document.querySelector('.memexplore-timeline');"
+ROWS = f"""() => {{ {GRAPH}
+    return [...graph.calcdata.find(t => t[0].trace.name === 'allocated')].map(point => point.x) }}"""
+LAYERS = "document.querySelector('.memexplore-layers')"
+
+
+@pytest.fixture
+def shown(notebook: Callable[..., Any]) -> Any:
+    """A notebook with a view on the screen, and an empty cell below it."""
+    book = notebook(SET_UP, "view", "print(view.cursor, view.selection)")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    return book
+
+
+def visible(book: Any, selector: str) -> int:
+    """How many elements of a selector a person can see."""
+    return sum(element.is_visible() for element in book.page.locator(selector).all())
+
+
+def click_timeline(book: Any, row: float) -> int:
+    """Click into the timeline near a row; the row that lay below the mouse."""
+    place = book.page.evaluate(
+        f"""row => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
+            return [box.x + xaxis._offset + xaxis.d2p(row), box.y + yaxis._offset + yaxis._length / 2] }}""",
+        row,
+    )
+    book.page.mouse.move(*place)
+    book.page.wait_for_selector(".memexplore-timeline .hoverlayer .hovertext")
+    hovered = book.page.evaluate(f"() => {{ {GRAPH} return graph._hoverdata[0].x }}")
+    book.page.mouse.click(*place)
+    return hovered
+
+
+def test_the_browser_draws_the_tape(shown: Any) -> None:
+    tape = training_tape(steps=STEPS)
+    names = shown.page.evaluate(f"() => {{ {GRAPH} return graph.data.map(trace => trace.name) }}")
+    assert names[:2] == ["parameter", "buffer"]
+    assert names[-3:] == ["allocated", "reserved", "peak"]
+    rows = shown.page.evaluate(ROWS)
+    assert rows[0] == 0
+    assert rows[-1] == len(tape) - 1
+    assert len(rows) <= 2000 < len(tape)
+    labels = shown.page.evaluate(f"() => {LAYERS}.data[0].ids")
+    assert "UNet" in labels
+    assert shown.errors() == []
+
+
+def drag(book: Any, low: float, high: float) -> None:
+    """Zoom by dragging over a part of the timeline, from one share of its width to another."""
+    book.page.evaluate("() => document.querySelector('.memexplore-timeline').scrollIntoView({block: 'center'})")
+    left, middle, width = book.page.evaluate(
+        f"""() => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
+            return [box.x + xaxis._offset, box.y + yaxis._offset + yaxis._length / 2, xaxis._length] }}"""
+    )
+    mouse = book.page.mouse
+    mouse.move(left + width * low, middle)
+    mouse.down()
+    mouse.move(left + width * high, middle, steps=5)
+    mouse.up()
+
+
+EVERY_ROW = f"() => {{ const rows = ({ROWS})(); return rows.every((row, i) => !i || row === rows[i - 1] + 1) }}"
+
+
+def double_click(book: Any, until: str, argument: Any) -> None:
+    """Double-click the timeline; a busy machine may take the two clicks for single ones, as it may a person's."""
+    from playwright.sync_api import TimeoutError as NotYet
+
+    for attempt in range(3):
+        book.page.locator(".memexplore-timeline .nsewdrag").first.dblclick()
+        try:
+            book.page.wait_for_function(until, arg=argument, timeout=15_000)
+        except NotYet:
+            assert attempt < 2, "three double clicks did not show the whole timeline"
+        else:
+            return
+
+
+def test_zoom_fetches_every_row_and_double_click_shows_all(shown: Any) -> None:
+    whole = shown.page.evaluate(ROWS)
+    drag(shown, 0.5, 0.55)
+    shown.page.wait_for_function(EVERY_ROW)
+    part = shown.page.evaluate(ROWS)
+    # a twentieth of the rows, to the pixel
+    assert 0.045 * whole[-1] < len(part) < 0.055 * whole[-1]
+    double_click(shown, f"last => ({ROWS})().at(-1) === last", whole[-1])
+    assert shown.page.evaluate(ROWS) == whole
+
+
+def test_zoom_is_answered_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
+    book = notebook(SET_UP, "view", "while True: pass")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.start(2)
+    drag(book, 0.5, 0.55)
+    book.page.wait_for_function(EVERY_ROW)
+    assert book.state(2) == "running"
+    book.interrupt()
+    book.wait(2)
+
+
+def test_click_moves_the_cursor_and_the_next_cell_knows(shown: Any) -> None:
+    row = click_timeline(shown, 3000)
+    shown.page.wait_for_function(
+        f"row => {{ {GRAPH} return graph.layout.shapes.find(shape => shape.name === 'cursor')?.x0 === row }}", arg=row
+    )
+    shown.page.get_by_role("tab", name="Tensors", exact=True).click()
+    assert shown.page.locator(".memexplore-moment").inner_text().startswith(f"event {row:,} · ")
+    assert visible(shown, ".memexplore-tensors tbody tr") > 10
+    shown.run(2)
+    assert shown.text(2) == f"{row} None\n"
+    shown.page.locator(".memexplore-timeline").press("ArrowRight")
+    shown.page.wait_for_function(
+        f"row => {{ {GRAPH} return graph.layout.shapes.find(shape => shape.name === 'cursor')?.x0 === row }}",
+        arg=row + 1,
+    )
+
+
+def test_click_on_a_layer_lights_it_and_the_next_cell_knows(shown: Any) -> None:
+    lit = (
+        f"() => {{ {GRAPH} return graph.data.filter(trace => trace.stackgroup === 'layer').map(trace => trace.name) }}"
+    )
+    assert shown.page.evaluate(lit) == []
+    shown.page.locator(".memexplore-layers .slice").filter(has_text="encoder").first.click()
+    shown.page.wait_for_function(f"() => ({lit})().length > 0")
+    assert "activation" in shown.page.evaluate(lit)
+    shown.run(2)
+    assert shown.text(2).endswith(" encoder\n")
+    shown.page.locator(".memexplore-chip").click()
+    shown.page.wait_for_function(f"() => ({lit})().length === 0")
+
+
+BLOCKS = "document.querySelector('.memexplore-blocks')"
+DRAWN = f"() => {BLOCKS}?.data && {BLOCKS}.querySelectorAll('.barlayer .point').length > 0"
+ALLOCATED = f"""() => {BLOCKS}.calcdata.filter(bars => bars[0].trace.name !== 'free')
+    .flatMap(bars => bars.map(bar => bar.s)).reduce((sum, size) => sum + size, 0)"""
+
+
+def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
+    tape = training_tape(steps=STEPS)
+    shown.page.get_by_role("tab", name="Blocks", exact=True).click()
+    shown.page.wait_for_function(DRAWN)
+    peak, _ = measure.peak(tape)
+    assert shown.page.evaluate(ALLOCATED) == peak
+    assert " are allocated; " in shown.page.locator(".memexplore-gaps").inner_text()
+    row = click_timeline(shown, 3000)
+    # a block whose free was asked for and is not done is still there
+    active = int(measure.curve(tape, "active")[row])
+    assert active != peak
+    shown.page.wait_for_function(f"size => ({ALLOCATED})() === size", arg=active)
+
+
+def test_selected_layer_lights_its_blocks_and_a_block_selects_its_layer(shown: Any) -> None:
+    shown.page.get_by_role("tab", name="Blocks", exact=True).click()
+    shown.page.wait_for_function(DRAWN)
+    pale = f"() => {BLOCKS}.calcdata.flatMap(bars => bars.map(bar => bar.mo ?? 1)).filter(share => share < 1).length"
+    assert shown.page.evaluate(pale) == 0
+    place = shown.page.evaluate(
+        f"""() => {{ const points = [...{BLOCKS}.querySelectorAll('.trace.bars')]
+            .filter(trace => trace.__data__[0].trace.name === 'activation')
+            .flatMap(trace => [...trace.querySelectorAll('.point path')]);
+            const boxes = points.map(path => path.getBoundingClientRect()).sort((a, b) => b.width - a.width);
+            return [boxes[0].x + boxes[0].width / 2, boxes[0].y + boxes[0].height / 2] }}"""
+    )
+    shown.page.mouse.move(*place)
+    shown.page.wait_for_selector(".memexplore-blocks .hoverlayer .hovertext")
+    shown.page.mouse.click(*place)
+    shown.page.wait_for_selector(".memexplore-chip:not([hidden])")
+    shown.page.wait_for_function(f"() => ({pale})() > 0")
+    shown.run(2)
+    assert shown.text(2).split()[-1] in training_tape().modules
+
+
+def test_growth_has_a_tab_only_where_something_grows(notebook: Callable[..., Any]) -> None:
+    book = notebook("import memexplore as mx\nfrom tests.test_diff import leaking_tape\nmx.view(leaking_tape(4))")
+    book.run(0)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.page.get_by_role("tab", name="Growth", exact=True).click()
+    assert book.page.locator(".memexplore-growth tbody tr").inner_text().split("\t")[0] == "+200 B"
+
+
+def test_nothing_grows_in_healthy_training(shown: Any) -> None:
+    assert shown.page.get_by_role("tab", name="Growth", exact=True).count() == 0
+
+
+def test_colours_follow_the_theme(shown: Any) -> None:
+    colour = f"() => {{ {GRAPH} return getComputedStyle(graph.querySelector('.xtick text')).fill }}"
+    light = shown.page.evaluate(colour)
+    shown.page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    shown.page.wait_for_function(f"light => ({colour})() !== light", arg=light)
+    brightness = [sum(map(int, text[4:-1].split(","))) for text in (light, shown.page.evaluate(colour))]
+    # text is dark on the light page, and light on the dark page: 3 x 255 is white
+    assert brightness[0] < 200
+    assert brightness[1] > 565
+
+
+def test_width_follows_the_page(shown: Any) -> None:
+    width = f"() => {{ {GRAPH} return graph._fullLayout.width }}"
+    wide = shown.page.evaluate(width)
+    shown.page.set_viewport_size({"width": 900, "height": 1000})
+    shown.page.wait_for_function(f"wide => ({width})() < wide - 400", arg=wide)
+    overflow = shown.page.evaluate(
+        "() => { const e = document.querySelector('.memexplore'); return e.scrollWidth - e.clientWidth }"
+    )
+    assert overflow <= 0
+
+
+def test_saved_and_reopened_without_a_kernel_shows_one_picture(shown: Any) -> None:
+    picture, live = "img[class^=memexplore-picture]", ".memexplore-timeline .main-svg"
+    assert visible(shown, picture) == 0
+    shown.save()
+    shown.shut_down()
+    shown.open_without_kernel()
+    shown.page.wait_for_selector(picture, state="visible")
+    assert visible(shown, picture) == 1
+    assert visible(shown, live) == 0
+    assert shown.page.get_by_text("Error displaying widget").filter(visible=True).count() == 0
+    natural = shown.page.evaluate(f"() => document.querySelector('{picture}').naturalWidth")
+    assert natural > 300
+
+
+def test_reloaded_page_is_alive_again(shown: Any) -> None:
+    shown.save()
+    shown.open()
+    shown.page.wait_for_selector(".memexplore-drawn .icicle")
+    assert visible(shown, "img[class^=memexplore-picture]") == 0
+
+
+def test_plotly_of_the_page_is_left_alone(notebook: Callable[..., Any]) -> None:
+    book = notebook(SET_UP, "view")
+    book.page.evaluate("() => { globalThis.Plotly = 'mine' }")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn")
+    assert book.page.evaluate("() => globalThis.Plotly") == "mine"

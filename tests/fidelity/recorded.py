@@ -1,0 +1,126 @@
+"""Real snapshots beside the same script on the virtual GPU, request by request."""
+
+import gc
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import memexplore
+from memexplore import capture
+from memexplore.tape import Action, Tape
+from tests.fidelity import models
+from tests.fidelity.cases import RECORDINGS
+
+
+class Recorded(NamedTuple):
+    file: str
+    gpu: str
+    torch: str
+    run: Callable[[], None]
+    """Warms up, then does what the snapshot shows inside `record()`; leaves the tape in TAPES."""
+
+
+TAPES: list[Tape] = []
+
+
+def requests(tape: Tape) -> list[int]:
+    """Every request in order: its bytes, negative where memory is given back."""
+    rows = np.flatnonzero((tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED))
+    sign = np.where(tape.action[rows] == Action.ALLOC, 1, -1)
+    return (sign * tape.size[rows]).tolist()
+
+
+def without_hash_order(sizes: list[int]) -> list[int]:
+    """The same with the last run of frees sorted.
+
+    A run that ends with its autocast context empties the cache of cast weights, a hash table keyed by addresses
+    (cached_casts in ATen/autocast_mode.cpp): that order is nobody's to predict.
+    """
+    start = len(sizes)
+    while start and sizes[start - 1] < 0:
+        start -= 1
+    return sizes[:start] + sorted(sizes[start:])
+
+
+def measured(case: Recorded) -> list[int]:
+    (tape,) = memexplore.load(str(RECORDINGS / case.file)).values()
+    return requests(tape)
+
+
+def predicted(case: Recorded) -> list[int]:
+    try:
+        with capture.virtual(case.gpu, torch=case.torch):
+            case.run()
+        return requests(TAPES.pop())
+    finally:
+        gc.collect()
+
+
+def _lm_forward(context: int, dtype: torch.dtype | None) -> None:
+    model = models.DecoderLm(context).to("cuda")
+    tokens = torch.randint(0, 10_000, (4, context), device="cuda")
+
+    def step():
+        with torch.no_grad(), models.autocast(dtype):
+            logits = model(tokens)
+        return logits.shape
+
+    step()
+    with capture.record() as recording:
+        step()
+    TAPES.append(recording.tape)
+
+
+def _lm_step(context: int, dtype: torch.dtype | None) -> None:
+    model = models.DecoderLm(context).to("cuda")
+    tokens, targets = (torch.randint(0, 10_000, (4, context), device="cuda") for _ in range(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with models.autocast(dtype):
+            logits = model(tokens)
+        # The snapshot's script takes the loss in float32 outside autocast.
+        loss = F.cross_entropy(logits.reshape(-1, 10_000).float(), targets.reshape(-1))
+        loss.backward()
+        optimizer.step()
+
+    step()
+    step()
+    with capture.record() as recording:
+        step()
+    TAPES.append(recording.tape)
+
+
+def _softmax(x):
+    largest = torch.max(x, dim=-1, keepdim=True).values
+    exponentials = torch.exp(x - largest)
+    total = torch.sum(exponentials, dim=-1, keepdim=True)
+    return exponentials / total
+
+
+def _attend(query, key, value):
+    scores = torch.einsum("...qd,...kd->...qk", query, key)
+    scores = scores / 4.0
+    weights = _softmax(scores)
+    return torch.einsum("...qk,...kd->...qd", weights, value)
+
+
+def _attention() -> None:
+    """Attention of one head as the snapshot's script runs it, from the first allocation on."""
+    with capture.record() as recording:
+        query, key, value = (torch.randn(8, 4096, 16, device="cuda", requires_grad=True) for _ in range(3))
+        out = _attend(query, key, value)
+        loss = out.sum()
+        loss.backward()
+    TAPES.append(recording.tape)
+
+
+RECORDED = [
+    Recorded("attention-forward-backward.pickle.gz", "A100 80GB", "2.6", _attention),
+    Recorded("lm-xl-forward-seq2048-bf16.pickle.gz", "RTX PRO 6000", "2.11", lambda: _lm_forward(2048, torch.bfloat16)),
+    Recorded("lm-xl-train-seq512-bf16.pickle.gz", "RTX PRO 6000", "2.11", lambda: _lm_step(512, torch.bfloat16)),
+]

@@ -1,0 +1,28 @@
+"""Every published row to its printed digit, and the recorded runs request by request."""
+
+import os
+
+import pytest
+
+from tests.fidelity import cases, recorded
+
+absent = not cases.PUBLISHED.exists()
+pytestmark = pytest.mark.skipif(
+    absent and not os.environ.get("CI"), reason="../shared/published_peaks.csv is not beside this checkout"
+)
+
+
+@pytest.mark.parametrize("case", [] if absent else list(cases.published()), ids=lambda case: case.name)
+def test_published_peak_is_predicted_to_its_printed_digit(case):
+    if case.name in cases.CAUSES:
+        pytest.xfail(cases.CAUSES[case.name])
+    assert case.predicted() == case.measured
+
+
+@pytest.mark.parametrize("case", recorded.RECORDED, ids=lambda case: case.file.partition(".")[0])
+def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
+    ours = recorded.without_hash_order(recorded.predicted(case))
+    theirs = recorded.without_hash_order(recorded.measured(case))
+    first = next((place for place, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    assert first is None, f"request {first}: predicted {ours[first]}, measured {theirs[first]}"
+    assert len(ours) == len(theirs)

@@ -1,0 +1,221 @@
+"""Record the golden scenarios on a real NVIDIA GPU: `python -m tests.gpu.record`, from the repository's root.
+
+Needs torch alone (no notebook packages, no memexplore). Each scenario runs in a process of its own; one that fails is
+recorded as failed and stops nothing. Takes under five minutes and writes one file into tests/data.
+"""
+
+import argparse
+import concurrent.futures
+import gc
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+import torch
+
+from tests.gpu import golden
+from tests.gpu.scenarios import SCENARIOS
+
+ALONE = ("mlp_sgd", "unet_adamw", "transformer_bf16")
+"""These run while nothing else does, so that what they leave outside the allocator can be read off the device."""
+DEADLINE_S = 270
+SCENARIO_S = 90
+MAX_EVENTS = 200_000
+PROPERTIES = (
+    "name",
+    "total_memory",
+    "major",
+    "minor",
+    "multi_processor_count",
+    "L2_cache_size",
+    "max_threads_per_multi_processor",
+    "shared_memory_per_multiprocessor",
+    "is_integrated",
+)
+
+
+def used_outside() -> int:
+    """Bytes in use on the device that the allocator does not hold; right where this process is alone on it."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
+def record(name: str) -> dict:
+    """Run a scenario in this process, which has not touched CUDA yet, and return what the allocator did."""
+    torch.cuda.init()
+    outside_before, stats_before = used_outside(), torch.cuda.memory_stats()
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context="all", stacks="python", max_entries=MAX_EVENTS, device=0
+    )
+    outcome, message = "fits", ""
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    gc.collect()
+    # A collection in the middle would free at a moment that no other run repeats.
+    gc.disable()
+    try:
+        SCENARIOS[name].function()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError as error:
+        outcome, message = "oom", str(error)
+    except Exception:
+        outcome, message = "failed", traceback.format_exc()
+    snapshot = torch.cuda.memory._snapshot()
+    events = snapshot["device_traces"][0]
+    if len(events) >= MAX_EVENTS:
+        outcome, message = "failed", f"more than {MAX_EVENTS} events: the history is cut"
+    return {
+        "gpu": gpu_properties(),
+        "versions": versions(),
+        "scenario": {
+            "outcome": outcome,
+            "message": message,
+            "allocator": SCENARIOS[name].allocator,
+            "allocator_settings": plain(snapshot.get("allocator_settings", {})),
+            "seconds": round(time.perf_counter() - started, 3),
+            "peak_allocated": torch.cuda.max_memory_allocated(),
+            "peak_reserved": torch.cuda.max_memory_reserved(),
+            "stats_before": dict(stats_before),
+            "stats_after": dict(torch.cuda.memory_stats()),
+            "outside_before": outside_before,
+            "outside_after": used_outside(),
+            "alone": name in ALONE,
+            "events": golden.columns(events),
+        },
+    }
+
+
+def plain(value):
+    """A value as JSON has it; what JSON has not becomes text."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def gpu_properties() -> dict:
+    properties = torch.cuda.get_device_properties(0)
+    return {name: getattr(properties, name) for name in PROPERTIES if hasattr(properties, name)}
+
+
+def versions() -> dict:
+    return {
+        "torch": torch.__version__,
+        "torch_git": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": driver(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def driver() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    return done.stdout.split("\n")[0].strip() or None
+
+
+def failed(name: str, message: str) -> dict:
+    return {"scenario": {"outcome": "failed", "message": message, "allocator": SCENARIOS[name].allocator}}
+
+
+def record_in_process(name: str, deadline: float) -> dict:
+    """What `record` returns, from a fresh process; a failure is a result too."""
+    left = deadline - time.monotonic()
+    if left < 5:
+        return failed(name, f"not run: {DEADLINE_S} s were over")
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("ALLOC_CONF")}
+    if settings := SCENARIOS[name].allocator:
+        # The old name, which every release reads, and the one that replaces it.
+        environment |= {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": settings}
+    with tempfile.TemporaryDirectory() as folder:
+        result = pathlib.Path(folder, "result.json")
+        command = [sys.executable, "-m", "tests.gpu.record", "--child", str(result), name]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=min(left, SCENARIO_S)
+            )
+        except subprocess.TimeoutExpired as error:
+            return failed(name, f"stopped after {error.timeout:.0f} s")
+        if done.returncode or not result.exists():
+            return failed(name, f"exit status {done.returncode}: {done.stderr[-4000:]}")
+        return json.loads(result.read_text())
+
+
+def keep(folder: pathlib.Path, name: str, result: dict) -> pathlib.Path | None:
+    """Put a result into the file of its GPU and release, beside what is there; None where no GPU was reached."""
+    if "gpu" not in result:
+        return None
+    path = folder / golden.filename(result["gpu"]["name"], result["versions"]["torch"])
+    run = golden.read(path) if path.exists() else {"scenarios": {}}
+    run |= {"gpu": result["gpu"], "versions": result["versions"]}
+    run["scenarios"][name] = result["scenario"]
+    golden.write(path, run)
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.record", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="SCENARIO", help="some only; all by default")
+    parser.add_argument("--output", type=pathlib.Path, default=golden.FOLDER, help="folder of the file")
+    parser.add_argument("--jobs", type=int, default=4, help="scenarios that run at the same time")
+    parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(SCENARIOS):
+        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        print(
+            f"tests.gpu.record needs a real NVIDIA GPU: torch {torch.__version__} finds none here. Golden recordings "
+            "come from real hardware only; run it on a machine with a GPU and a CUDA build of torch.",
+            file=sys.stderr,
+        )
+        return 2
+    if options.child is not None:
+        options.child.write_text(json.dumps(record(options.names[0])))
+        return 0
+    return record_all(options.names or list(SCENARIOS), options.output, options.jobs)
+
+
+def record_all(names: list[str], folder: pathlib.Path, jobs: int) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    deadline = started + DEADLINE_S
+    results: dict[str, dict] = {}
+
+    def run(name: str) -> None:
+        results[name] = record_in_process(name, deadline)
+        told = results[name]["scenario"]
+        events = len(told["events"]["size"]) if "events" in told else 0
+        print(f"{name}: {told['outcome']}, {events} events {told['message'].strip()[-300:]}", flush=True)
+
+    for name in filter(ALONE.__contains__, names):
+        run(name)
+    with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
+        list(pool.map(run, (name for name in names if name not in ALONE)))
+    # A process that died before it could tell its GPU gets that of the others.
+    known = next((result for result in results.values() if "gpu" in result), None)
+    if known is None:
+        print("no scenario reached the GPU; nothing is written", file=sys.stderr)
+        return 1
+    for name, result in results.items():
+        path = keep(folder, name, {**{key: known[key] for key in ("gpu", "versions")}, **result})
+    size = sum(file.stat().st_size for file in folder.glob("golden_*.json.gz"))
+    bad = [name for name, result in results.items() if result["scenario"]["outcome"] != SCENARIOS[name].outcome]
+    print(
+        f"{path}: {len(results) - len(bad)} of {len(results)} scenarios as expected in "
+        f"{time.monotonic() - started:.0f} s; golden files take {size:,} of {golden.LIMIT:,} bytes"
+    )
+    if bad:
+        print(f"not as expected: {', '.join(bad)}", file=sys.stderr)
+    return 1 if bad or size > golden.LIMIT else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

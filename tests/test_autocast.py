@@ -1,0 +1,127 @@
+"""Autocast on the virtual device by PyTorch's rules for CUDA."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memexplore import capture
+from memexplore.tape import Action
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def gpu():
+    with capture.virtual("A100", torch="2.13") as device:
+        yield device
+
+
+def test_matrix_products_run_in_the_lower_type(gpu):
+    x, layer = torch.ones(4, 8, device="cuda"), nn.Linear(8, 8).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+        assert F.layer_norm(layer(x), (8,)).dtype is torch.float32
+        assert torch.softmax(layer(x), -1).dtype is torch.float32
+
+
+def test_default_type_of_cuda_is_half(gpu):
+    x = torch.ones(4, 8, device="cuda")
+    with torch.autocast("cuda"):
+        assert torch.get_autocast_dtype("cuda") is torch.float16
+        assert (x @ x.t()).dtype is torch.float16
+
+
+def test_widest_type_wins_where_types_are_promoted(gpu):
+    with torch.autocast("cuda", torch.float16):
+        joined = torch.cat([torch.ones(2, device="cuda"), torch.ones(2, device="cuda", dtype=torch.float16)])
+    assert joined.dtype is torch.float32
+
+
+def test_disabled_region_inside_keeps_float(gpu):
+    x = torch.ones(4, 8, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ x.t()).dtype is torch.float32
+        assert (x @ x.t()).dtype is torch.bfloat16
+
+
+def test_double_is_left_alone(gpu):
+    x = torch.ones(4, 8, device="cuda", dtype=torch.float64)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert (x @ x.t()).dtype is torch.float64
+
+
+def test_cast_weight_is_cached_until_the_outermost_context_exits(gpu):
+    layer, x = nn.Linear(1024, 1024, bias=False).cuda(), torch.ones(1, 1024, device="cuda")
+    layer(x)
+    before = torch.cuda.memory_allocated()
+    with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+            layer(x)
+        # the cast weight: 1024·1024·2 bytes
+        assert torch.cuda.memory_allocated() == before + 2 * MIB
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_cast_weight_is_made_once_in_a_context(gpu):
+    layer, x = nn.Linear(1024, 1024, bias=False).cuda(), torch.ones(1, 1024, device="cuda")
+    with capture.record() as recording, torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+        layer(x)
+        layer(x)
+    tape = recording.tape
+    assert (tape.size[tape.action == Action.ALLOC] == 2 * MIB).sum() == 1
+
+
+def test_no_cache_is_kept_where_it_is_turned_off(gpu):
+    layer, x = nn.Linear(1024, 1024, bias=False).cuda(), torch.ones(1, 1024, device="cuda")
+    layer(x)
+    before = torch.cuda.memory_allocated()
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False), torch.no_grad():
+        layer(x)
+        assert torch.cuda.memory_allocated() == before
+
+
+def test_weights_that_need_no_gradient_are_not_cached(gpu):
+    layer, x = nn.Linear(1024, 1024, bias=False).cuda().requires_grad_(False), torch.ones(1, 1024, device="cuda")
+    layer(x)
+    before = torch.cuda.memory_allocated()
+    with torch.autocast("cuda", torch.bfloat16):
+        layer(x)
+        assert torch.cuda.memory_allocated() == before
+
+
+def test_binary_cross_entropy_is_refused_as_on_cuda(gpu):
+    x = torch.ones(4, device="cuda")
+    with torch.autocast("cuda", torch.float16), pytest.raises(RuntimeError, match="unsafe to autocast"):
+        F.binary_cross_entropy(x, x)
+
+
+def test_custom_function_runs_in_the_type_it_asks_for(gpu):
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx, x):
+            seen.append((x.dtype, (x @ x.t()).dtype))
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    seen = []
+    with torch.autocast("cuda", torch.float16):
+        Double.apply(torch.ones(4, 4, device="cuda", dtype=torch.float16))
+    assert seen == [(torch.float32, torch.float32)]
+
+
+def test_grad_scaler_steps(gpu):
+    layer, x = nn.Linear(8, 8).cuda(), torch.ones(4, 8, device="cuda")
+    optimizer, scaler = torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cuda")
+    with torch.autocast("cuda", torch.float16):
+        loss = layer(x).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert len(optimizer.state) == 2

@@ -1,0 +1,352 @@
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from memexplore import script
+from memexplore.tape import Tape
+
+FITTING = """
+import sys
+import torch
+
+model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+x = torch.randn(64, 1024, device="cuda")
+print("the script says", *sys.argv[1:])
+model(x).sum().backward()
+"""
+TOO_LARGE = """
+import torch
+
+first = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+second = torch.empty(2**40, dtype=torch.uint8, device="cuda")
+"""
+
+
+def memexplore(*arguments, cwd=None, env=None, **keywords):
+    return subprocess.run(
+        [sys.executable, "-m", "memexplore.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **keywords,
+    )
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_script(text, name="train.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write_script
+
+
+# --- run -----------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_sentence_categories_and_tensors_after_the_scripts_own_output(write):
+    path = write(FITTING)
+    done = memexplore("run", path, "--gpu", "T4", "--", "hello", "--gpu", cwd=path.parent)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "the script says hello --gpu"
+    assert lines[1].startswith("Peak ")
+    assert "predicted" in lines[2]
+    assert "Tesla T4" in lines[2]
+    # 1024 x 1024 fp32 are 4 MiB, made in line 5 of the script.
+    assert any("4.00 MiB" in line and "parameter" in line and "train.py:5" in line for line in lines)
+
+
+def test_json_is_all_of_stdout_and_the_scripts_output_goes_to_stderr(write):
+    path = write(FITTING + "import atexit, os\natexit.register(print, 'late')\nos.system('echo from a child')\n")
+    done = memexplore("run", path, "--gpu", "RTX 4090", "--json", "--", "hello")
+    told = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (told["source"], told["gpu"], told["outcome"]) == ("predicted", "RTX 4090", "fits")
+    for text in ("the script says hello", "late", "from a child"):
+        assert text in done.stderr
+    # Parameter and gradient, 4 MiB each, and the input and output of 64 x 1024 fp32, 256 KiB each.
+    assert told["peak_requested"] >= 2 * 4 * 1024**2 + 2 * 256 * 1024
+    assert set(told["at_peak"]) == {"step", "phase", "layer", "op", "line", "by_category"}
+    assert sum(told["at_peak"]["by_category"].values()) == told["peak_allocated"]
+
+
+def test_without_a_gpu_and_a_name_it_is_a_t4(write):
+    done = memexplore("run", write(FITTING), "--json")
+    assert json.loads(done.stdout)["gpu"] == "T4"
+
+
+def test_a_size_is_a_gpu_and_says_what_is_assumed(write):
+    path = write(FITTING)
+    assert json.loads(memexplore("run", path, "--gpu", "24GiB", "--json").stdout)["capacity"] == 24 * 1024**3
+    assert "Compute capability 8.0 is assumed" in memexplore("run", path, "--gpu", "24GiB").stdout
+
+
+def test_out_of_memory_is_status_3_and_no_traceback(write):
+    done = memexplore("run", write(TOO_LARGE), "--gpu", "T4", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert told["outcome"] == "oom"
+    # What was alive then: the first tensor of 1 GiB.
+    assert told["peak_allocated"] == 1024**3
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_shows_the_scripts_own_frames_only(write):
+    path = write("""
+        import torch
+
+        def broken(x):
+            return x @ torch.ones(3, 3, device="cuda")
+
+        try:
+            broken(torch.ones(2, 2, device="cuda"))
+        except RuntimeError as error:
+            raise ValueError("told by the script") from error
+    """)
+    done = memexplore("run", path, "--gpu", "T4", "--json")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f'File "{path}", line 10, in <module>' in done.stderr
+    assert f'File "{path}", line 5, in broken' in done.stderr
+    assert done.stderr.rstrip().endswith("ValueError: told by the script")
+    assert os.path.dirname(script.__file__) + os.sep not in done.stderr
+
+
+def test_a_syntax_error_looks_as_under_python(write):
+    path = write("x = (\n")
+    ours = memexplore("run", path)
+    pythons = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert ours.returncode == pythons.returncode == 1
+    assert ours.stderr == pythons.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('why')", 1)]
+)
+def test_the_scripts_own_exit_is_honoured(write, ending, status):
+    done = memexplore("run", write(FITTING + ending + "\n"), "--gpu", "T4", "--json")
+    assert done.returncode == status
+    assert json.loads(done.stdout)["outcome"] == "fits"
+    assert ("why" in done.stderr) == (status == 1)
+
+
+def test_the_script_is_main_in_its_own_folder(write):
+    write("ANSWER = 42\n", "neighbour.py")
+    path = write("""
+        import pickle
+        import sys
+        import neighbour
+
+        class Mine:
+            pass
+
+        pickle.loads(pickle.dumps(Mine()))
+        print(__name__, neighbour.ANSWER, sys.argv, sys.path[0] == sys.argv[1], __file__ == sys.argv[2])
+        if __name__ == "__main__":
+            print("is main")
+    """)
+    done = memexplore("run", path.name, "--", path.parent, path, cwd=path.parent)
+    assert done.stdout.splitlines()[:2] == [
+        f"__main__ 42 ['train.py', {str(path.parent)!r}, {str(path)!r}] True True",
+        "is main",
+    ]
+
+
+def test_the_tape_and_the_page_are_written(write, tmp_path):
+    done = memexplore(
+        "run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.parquet", "--html", tmp_path / "page.html"
+    )
+    assert done.returncode == 0, done.stderr
+    assert Tape.load(tmp_path / "tape.parquet").meta.gpu == "T4"
+    assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        (["fly"], "invalid choice"),
+        (["run"], "required"),
+        (["run", "missing.py"], "there is no script 'missing.py'"),
+        (["run", __file__, "--gpu", "RTX 4091"], "did you mean RTX 4090"),
+        (["run", __file__, "--torch", "new"], "no torch release"),
+        (["run", __file__, "--epochs", "3"], "behind --"),
+        (["run", __file__, "--html", "/no/such/folder/page.html"], "there is no folder"),
+        (["gpus", "banana"], "no GPU 'banana'"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments, message):
+    done = memexplore(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- gpus, lab, doctor, the rest -----------------------------------------------------------------------------------
+
+
+def test_gpus_lists_the_catalogue():
+    done = memexplore("gpus")
+    assert done.returncode == 0
+    assert any(line.split()[:2] == ["T4", "14.4"] for line in done.stdout.splitlines())
+
+
+def test_gpus_as_json_has_bytes_and_sources():
+    gpus = {gpu["gpu"]: gpu for gpu in json.loads(memexplore("gpus", "--json").stdout)["gpus"]}
+    # 14 913 MiB in all, 133 MiB of them outside the allocator.
+    assert gpus["T4"]["capacity"] == (14913 - 133) * 1024**2
+    assert "Ultralytics" in gpus["T4"]["source_total"]
+
+
+def test_one_gpu_is_shown_with_its_sources():
+    assert "NVIDIA T4 datasheet" in memexplore("gpus", "t4").stdout
+
+
+def test_listing_gpus_needs_no_torch():
+    code = "import sys; from memexplore.cli import main; main(['gpus']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} -m memexplore.cli gpus --json | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def stand_in(folder, name, text):
+    """A package of that name that is found before the installed one."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("")
+    (folder / name / "__main__.py").write_text(text)
+
+
+def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
+    stand_in(tmp_path, "jupyterlab", "import sys; print(sys.argv[1:])")
+    done = memexplore("lab", "--no-browser", "--port=1234", env={"PYTHONPATH": str(tmp_path)})
+    notebook = pathlib.Path(script.__file__).parent.parent / "notebooks" / "01_where_does_memory_go.ipynb"
+    assert done.returncode == 0, done.stderr
+    assert repr(str(notebook)) in done.stdout
+    assert "'--no-browser', '--port=1234']" in done.stdout
+
+
+def test_lab_says_what_to_install(tmp_path):
+    blocker = "import sys, importlib.util as u; real = u.find_spec\n"
+    blocker += "u.find_spec = lambda name, *rest: None if name == 'jupyterlab' else real(name, *rest)\n"
+    (tmp_path / "sitecustomize.py").write_text(blocker)
+    done = memexplore("lab", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert 'pip install -e ".[lab]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_says_what_is_here():
+    done = memexplore("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in ("torch ", "GPU: none", "Virtual GPU: works", "plotly ", "Browser: "):
+        assert text in done.stdout
+
+
+# --- open, verify ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """A snapshot of one segment with one block of 1000 bytes that is alive and one that has come and gone."""
+    MIB = 1024**2
+    frames = [{"filename": "/home/me/train.py", "line": 7, "name": "step"}]
+    trace = [
+        {"action": "segment_alloc", "addr": 4096, "size": 2 * MIB, "stream": 0, "frames": frames},
+        {"action": "alloc", "addr": 4096, "size": 1000, "stream": 0, "frames": frames},
+        {"action": "alloc", "addr": 4096 + 1024, "size": 3000, "stream": 0, "frames": []},
+        {"action": "free_requested", "addr": 4096 + 1024, "size": 3000, "stream": 0, "frames": []},
+        {"action": "free_completed", "addr": 4096 + 1024, "size": 3000, "stream": 0, "frames": []},
+    ]
+    blocks = [
+        {"address": 4096, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": frames},
+        {"address": 5120, "size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive", "frames": []},
+    ]
+    segment = {
+        "device": 0, "address": 4096, "total_size": 2 * MIB, "allocated_size": 1024, "active_size": 1024,
+        "requested_size": 1000, "stream": 0, "segment_type": "small", "segment_pool_id": (0, 0),
+        "is_expandable": False, "frames": frames, "blocks": blocks,
+    }  # fmt: skip
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [trace]}))
+    return path
+
+
+def test_open_as_json_tells_events_segments_and_peaks(snapshot):
+    done = memexplore("open", snapshot, "--json")
+    assert json.loads(done.stdout) == {
+        "devices": [
+            {
+                "device": 0,
+                "events": 5,
+                "segments": 1,
+                # 1000 bytes take a block of 1024, 3000 bytes one of 3072.
+                "current_allocated": 1024,
+                "current_reserved": 2 * 1024**2,
+                "peak_allocated": 1024 + 3072,
+                "peak_reserved": 2 * 1024**2,
+                "ooms": 0,
+            }
+        ]
+    }
+    assert done.returncode == 0
+
+
+def test_open_shows_the_tensors_and_leaves_out_what_a_snapshot_does_not_know(snapshot):
+    lines = memexplore("open", snapshot).stdout.splitlines()
+    assert lines[0].startswith("Device 0: 5 events, 1 segments, 1.00 KiB allocated of 2.00 MiB reserved")
+    # 1000 bytes are 0.98 KiB.
+    assert any("0.98 KiB" in line and "train.py:7" in line for line in lines)
+    assert not any("layer" in line for line in lines)
+
+
+def test_open_writes_a_page(snapshot, tmp_path):
+    assert memexplore("open", snapshot, "--html", tmp_path / "page.html").returncode == 0
+    assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_open_reads_what_run_saved(write, tmp_path):
+    memexplore("run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.parquet")
+    told = json.loads(memexplore("open", tmp_path / "tape.parquet", "--json").stdout)
+    assert told["devices"][0]["peak_reserved"] > 4 * 1024**2
+
+
+def test_verify_counts_what_the_model_places_as_recorded(snapshot):
+    done = memexplore("verify", snapshot, "--json")
+    of_device = json.loads(done.stdout)["devices"][0]
+    assert done.returncode == 0
+    assert of_device["alloc_addresses"] == [2, 2]
+    assert of_device["segment_allocs"] == [1, 1]
+    assert any(line.split() == ["0", "alloc", "addresses", "2", "2"] for line in
+               memexplore("verify", snapshot).stdout.splitlines())  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["open", "verify"])
+def test_a_file_that_is_no_snapshot_is_one_sentence(command, tmp_path):
+    path = tmp_path / "nonsense.pickle"
+    path.write_bytes(b"nonsense")
+    done = memexplore(command, path)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "nonsense.pickle" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["open", "verify"])
+def test_a_missing_file_is_one_sentence(command, tmp_path):
+    done = memexplore(command, tmp_path / "missing.pickle")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,257 @@
+"""What the recorder notes, seen on plain CPU training and on the virtual GPU: expected bytes by hand."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import memexplore as mx
+from memexplore.tape import Action, Category, Phase, Source, Tape
+
+
+def _blocks(tape: Tape, category: Category) -> list[int]:
+    """Sizes of the blocks of a category, in the order in which they were made."""
+    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
+    return tape.size[born & (tape.category == category)].tolist()
+
+
+def _rows(tape: Tape, **wanted: object) -> list[int]:
+    frame = tape.to_pandas()
+    for name, value in wanted.items():
+        frame = frame[frame[name] == value]
+    return frame.index.tolist()
+
+
+def _train(device: str, steps: int = 2) -> Tape:
+    """A 100 -> 200 -> 10 network and Adam, recorded from outside the loop."""
+
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 10)).to(device)
+        optimizer = torch.optim.Adam(model.parameters())
+        x, y = torch.randn(64, 100, device=device), torch.randint(10, (64,), device=device)
+        for _ in range(steps):
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    if device == "cuda":
+        return mx.simulate(run, gpu="T4")
+    with mx.record() as recording:
+        run()
+    return recording.tape
+
+
+WEIGHTS = [100 * 200 * 4, 200 * 4, 200 * 10 * 4, 10 * 4]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_parameters_are_told_by_their_size(device):
+    assert sorted(_blocks(_train(device), Category.PARAMETER)) == sorted(WEIGHTS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_step_has_one_gradient_a_parameter(device):
+    assert sorted(_blocks(_train(device), Category.GRADIENT)) == sorted(WEIGHTS * 2)
+
+
+def test_adam_keeps_two_states_a_parameter():
+    assert sorted(_blocks(_train("cuda"), Category.OPTIMIZER_STATE)) == sorted(WEIGHTS * 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_count_from_one(device):
+    tape = _train(device, steps=3)
+    assert sorted(set(tape.step.tolist())) == [0, 1, 2, 3]
+
+
+def test_phases_follow_each_other():
+    tape = _train("cuda", steps=1)
+    marks = tape.phase[tape.action == Action.MARK].tolist()
+    assert marks == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
+
+
+def test_a_layer_has_its_qualified_name():
+    tape = _train("cuda", steps=1)
+    born = tape.to_pandas().query("category == 'parameter' and action == 'alloc'")
+    assert set(born["module"]) == {"0", "2"}
+
+
+def test_a_gradient_belongs_to_the_layer_of_its_parameter():
+    frame = _train("cuda", steps=1).to_pandas()
+    gradients = frame[(frame["action"] == "alloc") & (frame["category"] == "gradient")]
+    assert dict(zip(gradients["size"], gradients["module"], strict=True)) == {
+        80_000: "0", 800: "0", 8_000: "2", 40: "2",
+    }  # fmt: skip
+
+
+def test_an_optimizer_state_belongs_to_the_layer_of_its_parameter():
+    frame = _train("cuda", steps=1).to_pandas()
+    states = frame[(frame["action"] == "alloc") & (frame["category"] == "optimizer state")]
+    assert set(zip(states["size"], states["module"], strict=True)) == {
+        (80_000, "0"),
+        (800, "0"),
+        (8_000, "2"),
+        (40, "2"),
+    }
+
+
+def test_a_backward_row_has_the_layer_and_line_of_the_forward_op():
+    def run() -> None:
+        layer = nn.Linear(10, 10).cuda()
+        loss = layer(torch.ones(4, 10, device="cuda", requires_grad=True)).sum()  # the line that is meant
+        loss.backward()
+
+    line = run.__code__.co_firstlineno + 2
+    tape = mx.simulate(run)
+    # Gradient of the input, 4 x 10 floats, and cuBLAS's copies of the expanded gradient, as large.
+    rows = _rows(tape, action="alloc", op="aten::mm", size=160)
+    assert len(rows) == 3
+    for row in rows:
+        assert tape.modules[tape.module[row]] == "Linear"
+        assert any(frame.line == line and frame.filename == __file__ for frame in tape.stacks[tape.stack[row]])
+
+
+def test_saved_tensors_are_told_from_temporaries():
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # exp keeps its result for backward; the negation dies inside the call.
+            return (-x).exp() * 2
+
+    def run() -> None:
+        Chain()(torch.ones(1000, device="cuda", requires_grad=True))
+
+    tape = mx.simulate(run)
+    kinds = {
+        op: tape.to_pandas().iloc[_rows(tape, action="alloc", op=op)[0]]["category"]
+        for op in ("aten::neg", "aten::exp")
+    }
+    assert kinds == {"aten::neg": "temporary", "aten::exp": "activation"}
+
+
+def test_without_gradients_nothing_is_an_activation():
+    def run() -> None:
+        with torch.no_grad():
+            nn.Sequential(nn.Linear(100, 100), nn.ReLU()).cuda()(torch.ones(5, 100, device="cuda"))
+
+    assert _blocks(mx.simulate(run), Category.ACTIVATION) == []
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_is_an_activation_of_the_backward_pass(reentrant):
+    block = nn.Sequential(nn.Linear(64, 64), nn.Sigmoid())
+
+    def run() -> None:
+        model = block.cuda()
+        x = torch.ones(8, 64, device="cuda", requires_grad=True)
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+
+    tape = mx.simulate(run)
+    again = [row for row in _rows(tape, action="alloc", op="aten::sigmoid") if tape.phase[row] == Phase.BACKWARD]
+    assert len(again) == 1
+    assert tape.category[again[0]] == Category.ACTIVATION
+    assert tape.modules[tape.module[again[0]]].endswith("1")
+
+
+def test_accumulated_micro_batches_are_one_step():
+    def run() -> None:
+        model = nn.Linear(10, 1).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for _ in range(4):
+                model(torch.ones(2, 10, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert int(mx.simulate(run).step.max()) == 2
+
+
+def test_layers_of_a_second_model_carry_its_name():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    def run() -> None:
+        first, second = Pair().cuda(), Pair().cuda()
+        second(first(torch.ones(1, 4, device="cuda")))
+
+    assert {"inner", "Pair#2.inner"} <= set(mx.simulate(run).modules)
+
+
+def test_a_recording_keeps_no_tensor_alive():
+    with mx.record() as recording:
+        x = torch.ones(1000, requires_grad=True)
+        y = (x * 2).sum()
+        y.backward()
+        seen = weakref.ref(x)
+        del x, y
+        gc.collect()
+        assert seen() is None
+    assert len(recording.tape)
+
+
+def test_what_was_there_before_comes_first():
+    model = nn.Linear(100, 100)
+    with mx.record() as recording:
+        model(torch.ones(1, 100)).sum().backward()
+    tape = recording.tape
+    before = tape.action == Action.PREEXISTING
+    assert tape.size[before].tolist() == [40_000, 400]
+    assert before[:2].all()
+
+
+def test_memory_returns_after_every_step_on_the_cpu():
+    tape = _train("cpu", steps=3)
+    signed = np.where(np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING)), tape.size, 0)
+    signed -= np.where(tape.action == Action.FREE_COMPLETED, tape.size, 0)
+    level = np.cumsum(signed)
+    ends = np.flatnonzero((tape.action == Action.MARK) & (tape.phase == Phase.FORWARD))
+    assert level[ends[1]] == level[ends[2]]
+
+
+def test_a_second_recording_inside_another_is_refused():
+    with mx.record(), pytest.raises(RuntimeError, match="already"), mx.record():
+        pass
+
+
+def test_the_tape_is_not_there_before_the_end():
+    with mx.record() as recording, pytest.raises(RuntimeError, match="has ended"):
+        recording.tape  # noqa: B018
+
+
+def test_the_tape_is_there_after_an_exception():
+    def fail() -> None:
+        x = torch.ones(1000)
+        raise ZeroDivisionError(x.numel())
+
+    with pytest.raises(ZeroDivisionError), mx.record() as recording:
+        fail()
+    assert recording.tape.size.max() == 4000
+
+
+def test_cpu_training_is_measured():
+    assert _train("cpu").meta.source is Source.MEASURED
+
+
+def test_an_out_of_memory_error_names_its_op_and_layer():
+    def run() -> None:
+        layer = nn.Linear(1 << 15, 1 << 15).cuda()  # 4 GiB of weights
+        while layer is not None:
+            layer(torch.ones(1 << 16, 1 << 15, device="cuda"))  # 8 GiB of input, 8 GiB of output: 14.6 GiB are there
+
+    tape = mx.simulate(run, gpu="T4")
+    assert tape.action[-1] == Action.OOM or Action.OOM in tape.action
+    row = int(np.flatnonzero(tape.action == Action.OOM)[0])
+    assert tape.ops[tape.op[row]] == "aten::addmm"
+    assert tape.modules[tape.module[row]] == "Linear"
+    assert tape.size[row] == 1 << 33

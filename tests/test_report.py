@@ -1,0 +1,113 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from memexplore import measure, report
+from memexplore.tape import Category
+from tests.sample_tapes import Program, oom_tape, small_tape, training_tape
+from tests.test_diff import leaking_tape
+
+HOSTILE = '</script><img src=x onerror="alert(1)">'
+
+
+class Reader(HTMLParser):
+    """The elements of a page in order, and the text of its first heading."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.heading, self._inside = "", False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag == "h1"
+
+    def handle_endtag(self, tag):
+        self._inside = False
+
+    def handle_data(self, data):
+        self.heading += data if self._inside else ""
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report.html(training_tape())
+
+
+def data_of(page: str, place: str) -> dict:
+    match = re.search(rf'<script type="application/json" data-place="{place}">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+def test_the_sentence_comes_first(page):
+    reader = Reader(page)
+    assert reader.heading == measure.sentence(training_tape()).splitlines()[0]
+    order = [tag for tag, _ in reader.elements]
+    assert order.index("h1") < order.index("div")
+
+
+def test_nothing_is_fetched(page):
+    addresses = [
+        value
+        for tag, attributes in Reader(page).elements
+        for name, value in attributes.items()
+        if name in ("src", "href") and value and not value.startswith("data:")
+    ]
+    assert addresses == []
+    assert "default-src 'none'" in page
+
+
+def test_plotly_is_in_the_page_once(page):
+    assert page.count("plotly.js v") == 1
+
+
+def test_the_timeline_and_the_layers_are_there(page):
+    names = [trace["name"] for trace in data_of(page, "timeline")["data"]]
+    assert names[-3:] == ["allocated", "reserved", "peak"]
+    assert data_of(page, "layers")["data"][0]["type"] == "icicle"
+
+
+def test_versions_notes_and_source_are_told(page):
+    assert "<th>torch</th><td>2.13.0+cpu</td>" in page
+    assert "<th>source</th><td>predicted</td>" in page
+    assert "<li>The workspace of cuDNN is assumed to be 0 bytes.</li>" in page
+
+
+def test_hostile_names_stay_text():
+    program = Program()
+    program.alloc(100, Category.ACTIVATION, HOSTILE, HOSTILE, 3)
+    tape = program.tape()
+    tape = tape.replace(meta=tape.meta._replace(device=HOSTILE, notes=(HOSTILE,), versions={HOSTILE: HOSTILE}))
+    hostile, harmless = Reader(report.html(tape)), Reader(report.html(small_tape()))
+    assert [tag for tag, attributes in hostile.elements if attributes.get("onerror")] == []
+    count = sum(tag == "script" for tag, _ in hostile.elements)
+    assert count == sum(tag == "script" for tag, _ in harmless.elements)
+
+
+def test_a_run_that_died_says_so():
+    assert Reader(report.html(oom_tape())).heading.startswith("Out of memory in step 1, forward of layer2.conv")
+
+
+def test_blocks_and_lines_are_there(page):
+    assert data_of(page, "blocks")["data"][0]["name"] == "free"
+    assert "internal fragmentation" in page
+    assert "<h2>Lines at the peak</h2>" in page
+    assert "What grew from step to step" not in page
+
+
+def test_what_grew_is_told_where_something_grows():
+    page = report.html(leaking_tape(4))
+    assert "200 B at the end of step 2 have become 400 B at the end of step 4" in page
+    assert "<code>train.py:9</code>" in page
+
+
+def test_who_held_the_memory_is_told_when_a_run_died():
+    assert "2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved" in report.html(oom_tape())
+
+
+def test_an_empty_tape_has_a_page():
+    assert report.html(small_tape()[:0]).endswith("</html>")

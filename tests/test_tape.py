@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
+
+META = Meta(
+    Source.PREDICTED, "Tesla T4", "T4", capacity=100, total=120, versions={"torch": "2.13.0"}, notes=("a note",)
+)
+FRAMES = (Frame("train.py", 7, "step"), Frame("train.py", 1, "<module>"))
+
+
+def _tape() -> Tape:
+    columns = {
+        "action": [Action.MARK, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED],
+        "address": [-1, 512, 512, 512],
+        "size": [0, 100, 100, 100],
+        "category": [Category.UNKNOWN, *[Category.ACTIVATION] * 3],
+        "phase": [Phase.FORWARD] * 4,
+        "step": [1] * 4,
+        "op": [-1, 0, -1, -1],
+        "module": [-1, 0, -1, -1],
+        "stack": [-1, 0, -1, -1],
+    }
+    return Tape.from_columns(columns, meta=META, ops=["aten::mm"], modules=["fc"], stacks=[FRAMES])
+
+
+def test_parquet_gives_the_same_tape_back(tmp_path):
+    tape = _tape()
+    tape.save(tmp_path / "tape.parquet")
+    loaded = Tape.load(tmp_path / "tape.parquet")
+    assert loaded.equals(tape)
+    assert loaded.meta == tape.meta
+
+
+def test_a_file_that_is_no_tape_is_refused(tmp_path):
+    path = tmp_path / "no.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(ValueError, match="no tape that memexplore can read"):
+        Tape.load(path)
+
+
+def test_a_truncated_tape_is_refused(tmp_path):
+    path = tmp_path / "tape.parquet"
+    _tape().save(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="no tape that memexplore can read"):
+        Tape.load(path)
+
+
+def test_to_pandas_says_words_not_numbers():
+    frame = _tape().to_pandas()
+    assert list(frame["action"]) == ["mark", "alloc", "free_requested", "free_completed"]
+    row = frame.iloc[1]
+    assert (row["category"], row["phase"], row["op"], row["module"]) == ("activation", "forward", "aten::mm", "fc")
+    assert row["stack"] == "train.py:7"
+
+
+def test_columns_of_two_lengths_are_refused():
+    with pytest.raises(ValueError, match="one length"):
+        Tape.from_columns({"size": [1], "address": [1, 2]}, meta=META)
+
+
+def test_an_unknown_column_is_refused():
+    with pytest.raises(ValueError, match="no column"):
+        Tape.from_columns({"bytes": [1]}, meta=META)
+
+
+def test_a_row_outside_its_table_is_refused():
+    with pytest.raises(ValueError, match="outside its table"):
+        Tape.from_columns({"op": [3]}, meta=META, ops=["aten::mm"])
+
+
+def test_columns_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        _tape().size[0] = 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(list(Action)), st.integers(-1, 2**62), st.integers(0, 2**62)), max_size=30))
+def test_any_rows_survive_parquet(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("tapes") / "tape.parquet"
+    columns = {"action": [r[0] for r in rows], "address": [r[1] for r in rows], "size": [r[2] for r in rows]}
+    tape = Tape.from_columns(columns, meta=META)
+    tape.save(path)
+    assert Tape.load(path).equals(tape)
+
+
+def test_a_slice_keeps_tables():
+    part = _tape()[1:2]
+    assert len(part) == 1
+    assert part.ops == ("aten::mm",)
+    assert np.array_equal(part.size, [100])
