@@ -84,8 +84,12 @@ class Page {
     this.row = -1;
     this.early = []; // what was told before there was anything to draw on
     this.queue = Promise.resolve();
+    this.pending = 0; // things to be done in their turn
+    this.settling = null; // the timer of a zoom that has just been made
+    [this.answered, this.blocksAsked, this.mapped] = [0, 0, 0]; // numbers of questions
+    this.held = null; // while the mouse is held down on the timeline: what to do when it is let go
     this.build();
-    this.cleanups = [whenThemeChanges(() => this.later(() => this.recolour()))];
+    this.cleanups = [whenThemeChanges(() => this.later(() => this.recolour())), this.watchMouse()];
     const observer = new ResizeObserver(() => this.later(() => this.resize()));
     observer.observe(this.root);
     this.cleanups.push(() => observer.disconnect());
@@ -99,7 +103,42 @@ class Page {
 
   // One thing after the other: plotly's drawing is asynchronous, and so is unpacking.
   later(action) {
-    this.queue = this.queue.then(() => this.alive && action()).catch((error) => this.complain(error));
+    this.pending += 1;
+    this.busy();
+    const done = () => {
+      this.pending -= 1;
+      this.busy();
+    };
+    this.queue = this.queue.then(() => this.alive && action()).catch((error) => this.complain(error)).then(done);
+  }
+
+  // Whether the picture is still going to change by itself: read aloud by screen readers, and waited for by tests.
+  busy() {
+    const waits = this.pending > 0 || this.settling !== null || this.answered < this.number || this.mapped < this.blocksAsked;
+    this.root.setAttribute("aria-busy", String(waits));
+  }
+
+  // To draw the timeline anew in the middle of a drag would end it.
+  watchMouse() {
+    const press = () => (this.held ??= []);
+    const release = () => {
+      const waiting = this.held ?? [];
+      this.held = null;
+      // plotly's own handlers of the release come first.
+      setTimeout(() => waiting.forEach((action) => this.later(action)));
+    };
+    this.timeline.addEventListener("pointerdown", press, true);
+    window.addEventListener("pointerup", release);
+    window.addEventListener("pointercancel", release);
+    return () => {
+      window.removeEventListener("pointerup", release);
+      window.removeEventListener("pointercancel", release);
+    };
+  }
+
+  unlessHeld(action) {
+    if (this.held) this.held.push(action);
+    else return action();
   }
 
   complain(error) {
@@ -181,8 +220,14 @@ class Page {
   async follow(answer, content) {
     if (answer === "moment") return this.showMoment(content);
     if (answer === "selection") return this.showSelection(content.layer);
-    if (answer === "timeline" && content.number === this.number) return this.drawTimeline(content.timeline);
-    if (answer === "blocks" && content.number === this.blocksAsked) return this.drawBlocks(content);
+    if (answer === "timeline" && content.number === this.number) {
+      await this.unlessHeld(() => content.number === this.number && this.drawTimeline(content.timeline));
+      this.answered = content.number;
+    }
+    if (answer === "blocks" && content.number === this.blocksAsked) {
+      await this.drawBlocks(content);
+      this.mapped = content.number;
+    }
   }
 
   drawEverything(content) {
@@ -232,7 +277,8 @@ class Page {
   // Only while it is looked at: a map of thousands of blocks is more than all the rest.
   askBlocks() {
     if (this.panels.Blocks.hidden) return;
-    this.blocksAsked = (this.blocksAsked ?? 0) + 1;
+    this.blocksAsked += 1;
+    this.busy();
     this.model.send({ ask: "blocks", number: this.blocksAsked });
   }
 
@@ -297,10 +343,14 @@ class Page {
     this.window = window;
     clearTimeout(this.settling);
     this.settling = setTimeout(() => this.askTimeline(), SETTLED);
+    this.busy();
   }
 
   askTimeline() {
+    clearTimeout(this.settling);
+    this.settling = null;
     this.number += 1;
+    this.busy();
     this.asked = this.size(this.timeline).width;
     this.model.send({ ask: "timeline", window: this.window, number: this.number, width: this.asked });
   }
@@ -347,7 +397,7 @@ class Page {
     this.fill(this.table, ["Size", "Category", "Layer", "Op", "Line"], tensors, (tensor) => [tensor.size, "kind", tensor.layer, tensor.op]);
     this.fill(this.lines, ["Size", "Category", "Blocks", "Line"], lines, (line) => [line.size, "kind", line.blocks]);
     this.askBlocks();
-    if (this.Plotly) await this.Plotly.relayout(this.timeline, { shapes: this.shapes() });
+    if (this.Plotly) await this.unlessHeld(() => this.Plotly.relayout(this.timeline, { shapes: this.shapes() }));
   }
 
   showChip(layer) {
@@ -379,7 +429,7 @@ class Page {
     for (const graph of this.graphs()) {
       const { width, height } = this.size(graph);
       if (width && (width !== graph.layout?.width || height !== graph.layout?.height))
-        await this.Plotly.relayout(graph, { width, height });
+        await this.unlessHeld(() => this.Plotly.relayout(graph, { width, height }));
     }
     // Which labels have room depends on the width.
     const { width } = this.size(this.timeline);

@@ -246,6 +246,18 @@ class Notebook:
         """Do what the stop button does."""
         self.page.evaluate(f"() => {{ {self.CURRENT} return panel.sessionContext.session.kernel.interrupt() }}")
 
+    def settle(self) -> None:
+        """Wait until no view on the page is going to change by itself."""
+        self.page.wait_for_function(
+            """async () => {
+                const busy = () => document.querySelector('.memexplore[aria-busy=true]');
+                for (let quiet = 0; quiet < 5; quiet++) {
+                    if (busy()) return false;
+                    await new Promise(done => setTimeout(() => requestAnimationFrame(done), 40));
+                }
+                return !busy() }"""
+        )
+
     def shut_down(self) -> None:
         """End the kernel."""
         self.page.evaluate(f"() => {{ {self.CURRENT} return panel?.sessionContext.shutdown() }}")

@@ -31,6 +31,7 @@ def shown(notebook: Callable[..., Any]) -> Any:
     book.run(0)
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.settle()
     return book
 
 
@@ -41,14 +42,14 @@ def visible(book: Any, selector: str) -> int:
 
 def click_timeline(book: Any, row: float) -> int:
     """Click into the timeline near a row; the row that lay below the mouse."""
+    book.settle()
     place = book.page.evaluate(
         f"""row => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
             return [box.x + xaxis._offset + xaxis.d2p(row), box.y + yaxis._offset + yaxis._length / 2] }}""",
         row,
     )
     book.page.mouse.move(*place)
-    book.page.wait_for_selector(".memexplore-timeline .hoverlayer .hovertext")
-    hovered = book.page.evaluate(f"() => {{ {GRAPH} return graph._hoverdata[0].x }}")
+    hovered = book.page.wait_for_function(f"() => {{ {GRAPH} return graph._hoverdata?.[0] }}").evaluate("it => it.x")
     book.page.mouse.click(*place)
     return hovered
 
@@ -70,6 +71,7 @@ def test_the_browser_draws_the_tape(shown: Any) -> None:
 def drag(book: Any, low: float, high: float) -> None:
     """Zoom by dragging over a part of the timeline, from one share of its width to another."""
     book.page.evaluate("() => document.querySelector('.memexplore-timeline').scrollIntoView({block: 'center'})")
+    book.settle()
     left, middle, width = book.page.evaluate(
         f"""() => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
             return [box.x + xaxis._offset, box.y + yaxis._offset + yaxis._length / 2, xaxis._length] }}"""
@@ -89,6 +91,7 @@ def double_click(book: Any, until: str, argument: Any) -> None:
     from playwright.sync_api import TimeoutError as NotYet
 
     for attempt in range(3):
+        book.settle()
         book.page.locator(".memexplore-timeline .nsewdrag").first.dblclick()
         try:
             book.page.wait_for_function(until, arg=argument, timeout=15_000)
@@ -114,6 +117,7 @@ def test_zoom_is_answered_while_a_cell_runs(notebook: Callable[..., Any]) -> Non
     book.run(0)
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.settle()
     book.start(2)
     drag(book, 0.5, 0.55)
     book.page.wait_for_function(EVERY_ROW)
@@ -144,6 +148,7 @@ def test_click_on_a_layer_lights_it_and_the_next_cell_knows(shown: Any) -> None:
         f"() => {{ {GRAPH} return graph.data.filter(trace => trace.stackgroup === 'layer').map(trace => trace.name) }}"
     )
     assert shown.page.evaluate(lit) == []
+    shown.settle()
     shown.page.locator(".memexplore-layers .slice").filter(has_text="encoder").first.click()
     shown.page.wait_for_function(f"() => ({lit})().length > 0")
     assert "activation" in shown.page.evaluate(lit)
@@ -176,6 +181,7 @@ def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
 def test_selected_layer_lights_its_blocks_and_a_block_selects_its_layer(shown: Any) -> None:
     shown.page.get_by_role("tab", name="Blocks", exact=True).click()
     shown.page.wait_for_function(DRAWN)
+    shown.settle()
     pale = f"() => {BLOCKS}.calcdata.flatMap(bars => bars.map(bar => bar.mo ?? 1)).filter(share => share < 1).length"
     assert shown.page.evaluate(pale) == 0
     place = shown.page.evaluate(
