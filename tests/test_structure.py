@@ -22,11 +22,12 @@ LEVELS = [
     {"snapshot", "addresses", "virtual_gpu", "figures"},
     {"recorder"},
     {"capture"},
+    {"whatif"},
     {"report"},
     {"notebook", "cli", "script", "doctor"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
-TORCH = {"recorder", "virtual_gpu", "capture"}
+TORCH = {"recorder", "virtual_gpu", "capture", "whatif"}
 PLOTLY = {"figures", "report", "notebook"}
 IPYTHON = {"notebook"}
 

@@ -62,10 +62,11 @@ def _in_order(recorder: Recorder) -> Any:
     table = np.array(recorder.events, dtype=np.int64).reshape(len(recorder.events), len(_FIELD))
     action = table[:, _FIELD["action"]]
     before = action == Action.PREEXISTING
-    count = int(before.sum())
-    if before[:count].all():
+    # The segments that were there stay in front of the blocks in them, as in a tape from a file: they tell their ends.
+    first = before | np.logical_and.accumulate((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
+    if first[: int(first.sum())].all():
         return table
-    order = np.argsort(~before, kind="stable")
+    order = np.argsort(~first, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     is_free = action == Action.FREE_REQUESTED

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 
-from memexplore.virtual_gpu import attention, build, rnn
+from memexplore.virtual_gpu import attention, build, ctc, rnn
 from memexplore.virtual_gpu.tensor import CUDA, VirtualTensor, _State
 
 _aten = torch.ops.aten
@@ -148,25 +148,6 @@ def gru_cell(
     )[0]
 
 
-def ctc_loss(  # type: ignore[no-untyped-def]
-    log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False
-):
-    """LossCTC.cpp, without cuDNN's kernel: the losses, each over its target's length, their mean."""
-    batched = log_probs.dim() == 3
-    if not batched:
-        log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0) if targets.dim() == 1 else targets
-    targets = targets.to(log_probs.device, torch.int64)
-    losses = _aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
-    if zero_infinity:
-        losses = torch.where(losses == float("inf"), torch.zeros((), dtype=losses.dtype, device=losses.device), losses)
-    if reduction == 1:
-        lengths = torch.as_tensor(target_lengths).to(losses.device, losses.dtype).clamp_min(1)
-        return (losses / lengths).mean()
-    if reduction == 2:
-        return losses.sum()
-    return losses if batched else losses.squeeze(0)
-
-
 # --- recurrent layers: RNN.cpp and cudnn/RNN.cpp --------------------------------------------------------------------
 
 
@@ -265,8 +246,8 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     _aten.one_hot.default: one_hot,
     _aten._batch_norm_impl_index.default: batch_norm,
     _aten.scaled_dot_product_attention.default: attention.scaled_dot_product_attention,
-    _aten.ctc_loss.IntList: ctc_loss,
-    _aten.ctc_loss.Tensor: ctc_loss,
+    _aten.ctc_loss.IntList: ctc.loss,
+    _aten.ctc_loss.Tensor: ctc.loss,
     _aten.lstm_cell.default: lstm_cell,
     _aten.gru_cell.default: gru_cell,
     _aten.lstm.input: _lstm,

@@ -30,11 +30,37 @@ from memexplore.virtual_gpu.modules import Moves, parsing
 from memexplore.virtual_gpu.workspace import Workspaces, cublas_size
 
 _active: VirtualGpu | None = None
+_plans: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
+"""What ops return and request, by the rules that decide it: a step that is run again has been worked out already."""
+_MANY = 200_000
+"""Plans are forgotten beyond so many; one is about a KiB."""
 
 
 def active() -> VirtualGpu | None:
     """The virtual GPU that is on, None where none is."""
     return _active
+
+
+def _remembered(rules: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
+    if sum(map(len, _plans.values())) > _MANY:
+        _plans.clear()
+    return _plans.setdefault(rules, {})
+
+
+def _flags() -> tuple[Any, ...]:
+    """The global settings of torch that kernels are chosen by."""
+    cudnn = torch.backends.cudnn
+    return (
+        torch.get_default_dtype(),
+        cudnn.enabled,
+        cudnn.allow_tf32,
+        cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_cudnn_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+    )
 
 
 def release_of(text: str) -> tuple[int, int]:
@@ -64,7 +90,8 @@ class VirtualGpu:
         numbers = release_of(release)
         self.allocator = Allocator(settings, capacity=gpu.capacity, total=gpu.total, release=release)
         self.workspaces = Workspaces(cublas_size(gpu.compute_capability, numbers), numbers)
-        self.mode = dispatch.VirtualMode(self.allocator, self.workspaces)
+        rules = (*numbers, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
+        self.mode = dispatch.VirtualMode(self.allocator, self.workspaces, _remembered(rules))
         self._moves = Moves()
         self._watchers: list[Any] = []
         self._undo = contextlib.ExitStack()

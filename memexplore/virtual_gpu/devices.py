@@ -31,6 +31,8 @@ _CPU_BESIDE = frozenset(
         _aten._pack_padded_sequence.default,
         _aten._ctc_loss.Tensor,
         _aten._ctc_loss_backward.Tensor,
+        _aten._cudnn_ctc_loss.default,
+        _aten._cudnn_ctc_loss.Tensor,
         _aten.tensor_split.tensor_indices_or_sections,
     }
 )

@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memexplore.allocator import OutOfMemory
 from memexplore.tape import Category
-from memexplore.virtual_gpu import assumed, devices, engine, kernels, marks, plans, values
+from memexplore.virtual_gpu import assumed, devices, engine, kernels, marks, plans, values, work
 from memexplore.virtual_gpu.rename import renamed
 from memexplore.virtual_gpu.tensor import StorageRef, VirtualTensor, _State, live
 from memexplore.virtual_gpu.workspace import Thread
 
 if TYPE_CHECKING:
     from memexplore.allocator import Allocator
+    from memexplore.virtual_gpu.work import Work
     from memexplore.virtual_gpu.workspace import Workspaces
 
 _PRIM_DEVICE = torch.ops.prim.device.default
@@ -88,15 +89,19 @@ class _Func:
 class VirtualMode(TorchDispatchMode):
     """Runs ops on the virtual device; tensors on the CPU stay real and run for real."""
 
-    def __init__(self, allocator: Allocator, workspaces: Workspaces) -> None:
+    def __init__(
+        self, allocator: Allocator, workspaces: Workspaces, remembered: dict[tuple[Any, ...], plans.Plan]
+    ) -> None:
         super().__init__()
         self.allocator = allocator
         self.workspaces = workspaces
         self.observer: Observer | None = None
+        self.works: list[Work] | None = None
+        """Where the work of every op is noted, if anywhere."""
         self.leftovers = False
         """Whether tensors of an earlier virtual GPU may still be used here."""
         self._funcs: dict[Any, _Func] = {}
-        self._plans: dict[tuple[Any, ...], plans.Plan] = {}
+        self._plans = remembered
         self._current: tuple[Any, Any] = (None, ())
         self._zeros = 0
         """The storage that the last op made and filled with zeros."""
@@ -204,13 +209,17 @@ class VirtualMode(TorchDispatchMode):
         devices.check(func, tensors)
         whole = kernels.PLANS.get(func)
         if whole is not None:
-            return whole(args, kwargs)
+            plan = whole(args, kwargs)
+            plan.work = work.of(func, args, kwargs, tensors, plan.outputs)
+            return plan
         result, stand_ins = self._execute(func, types, args, kwargs, tensors)
         outputs, returns = plans.describe(result, stand_ins)
         requests, gemm = kernels.requests(func, args, kwargs, outputs, self.workspaces)
         after = marks.AFTER.get(func)
         fills = plans.written(func, args, kwargs, tensors)
-        return plans.Plan(outputs, returns, requests, gemm, after(args) if after is not None else None, fills)
+        plan = plans.Plan(outputs, returns, requests, gemm, after(args) if after is not None else None, fills)
+        plan.work = work.of(func, args, kwargs, tensors, outputs)
+        return plan
 
     def _execute(
         self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
@@ -270,6 +279,8 @@ class VirtualMode(TorchDispatchMode):
     def carry_out(self, plan: plans.Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Ask for a plan's memory and build its outputs."""
         outputs = plan.outputs
+        if self.works is not None and plan.work is not None:
+            self.works.append(plan.work)
         placed: dict[int, int] = {}
         try:
             if plan.requests is None:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu import attention_memory, build, convolutions, indexing, losses, reductions, rnn
+from memexplore.virtual_gpu import (
+    attention_memory,
+    build,
+    convolutions,
+    ctc,
+    grouped,
+    indexing,
+    losses,
+    reductions,
+    rnn,
+)
 from memexplore.virtual_gpu.plans import Constant, Free, New, Output, Plan, Scratch
 from memexplore.virtual_gpu.shapes import Requests, accumulator, contiguous, given, nbytes, new, places
 
@@ -323,20 +333,23 @@ def _rms_norm_backward(args: Any, kwargs: Any) -> Plan:
 
 PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
     _aten.binary_cross_entropy.default: losses.binary,
+    _aten._grouped_mm.default: grouped.product,
     _aten._fused_rms_norm.default: _rms_norm,
     _aten._fused_rms_norm_backward.default: _rms_norm_backward,
-    _aten._ctc_loss.default: losses.ctc,
-    _aten._ctc_loss_backward.default: losses.ctc_backward,
+    _aten._ctc_loss.default: ctc.forward,
+    _aten._ctc_loss_backward.default: ctc.backward,
+    _aten._cudnn_ctc_loss.default: ctc.cudnn,
+    _aten._cudnn_ctc_loss.Tensor: ctc.cudnn,
     **attention_memory.PLANS,
     **rnn.PLANS,
 }
 """Ops whose whole plan is written down: torch's fake kernels do not know what they return on CUDA."""
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
-    _aten._use_cudnn_ctc_loss.default: lambda mode, func, args, kwargs: False,
-    _aten._use_cudnn_ctc_loss.Tensor: lambda mode, func, args, kwargs: False,
-    _aten._ctc_loss.Tensor: losses.ctc_with_lengths,
-    _aten._ctc_loss_backward.Tensor: losses.ctc_with_lengths,
+    _aten._use_cudnn_ctc_loss.default: lambda mode, func, args, kwargs: ctc.uses_cudnn(*args),
+    _aten._use_cudnn_ctc_loss.Tensor: lambda mode, func, args, kwargs: ctc.uses_cudnn(*args),
+    _aten._ctc_loss.Tensor: ctc.with_lengths,
+    _aten._ctc_loss_backward.Tensor: ctc.with_lengths,
     **rnn.HANDLERS,
 }
 """Ops that are carried out by other ops: called with the mode, the op and its arguments."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu import build, reductions, values
+from memexplore.virtual_gpu import build, reductions
 from memexplore.virtual_gpu.plans import Free, New, Output, Plan, Scratch
-from memexplore.virtual_gpu.shapes import Requests, given, nbytes, new, places
+from memexplore.virtual_gpu.shapes import Requests, given, nbytes, places
 
-_aten = torch.ops.aten
 _MEAN = 1
 
 
@@ -70,43 +69,3 @@ def binary(args: Any, kwargs: Any) -> Plan:
         return Plan([New(tuple(source.shape), source.stride(), 0, source.dtype, size, False)], None, None, False, None)
     scratch: Requests = [Output(0), Scratch(source.dtype.itemsize), *_whole(source.shape)]
     return Plan([New((), (), 0, source.dtype, size, False)], None, scratch, False, None)
-
-
-# --- connectionist temporal classification: cuda/LossCTC.cu ---------------------------------------------------------
-
-
-def ctc_with_lengths(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The overloads that take lengths as tensors: read where they are real, else taken to be as long as can be."""
-    names = [argument.name for argument in func._schema.arguments]
-    first = names.index("input_lengths")
-    log_probs, targets = args[names.index("log_probs")], args[names.index("targets")]
-    longest = targets.shape[1] if targets.dim() == 2 else targets.shape[0] // log_probs.shape[1]
-    lengths = []
-    for tensor, most in ((args[first], log_probs.shape[0]), (args[first + 1], longest)):
-        if getattr(tensor, "host", None) is None:
-            lengths.append(tensor.tolist())
-        else:
-            values.assume("the lengths in ctc_loss count as the longest possible")
-            lengths.append([most] * tensor.numel())
-    with mode:
-        op = _aten._ctc_loss.default if first == 2 else _aten._ctc_loss_backward.default
-        return op(*args[:first], *lengths, *args[first + 2 :], **kwargs)
-
-
-def ctc(args: Any, kwargs: Any) -> Plan:
-    """ctc_loss_gpu_template: offsets and lengths on the device, the log-alphas, the losses."""
-    log_probs, _, _, target_lengths = args[:4]
-    steps, batch = log_probs.shape[:2]
-    outputs: list[Any] = [
-        new((batch,), log_probs.dtype),
-        new((batch, steps, 2 * max(target_lengths, default=0) + 1), log_probs.dtype),
-    ]
-    return Plan(outputs, tuple, [*(Scratch(8 * batch) for _ in range(3)), Output(1), Output(0)], False, None)
-
-
-def ctc_backward(args: Any, kwargs: Any) -> Plan:
-    """ctc_loss_backward_gpu_template: log-betas of the log-alphas' size, then the gradient."""
-    log_probs, log_alpha = args[1], args[6]
-    lengths: Requests = [Scratch(8 * log_probs.shape[1]) for _ in range(3)]
-    outputs: list[Any] = [new(tuple(log_probs.shape), log_probs.dtype)]
-    return Plan(outputs, None, [Scratch(nbytes(log_alpha)), Output(0), *lengths], False, None)

@@ -87,16 +87,17 @@ def _joined(junction: Callable[[Any, Any], Any]) -> Callable[[Any], After]:
 
 def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any], After]:
     def make(args: Any) -> After:
-        other = args[1]
+        # A plan outlives the tensors that it was made for: it must not hold one.
+        dims, number = (args[1].dim(), None) if isinstance(args[1], torch.Tensor) else (None, args[1])
 
         def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
             one = of(tensors[0])
-            if isinstance(other, torch.Tensor):
+            if dims is not None:
                 value = compare(one.value, of(tensors[-1]).value)
                 # one_hot compares choices with all that there are to choose from
-                choice = compare is operator.eq and one.choices > 0 and other.dim() == 1
+                choice = compare is operator.eq and one.choices > 0 and dims == 1
             else:
-                value = compare(one.value, other)
+                value = compare(one.value, number)
                 choice = compare is operator.eq and one.choices > 0
             if choice:
                 put(results, Marks(share=1 / one.choices))

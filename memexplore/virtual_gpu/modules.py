@@ -93,7 +93,7 @@ class Moves:
         for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             if getattr(tensor, hooks) is not None:
                 setattr(made, hooks, getattr(tensor, hooks))
-        _swap(tensor, made)
+        swap(tensor, made)
         if real and keep and id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = (self._until_gone(self._tensors, id(tensor), tensor), made)
 
@@ -113,7 +113,7 @@ class Moves:
             tensor = reference()
             if tensor is not None:
                 tensor.grad = None
-                _swap(tensor, original)
+                swap(tensor, original)
         for (_, name), (owner, buffer) in list(self._buffers.items()):
             module = owner()
             if module is not None and name in module._buffers:
@@ -140,7 +140,7 @@ def parsing(original: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
-def _swap(first: torch.Tensor, second: torch.Tensor) -> None:
+def swap(first: torch.Tensor, second: torch.Tensor) -> None:
     """Exchange what two tensor objects are.
 
     `torch.utils.swap_tensors` does the same and refuses where somebody holds a weak reference or a graph: then the

@@ -84,7 +84,7 @@ class Free(NamedTuple):
 class Plan:
     """What an op returns and the memory it requests, in order."""
 
-    __slots__ = ("after", "fills", "gemm", "outputs", "requests", "returns")
+    __slots__ = ("after", "fills", "gemm", "outputs", "requests", "returns", "work")
 
     def __init__(
         self,
@@ -102,6 +102,8 @@ class Plan:
         """None: the outputs' memory in order, and nothing else."""
         self.gemm = gemm
         self.after = after
+        self.work: Any = None
+        """The op's `Work`, None where nobody can say."""
         self.fills = fills
         """Which of the tensor arguments are real and written to: they get the value that stands for a virtual one."""
 
