@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memexplore.allocator import OutOfMemory
 from memexplore.tape import Category
-from memexplore.virtual_gpu import assumed, devices, engine, kernels, marks, plans, values, work
+from memexplore.virtual_gpu import assumed, devices, engine, kernels, marks, plans, quick, values, work
 from memexplore.virtual_gpu.rename import renamed
 from memexplore.virtual_gpu.tensor import StorageRef, VirtualTensor, _State, live
 from memexplore.virtual_gpu.workspace import Thread
@@ -207,9 +207,9 @@ class VirtualMode(TorchDispatchMode):
 
     def _plan(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> plans.Plan:
         devices.check(func, tensors)
-        whole = kernels.PLANS.get(func)
-        if whole is not None:
-            plan = whole(args, kwargs)
+        whole = kernels.PLANS.get(func) or quick.PLANS.get(func)
+        plan = whole(args, kwargs) if whole is not None else NotImplemented
+        if plan is not NotImplemented:
             plan.work = work.of(func, args, kwargs, tensors, plan.outputs)
             return plan
         result, stand_ins = self._execute(func, types, args, kwargs, tensors)
@@ -228,6 +228,10 @@ class VirtualMode(TorchDispatchMode):
         try:
             if replacement is not None:
                 result, stand_ins = replacement(*args, **kwargs), tensors
+            elif quick.applies(func, tensors):
+                stand_ins = [quick.stand_in(tensor) for tensor in tensors]
+                args, kwargs = plans.exchange(args, kwargs, tensors, stand_ins)
+                result = func(*args, **kwargs)
             else:
                 result, stand_ins = plans.execute(func, types, args, kwargs, tensors)
             plans.refuse_layouts(result)

@@ -143,9 +143,7 @@ def execute(
     stand_ins = tensors
     if any(_is_real(tensor) for tensor in tensors):
         stand_ins = [_stand_in(tensor) if _is_real(tensor) else tensor for tensor in tensors]
-        changed = {id(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=True)}
-        args = _exchanged(args, changed)
-        kwargs = {name: _exchanged(value, changed) for name, value in kwargs.items()}
+        args, kwargs = exchange(args, kwargs, tensors, stand_ins)
     previous = _State.inside
     _State.inside = True
     try:
@@ -166,6 +164,12 @@ def _is_real(tensor: torch.Tensor) -> bool:
 def _stand_in(tensor: torch.Tensor) -> VirtualTensor:
     elem = _empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     return wrap(elem, host=True)
+
+
+def exchange(args: Any, kwargs: Any, tensors: list[torch.Tensor], stand_ins: list[torch.Tensor]) -> tuple[Any, Any]:
+    """Arguments with what stands in for each tensor in its place."""
+    changed = {id(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=True)}
+    return _exchanged(args, changed), {name: _exchanged(value, changed) for name, value in kwargs.items()}
 
 
 def _exchanged(value: Any, changed: dict[int, torch.Tensor]) -> Any:
@@ -215,7 +219,7 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[New | View 
     arguments = {id(tensor): number for number, tensor in enumerate(tensors)}
     storages: dict[int, int] = {}
     for number, tensor in enumerate(tensors):
-        if isinstance(tensor, VirtualTensor):
+        if isinstance(tensor, VirtualTensor) or tensor.is_meta:
             storages.setdefault(_untyped_storage(tensor)._cdata, number)
     outputs: list[New | View | Same | Constant] = []
     flat = result if returns is not None else (result,)
@@ -225,7 +229,7 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[New | View 
         elif id(value) in arguments:
             outputs.append(Same(arguments[id(value)]))
         else:
-            host = value.fake_device.type == "cpu"  # type: ignore[attr-defined]
+            host = isinstance(value, FakeTensor) and value.fake_device.type == "cpu"
             storage = _untyped_storage(value)
             shape, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
             source = storages.get(storage._cdata)

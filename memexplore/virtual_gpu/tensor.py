@@ -204,7 +204,7 @@ def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     if fields is None:
         fields = _template[key] = _fields(host)
     result = _make_subclass(
-        VirtualTensor, elem, False, dispatch_device=True, device_for_backend_keys=HOST if host else BACKEND
+        VirtualTensor, elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
     )
     result.__dict__.update(fields)
     return result  # type: ignore[return-value]

@@ -38,7 +38,9 @@ def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: 
     if formula is not None:
         shapes = tuple(torch.Size(output.shape) if isinstance(output, New | View) else None for output in outputs)
         flops = int(formula(*args, **kwargs, out_val=shapes[0] if len(shapes) == 1 else shapes))
-    hosts = {isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors} | {not new.host for new in made}
+    hosts = {isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors} | {
+        not new.host for new in made
+    }
     return Work(flops, moved, tensors[0].element_size() if tensors else 4, hosts == {True, False})
 
 

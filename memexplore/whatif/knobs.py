@@ -117,7 +117,9 @@ class Checkpoint:
             return cls(CheckpointKind.EVERY, int(words[1]))
         if len(words) > 1 and words[0] == "layers":
             return cls(CheckpointKind.LAYERS, layers=tuple(words[1:]))
-        plain = {kind.value: kind for kind in CheckpointKind if kind not in (CheckpointKind.EVERY, CheckpointKind.LAYERS)}
+        plain = {
+            kind.value: kind for kind in CheckpointKind if kind not in (CheckpointKind.EVERY, CheckpointKind.LAYERS)
+        }
         if text not in plain:
             raise ValueError(
                 f"checkpoint={text!r} is no setting; write one of {', '.join(plain)}, 'every 2', 'layers NAME NAME'"

@@ -48,7 +48,9 @@ class Step:
         if isinstance(self.batch, Mapping) and not isinstance(self.batch, dict):
             object.__setattr__(self, "batch", dict(self.batch))
         if self._first() is None:
-            raise ValueError("the batch has no tensor with a dimension of samples: give a tensor, (input, target) or a dict")
+            raise ValueError(
+                "the batch has no tensor with a dimension of samples: give a tensor, (input, target) or a dict"
+            )
 
     def _first(self) -> torch.Tensor | None:
         leaves = pytree.tree_leaves(self.batch)
@@ -124,7 +126,9 @@ class Step:
             part = slice(number * share, (number + 1) * share)
             yield pytree.tree_map(
                 lambda value, part=part: (
-                    value[part] if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == samples else value
+                    value[part]
+                    if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == samples
+                    else value
                 ),
                 batch,
             )
