@@ -12,6 +12,7 @@ import torch
 import memexplore
 from memexplore import devices
 from memexplore.allocator import Settings
+from memexplore.devices import Gpu
 from memexplore.recorder import history, modules, tapes
 from memexplore.recorder.ops import Recorder
 from memexplore.recorder.real import RealDevice
@@ -27,6 +28,16 @@ class Recording:
     """What `record` hands out; `tape` is there when its block has ended, after an exception too."""
 
     _tape: Tape | None = None
+    _recorder: Recorder | None = None
+
+    def events(self) -> list[tuple[int, ...]]:
+        """What was noted so far, as `recorder.ops.Event`s.
+
+        Raises RuntimeError where the block has ended.
+        """
+        if self._recorder is None:
+            raise RuntimeError("the recording has ended: its tape has all events")
+        return self._recorder.events
 
     @property
     def tape(self) -> Tape:
@@ -40,10 +51,10 @@ class Recording:
 
 
 @contextlib.contextmanager
-def virtual(gpu: str = "T4", *, torch: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
+def virtual(gpu: str | Gpu = "T4", *, torch: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
     """Run the code of the block on a virtual GPU: `cuda` is there, tensors on it have shapes and no values.
 
-    ``gpu`` is a name of the catalogue or a size such as ``24GiB``, ``torch`` the release whose rules apply (the
+    ``gpu`` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`, ``torch`` the release whose rules apply (the
     installed one by default), ``settings`` a ``PYTORCH_CUDA_ALLOC_CONF`` string (the environment's by default).
 
     >>> import torch
@@ -55,19 +66,24 @@ def virtual(gpu: str = "T4", *, torch: str | None = None, settings: str = "") ->
     Raises ValueError for an unknown GPU or release, RuntimeError where a virtual GPU is on already.
     """
     with (
-        VirtualGpu(devices.find(gpu), _release(torch), _settings(settings)) as device,
-        history.patched(device, lambda: _predicted(device)),
+        VirtualGpu(gpu if isinstance(gpu, Gpu) else devices.find(gpu), release_or_installed(torch), settings_of(settings)) as device,
+        history.patched(device, lambda: predicted(device)),
     ):
         yield device
 
 
-def _release(asked: str | None) -> str:
+def release_or_installed(asked: str | None) -> str:
+    """The torch release whose rules apply: the one asked for, else the installed one.
+
+    Raises ValueError for what is no release.
+    """
     release = asked or torch.__version__.partition("+")[0]
     release_of(release)
     return release
 
 
-def _settings(text: str) -> Settings:
+def settings_of(text: str) -> Settings:
+    """Allocator settings from a string, those of the environment where it is empty."""
     import os
 
     conf = text or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
@@ -95,13 +111,15 @@ def record() -> Iterator[Recording]:
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
         recorder = Recorder(virtual_tensor.live, device.mode.bring if device.mode.leftovers else None)
-        meta, watching = _predicted(device), device.watch(recorder)
+        meta, watching = predicted(device), device.watch(recorder)
     _running.append(recorder)
+    recording._recorder = recorder
     try:
         with modules.hooks(recorder), watching:
             yield recording
     finally:
         _running.clear()
+        recording._recorder = None
         recorder.finish()
         if device is not None:
             meta = meta._replace(notes=(*meta.notes, *values.assumptions))
@@ -114,7 +132,8 @@ def _versions(release: str) -> dict[str, str]:
     return {"torch": release, "memexplore": memexplore.__version__, "python": platform.python_version()}
 
 
-def _predicted(device: VirtualGpu) -> Meta:
+def predicted(device: VirtualGpu) -> Meta:
+    """What is true of every tape of a virtual GPU."""
     gpu = device.gpu
     return Meta(
         source=Source.PREDICTED,

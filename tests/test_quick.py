@@ -34,6 +34,7 @@ def odd_shapes() -> None:
     norm = nn.BatchNorm2d(6).cuda()
     norm(images).relu().sum().backward()
     norm.eval()
+    norm(images).sum().backward()
     norm(images[:, :, ::2]).sum().backward()
     column, row = torch.randn(5, 1, device="cuda"), torch.randn(1, 7, device="cuda", dtype=torch.float16)
     (column * row).t().contiguous().view(-1)[3:9:2].add_(1).sum()
@@ -43,6 +44,16 @@ def odd_shapes() -> None:
     torch.bmm(grid, grid.transpose(1, 2)).select(1, 0).unsqueeze(0).squeeze(0)
     grid.neg().div(2.0).sub(1).exp().split(2)
     nn.BatchNorm1d(4).cuda()(grid).sum()
+    rows = torch.randn(4, 5, 6, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    for weights in (nn.LayerNorm(6), nn.LayerNorm(6, bias=False), nn.LayerNorm((5, 6), elementwise_affine=False)):
+        layer = weights.cuda().bfloat16()
+        (layer(rows) * 2).sum().backward()
+        if layer.normalized_shape == (6,):
+            layer(rows.transpose(0, 1)).sum().backward()
+    for images in (rows[..., None], torch.randn(2, 5, 3, 3, device="cuda", dtype=torch.bfloat16)):
+        half = nn.BatchNorm2d(5).cuda()
+        (half(images.detach().requires_grad_()) * 2).sum().backward()
+        half.eval()(images.contiguous(memory_format=torch.channels_last)).sum()
 
 
 STEPS = {
@@ -66,7 +77,7 @@ def found(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
 @pytest.mark.parametrize("name", STEPS)
 def test_shortcuts_say_what_the_fake_kernels_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     short = found(STEPS[name])
-    monkeypatch.setattr(quick, "PLANS", {})
+    monkeypatch.setattr(quick, "_OUTPUTS", {})
     monkeypatch.setattr(quick, "COMPILED", frozenset())
     long = found(STEPS[name])
     assert short.keys() == long.keys()
@@ -80,4 +91,5 @@ def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "execute", lambda func, *rest: asked.append(func) or original(func, *rest))
     found(odd_shapes)
     assert not quick.COMPILED & set(asked)
-    assert torch.ops.aten.cudnn_batch_norm.default in asked  # the one in eval mode
+    assert torch.ops.aten.cudnn_batch_norm.default not in asked
+    assert torch.ops.aten.native_layer_norm.default in asked  # the one of a transposed tensor

@@ -2,8 +2,8 @@
 
 from memexplore.allocator.blocks import PoolUse
 from memexplore.allocator.model import Allocator, OutOfMemory
-from memexplore.allocator.replay import replay
+from memexplore.allocator.replay import place, replay
 from memexplore.allocator.settings import Settings
 from memexplore.allocator.sizes import block_sizes
 
-__all__ = ["Allocator", "OutOfMemory", "PoolUse", "Settings", "block_sizes", "replay"]
+__all__ = ["Allocator", "OutOfMemory", "PoolUse", "Settings", "block_sizes", "place", "replay"]

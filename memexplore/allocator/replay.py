@@ -52,6 +52,22 @@ def replay(tape: Tape, settings: Settings | None = None) -> Tape:
     return replayed.replace(meta=replayed.meta._replace(settings=str(chosen)))
 
 
+def place(tape: Tape, settings: Settings) -> Tape:
+    """Place a tape without segment rows on an empty device; its addresses only tell which free belongs to which alloc.
+
+    The capacity and the release are those of the tape's metadata. A request beyond the capacity ends the tape.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> rows = {"action": [Action.ALLOC] * 2, "address": [1, 2], "size": [100, 3 << 20]}
+    >>> placed = place(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "cuda:0")), Settings())
+    >>> int(placed.size[placed.action == Action.SEGMENT_ALLOC].sum()) >> 20  # a small segment of 2 MiB, one of 20
+    22
+
+    Raises ValueError where a row frees an address that holds no block.
+    """
+    return _Replay(tape, settings, stays=False).tape()
+
+
 class _Replay:
     """One replay: the requests of the tape in order, and what comes out."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 
-from memexplore.virtual_gpu import attention, build, ctc, rnn
+from memexplore.virtual_gpu import attention, build, ctc, encoder, rnn, sampling
 from memexplore.virtual_gpu.tensor import CUDA, VirtualTensor, _State
 
 _aten = torch.ops.aten
@@ -248,6 +248,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     _aten.scaled_dot_product_attention.default: attention.scaled_dot_product_attention,
     _aten.ctc_loss.IntList: ctc.loss,
     _aten.ctc_loss.Tensor: ctc.loss,
+    _aten.grid_sampler.default: sampling.grid_sampler,
     _aten.lstm_cell.default: lstm_cell,
     _aten.gru_cell.default: gru_cell,
     _aten.lstm.input: _lstm,
@@ -332,6 +333,7 @@ def on(rules: build.Build) -> Iterator[None]:
     with build.on(rules):
         try:
             replace(torch.backends.cudnn, "is_acceptable", is_acceptable)
+            replace(torch.overrides, "has_torch_function", encoder.overrides)
             replace(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
             replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__)
             replace(torch._C, "_group_tensors_by_device_and_dtype", _grouped)

@@ -32,6 +32,11 @@ from memexplore.virtual_gpu.workspace import Workspaces, cublas_size
 _active: VirtualGpu | None = None
 _plans: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
 """What ops return and request, by the rules that decide it: a step that is run again has been worked out already."""
+_LOOKS = frozenset(
+    "get_device_name get_device_properties mem_get_info memory_stats memory_stats_as_nested_dict memory_allocated "
+    "max_memory_allocated memory_reserved max_memory_reserved memory_snapshot empty_cache "
+    "set_per_process_memory_fraction".split()
+)
 _MANY = 200_000
 """Plans are forgotten beyond so many; one is about a KiB."""
 
@@ -90,8 +95,11 @@ class VirtualGpu:
         numbers = release_of(release)
         self.allocator = Allocator(settings, capacity=gpu.capacity, total=gpu.total, release=release)
         self.workspaces = Workspaces(cublas_size(gpu.compute_capability, numbers), numbers)
-        rules = (*numbers, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
-        self.mode = dispatch.VirtualMode(self.allocator, self.workspaces, _remembered(rules))
+        self.rules = (*numbers, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
+        """All that kernels are chosen by: under equal rules the same code makes the same requests."""
+        self.looked_at = False
+        """Whether code asked what this GPU is or how full it is, and so may do something else on another."""
+        self.mode = dispatch.VirtualMode(self.allocator, self.workspaces, _remembered(self.rules))
         self._moves = Moves()
         self._watchers: list[Any] = []
         self._undo = contextlib.ExitStack()
@@ -183,8 +191,17 @@ class VirtualGpu:
         """`torch.cuda.empty_cache()`."""
         self.allocator.empty_cache()
 
+    def _noticed(self, function: Any) -> Any:
+        def noticed(*args: Any, **kwargs: Any) -> Any:
+            self.looked_at = True
+            return function(*args, **kwargs)
+
+        return noticed
+
     def _patch(self, undo: contextlib.ExitStack) -> None:
         functions = cuda_api.functions(self)
+        for name in _LOOKS & functions.keys():
+            functions[name] = self._noticed(functions[name])
         for name, value in functions.items():
             _replace(undo, torch.cuda, name, value)
         for name in cuda_api.MEMORY_NAMES:

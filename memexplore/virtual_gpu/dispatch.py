@@ -173,7 +173,12 @@ class VirtualMode(TorchDispatchMode):
         hashable = tuple(key)
         plan = self._plans.get(hashable)
         if plan is None:
+            values.noted.clear()
             plan = self._plans[hashable] = self._plan(func, types, args, kwargs or {}, tensors)
+            plan.notes = tuple(values.noted)
+        elif plan.notes:
+            for note in plan.notes:
+                values.note(note)
         result = self.carry_out(plan, func, args, tensors)
         if known.zeros:
             self._zeros = _untyped_storage(result)._cdata
@@ -207,13 +212,16 @@ class VirtualMode(TorchDispatchMode):
 
     def _plan(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> plans.Plan:
         devices.check(func, tensors)
-        whole = kernels.PLANS.get(func) or quick.PLANS.get(func)
-        plan = whole(args, kwargs) if whole is not None else NotImplemented
-        if plan is not NotImplemented:
+        whole = kernels.PLANS.get(func)
+        if whole is not None:
+            plan = whole(args, kwargs)
             plan.work = work.of(func, args, kwargs, tensors, plan.outputs)
             return plan
-        result, stand_ins = self._execute(func, types, args, kwargs, tensors)
-        outputs, returns = plans.describe(result, stand_ins)
+        known = quick.outputs(func, args, kwargs, tensors)
+        if known is not None:
+            outputs, returns = known, tuple
+        else:
+            outputs, returns = plans.describe(*self._execute(func, types, args, kwargs, tensors))
         requests, gemm = kernels.requests(func, args, kwargs, outputs, self.workspaces)
         after = marks.AFTER.get(func)
         fills = plans.written(func, args, kwargs, tensors)

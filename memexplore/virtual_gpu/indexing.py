@@ -10,6 +10,9 @@ import torch
 from memexplore.virtual_gpu.plans import Free, New, Output, Scratch
 from memexplore.virtual_gpu.shapes import Requests, accumulator, given, nbytes
 
+_BY_MAXIMUM = 2
+"""EmbeddingBagMode::MAX."""
+
 
 def sort_size(count: int, value: int) -> int:
     """Bytes of cub's scratch for sorting pairs of 64-bit keys and values.
@@ -80,6 +83,25 @@ def embedding_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests |
     count = indices.numel()
     if count <= 3072 and not by_frequency:
         return [Scratch(nbytes(gradient)), Output(0)] if not gradient.is_contiguous() else None
+    return _summed_by_row(gradient, indices, rows, by_frequency)
+
+
+def bag(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """_embedding_bag_cuda in cuda/EmbeddingBag.cu: sizes and owners of the bags before the result."""
+    return [Output(number) for number in (2, 1, 0, 3) if type(outputs[number]) is New]
+
+
+def bag_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """_embedding_bag_dense_backward_cuda in cuda/EmbeddingBag.cu: always sorted, but where the maximum was taken."""
+    gradient, indices, rows, by_frequency, kind = args[0], args[1], args[6], args[7], args[8]
+    if kind == _BY_MAXIMUM or not indices.numel():
+        return [Scratch(nbytes(gradient)), Output(0)] if not gradient.is_contiguous() else None
+    return _summed_by_row(gradient, indices, rows, by_frequency)
+
+
+def _summed_by_row(gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool) -> Requests:
+    """Indices are sorted, then rows of the gradient summed for each: embedding_backward_cuda_kernel."""
+    count = indices.numel()
     width = gradient.shape[-1]
     number = indices.dtype.itemsize
     segments = min(count, rows)

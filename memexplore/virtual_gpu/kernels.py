@@ -17,11 +17,13 @@ from memexplore.virtual_gpu import (
     build,
     convolutions,
     ctc,
+    encoder,
     grouped,
     indexing,
     losses,
     reductions,
     rnn,
+    sampling,
 )
 from memexplore.virtual_gpu.plans import Constant, Free, New, Output, Plan, Scratch
 from memexplore.virtual_gpu.shapes import Requests, accumulator, contiguous, given, nbytes, new, places
@@ -37,6 +39,7 @@ GEMMS = frozenset(
         _aten.bmm.default,
         _aten.addmm.default,
         _aten.addmm_.default,
+        _aten._addmm_activation.default,
         _aten.baddbmm.default,
         _aten.baddbmm_.default,
         _aten.addbmm.default,
@@ -260,6 +263,7 @@ SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
     _aten.mm.default: _product,
     _aten.bmm.default: _product,
     _aten.addmm.default: _addmm,
+    _aten._addmm_activation.default: _addmm,
     _aten.baddbmm.default: _added_product,
     _aten.sum.default: _sum,
     _aten.sum.dim_IntList: _sum,
@@ -302,6 +306,9 @@ SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
     _aten.index_put_.default: indexing.put,
     _aten._index_put_impl_.default: indexing.put,
     _aten.embedding_dense_backward.default: indexing.embedding_backward,
+    _aten._embedding_bag.default: indexing.bag,
+    _aten._embedding_bag_forward_only.default: indexing.bag,
+    _aten._embedding_bag_backward.default: indexing.bag_backward,
     _aten._foreach_norm.Scalar: _foreach_norm,
     _aten.multinomial.default: _multinomial,
     _aten.convolution.default: convolutions.forward,
@@ -342,6 +349,7 @@ PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
     _aten._cudnn_ctc_loss.Tensor: ctc.cudnn,
     **attention_memory.PLANS,
     **rnn.PLANS,
+    **sampling.PLANS,
 }
 """Ops whose whole plan is written down: torch's fake kernels do not know what they return on CUDA."""
 
@@ -350,6 +358,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     _aten._use_cudnn_ctc_loss.Tensor: lambda mode, func, args, kwargs: ctc.uses_cudnn(*args),
     _aten._ctc_loss.Tensor: ctc.with_lengths,
     _aten._ctc_loss_backward.Tensor: ctc.with_lengths,
+    **encoder.HANDLERS,
     **rnn.HANDLERS,
 }
 """Ops that are carried out by other ops: called with the mode, the op and its arguments."""

@@ -84,7 +84,7 @@ class Free(NamedTuple):
 class Plan:
     """What an op returns and the memory it requests, in order."""
 
-    __slots__ = ("after", "fills", "gemm", "outputs", "requests", "returns", "work")
+    __slots__ = ("after", "fills", "gemm", "notes", "outputs", "requests", "returns", "work")
 
     def __init__(
         self,
@@ -102,6 +102,8 @@ class Plan:
         """None: the outputs' memory in order, and nothing else."""
         self.gemm = gemm
         self.after = after
+        self.notes: tuple[str, ...] = ()
+        """What a reader of the tape has to know, such as that a workspace is an estimate."""
         self.work: Any = None
         """The op's `Work`, None where nobody can say."""
         self.fills = fills
@@ -258,10 +260,12 @@ def build_view(output: View, source: torch.Tensor) -> VirtualTensor:
     return wrap(elem, output.host)
 
 
-def fake_host(shape: Any, dtype: torch.dtype | None) -> VirtualTensor:
+def fake_host(shape: Any, dtype: torch.dtype | None, stride: Any = None) -> VirtualTensor:
     """A tensor on the CPU that takes no memory: parameters of a module built while the virtual GPU is on."""
-    elem = torch.empty(shape, dtype=dtype or torch.get_default_dtype(), device=_META)
-    return wrap(elem, host=True)
+    dtype = dtype or torch.get_default_dtype()
+    if stride is not None:
+        return wrap(_empty_strided(shape, stride, dtype=dtype, device=_META), host=True)
+    return wrap(torch.empty(shape, dtype=dtype, device=_META), host=True)
 
 
 def unsupported(func: Any, error: Exception) -> values.NotSimulated:

@@ -1,17 +1,17 @@
 """Shortcuts to a plan: what takes torch's fake kernels milliseconds for each new shape, found in microseconds.
 
 A turned knob is a run with new shapes, and most of it would be spent in fake kernels. Two ways lead around them: ops
-whose outputs are those of a compiled meta kernel are run on plain meta tensors, and batch norm, which torch's fake
-kernels take apart into thirty ops, is written down. A test holds that both say what the fake kernels say.
+whose outputs are those of a compiled meta kernel are run on plain meta tensors, and normalisations, which torch's fake
+kernels take apart into thirty ops, are written down. A test holds that both say what the fake kernels say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.plans import New, Plan
 from memexplore.virtual_gpu.shapes import like, new
 from memexplore.virtual_gpu.tensor import VirtualTensor
 
@@ -59,24 +59,65 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
-def batch_norm(args: Any, kwargs: Any) -> Plan:
-    """cudnn_batch_norm: the result, mean and deviation of the batch in fp32, and a reserve that has no bytes."""
-    source, weight, training = args[0], args[1], args[5]
-    if kwargs or not training or not _is_dense(source) or source.host:
+def _accumulated(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def _cudnn_batch_norm(source: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> Any:
+    """The result, mean and deviation of the batch, and a reserve that has no bytes; in eval mode the result alone."""
+    if not _is_dense(source):
         return NotImplemented
-    channels = (source.shape[1],)
-    outputs: list[Any] = [like(source), new(channels, weight.dtype), new(channels, weight.dtype)]
-    return Plan([*outputs, New((0,), (1,), 0, torch.uint8, 0, False)], tuple, None, False, None)
+    channels = (source.shape[1],) if training else (0,)
+    statistics = new(channels, weight.dtype if training else source.dtype)
+    return [like(source), statistics, statistics, new((0,), torch.uint8)]
 
 
-def batch_norm_backward(args: Any, kwargs: Any) -> Plan:
-    """cudnn_batch_norm_backward: gradients of input, weight and bias."""
-    source, gradient, weight = args[:3]
-    if kwargs or not _is_dense(source) or source.stride() != gradient.stride() or source.host:
+def _cudnn_batch_norm_backward(source: Any, gradient: Any, weight: Any, *_: Any) -> Any:
+    if not _is_dense(source) or source.stride() != gradient.stride():
         return NotImplemented
-    outputs: list[Any] = [like(source), new(tuple(weight.shape), weight.dtype), new(tuple(weight.shape), weight.dtype)]
-    return Plan(outputs, tuple, None, False, None)
+    return [like(source), *[new(tuple(weight.shape), weight.dtype)] * 2]
 
 
-PLANS = {_aten.cudnn_batch_norm.default: batch_norm, _aten.cudnn_batch_norm_backward.default: batch_norm_backward}
-"""Plans written down, NotImplemented where the shapes are unusual."""
+def _native_batch_norm(source: Any, weight: Any, *_: Any) -> Any:
+    if not _is_dense(source):
+        return NotImplemented
+    return [like(source), *[new((source.shape[1],), _accumulated(source))] * 2]
+
+
+def _native_batch_norm_backward(gradient: Any, source: Any, weight: Any, *rest: Any) -> Any:
+    if not source.is_contiguous() or not gradient.is_contiguous() or weight is None or not all(rest[-1]):
+        return NotImplemented
+    return [like(source), *[new(tuple(weight.shape), weight.dtype)] * 2]
+
+
+def _layer_norm(source: Any, shape: Any, *_: Any) -> Any:
+    if not source.is_contiguous():
+        return NotImplemented
+    rows = (*source.shape[: source.dim() - len(shape)], *(1 for _ in shape))
+    return [like(source), *[new(rows, _accumulated(source))] * 2]
+
+
+def _layer_norm_backward(gradient: Any, source: Any, shape: Any, mean: Any, rstd: Any, *rest: Any) -> Any:
+    weight, bias, mask = rest
+    if not source.is_contiguous() or not gradient.is_contiguous() or weight is None or bias is None or not all(mask):
+        return NotImplemented
+    return [like(source), new(tuple(weight.shape), weight.dtype), new(tuple(bias.shape), bias.dtype)]
+
+
+_OUTPUTS: dict[Any, Callable[..., Any]] = {
+    _aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    _aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+    _aten.native_batch_norm.default: _native_batch_norm,
+    _aten.native_batch_norm_backward.default: _native_batch_norm_backward,
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+}
+
+
+def outputs(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> list[Any] | None:
+    """The outputs of an op that is written down here, None for other ops and for unusual shapes."""
+    known = _OUTPUTS.get(func)
+    if known is None or kwargs or not all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors):
+        return None
+    found = known(*args)
+    return None if found is NotImplemented else found

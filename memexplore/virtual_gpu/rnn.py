@@ -30,6 +30,11 @@ NOTE = (
     "and layer), and so is its workspace (the gates of one layer): half to twice as much is possible"
 )
 
+DROPOUT_NOTE = (
+    "cuDNN's random state for dropout between recurrent layers is left out: one block for each device, asked for once "
+    "(get_dropout_state in cudnn/RNN.cpp), whose size only the library knows"
+)
+
 
 def weight_count(mode: int, width: int, hidden: int, projected: int, layers: int, directions: int) -> int:
     """Elements of the one buffer that holds all weights: cuDNN always keeps two biases (cudnnSetRNNDescriptor_v8).
@@ -93,6 +98,8 @@ def forward(args: Any, kwargs: Any) -> Plan:
     values.note(NOTE)
     source, weights, cell_state = args[0], args[3], args[5]
     sizes = _Sizes(args)
+    if sizes.train and sizes.dropout:
+        values.note(DROPOUT_NOTE)
     shape = sizes.output_shape()
     order = None
     if sizes.batch_first and not sizes.packed:

@@ -159,17 +159,21 @@ def text(tensor: VirtualTensor) -> str:
 
 # The device that is on takes note of assumptions; None while none is on.
 assumptions: dict[str, None] = {}
+noted: list[str] = []
+"""What was noted since somebody emptied it: a plan says it again whenever it is carried out."""
 
 
 def forget() -> None:
     """Start a run: no assumption made, no loop counted."""
     assumptions.clear()
+    noted.clear()
     loops.forget()
 
 
 def note(what: str) -> None:
     """Tell with the tape how a number was come by; once, without a line."""
     assumptions.setdefault(what)
+    noted.append(what)
 
 
 def assume(what: str) -> None:

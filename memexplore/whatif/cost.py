@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from memexplore.devices import Gpu
@@ -45,11 +45,37 @@ class Cost(NamedTuple):
         return total
 
 
+class _Interruptible(list[Work]):
+    """A list that asks before it takes anything."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def append(self, work: Work) -> None:
+        self._ask()
+        super().append(work)
+
+
+_ask: Callable[[], object] | None = None
+
+
+@contextlib.contextmanager
+def interruptible(ask: Callable[[], object]) -> Iterator[None]:
+    """Have a function called before every op that is measured in the block; what it raises ends the run."""
+    global _ask
+    before, _ask = _ask, ask
+    try:
+        yield
+    finally:
+        _ask = before
+
+
 class Meter:
     """Notes the work of every op while it is on."""
 
     def __init__(self) -> None:
-        self.works: list[Work] = []
+        self.works: list[Work] = [] if _ask is None else _Interruptible(_ask)
 
     def total(self) -> Cost:
         """The cost so far."""

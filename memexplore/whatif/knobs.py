@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Hashable
 from typing import Any, ClassVar, TypeVar
 
 from memexplore import devices
@@ -92,8 +93,9 @@ class CheckpointKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """An activation-checkpointing setting; as text: `as written`, `none`, `every 2`, `sqrt`, `layers encoder.0 encoder.1`,
-    `keep matmuls` or `norms`.
+    """An activation-checkpointing setting.
+
+    As text: `as written`, `none`, `every 2`, `sqrt`, `layers encoder.0 encoder.1`, `keep matmuls` or `norms`.
 
     `every k` recomputes every k-th repeated block, `sqrt` cuts the N blocks into √N segments, `layers` recomputes those
     named, `keep matmuls` recomputes all blocks but for their matrix products and convolutions, `norms` recomputes
@@ -103,11 +105,17 @@ class Checkpoint:
     Checkpoint(kind=<CheckpointKind.EVERY: 'every'>, every=2, layers=())
     >>> str(Checkpoint.parse("layers b a"))
     'layers b a'
-    """  # noqa: D205
+    """
 
     kind: CheckpointKind = CheckpointKind.AS_WRITTEN
     every: int = 1
     layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every={self.every!r} must be a whole number from 1 on")
+        if (self.kind is CheckpointKind.LAYERS) != bool(self.layers):
+            raise ValueError("layers= names the layers of kind LAYERS, one at least, and of no other kind")
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
@@ -188,6 +196,8 @@ class Knobs:
             self._put(name, _choice(name, choices, getattr(self, name)))
         if isinstance(self.checkpoint, str):
             self._put("checkpoint", Checkpoint.parse(self.checkpoint))
+        if not isinstance(self.checkpoint, Checkpoint):
+            raise ValueError(f"checkpoint={self.checkpoint!r} is no setting; write a text such as 'every 2' or 'sqrt'")
         for name in ("batch", "accumulation", "input_size", "lora_rank"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -197,6 +207,9 @@ class Knobs:
             self._put(name, (value,) if isinstance(value, str) else tuple(value))
         if isinstance(self.variables, dict):
             self._put("variables", tuple(sorted(self.variables.items())))
+        for variable, value in self.variables:
+            if not isinstance(value, Hashable):
+                raise ValueError(f"variables: {variable} = {value!r} is not hashable; give a number, a text or a tuple")
         if self.settings is not None:
             Settings.parse(self.settings)
         if self.gpu is not None:
@@ -214,7 +227,7 @@ class Knobs:
         return {
             field.name: value
             for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default and field.name != "lora_rank"
+            if (value := getattr(self, field.name)) != field.default and (field.name != "lora_rank" or self.lora)
         }
 
     def replace(self, **changes: Any) -> Knobs:
@@ -223,6 +236,33 @@ class Knobs:
 
     def __str__(self) -> str:
         return ", ".join(_text(name, value) for name, value in self.changed().items()) or "as written"
+
+
+def conflicts(knobs: Knobs) -> list[str]:
+    """What contradicts itself in a setting of knobs, one sentence each; an empty list where it can be run.
+
+    >>> conflicts(Knobs(update="in backward", accumulation=2))
+    ['update in backward frees each gradient at once: accumulation=2 needs them until the last micro-batch']
+    >>> conflicts(Knobs(update="in backward", accumulation=1))
+    []
+    """
+    found: list[str] = []
+    count = knobs.accumulation or 1
+    if knobs.batch is not None and knobs.batch % count:
+        found.append(f"accumulation={count} does not divide batch={knobs.batch}; write one of its divisors")
+    if knobs.mode is Mode.INFERENCE:
+        return found
+    if knobs.update is Update.IN_BACKWARD:
+        frees = "update in backward frees each gradient at once"
+        if count > 1:
+            found.append(f"{frees}: accumulation={count} needs them until the last micro-batch")
+        if knobs.precision is Precision.FP16:
+            found.append(f"{frees}: fp16's GradScaler looks at all of them before the step, bf16 needs none")
+        if knobs.zero_grad is ZeroGrad.TO_ZERO:
+            found.append(f"{frees}: zero_grad='set to zero' finds none")
+    if knobs.update is Update.FUSED and knobs.optimizer is Optimizer.ADAFACTOR:
+        found.append("Adafactor has no fused update; write update= one of 'foreach', 'per tensor', 'in backward'")
+    return found
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

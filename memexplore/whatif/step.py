@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.plans import fake_host
+from memexplore.virtual_gpu.rename import is_virtual
 
 _SMALL = 1 << 20
 """Batches below 1 MiB keep their values: lengths and masks on the CPU may steer the model."""
@@ -86,7 +88,8 @@ class Step:
     def batch_of(self, size: int | None = None, input_size: int | None = None) -> Any:
         """The batch with another number of samples, and another resolution or length; None keeps what it is.
 
-        Images keep their proportions. Large tensors of the answer have no values and take no memory.
+        Images keep their proportions. While a virtual GPU is on, large tensors of the answer have no values and take no
+        memory.
 
         Raises ValueError where an input size is asked of a batch that has none.
         """
@@ -138,8 +141,9 @@ class Step:
 
         Raises TypeError where there is no `loss` and the model's output has none.
         """
-        if self.loss is not None and _takes_model(self.loss):
+        if self.loss is not None and takes_model(self.loss):
             return self.loss(model, batch)
+        targets: tuple[Any, ...]
         if isinstance(batch, dict):
             output, targets = model(**batch), (batch,)
         elif isinstance(batch, tuple | list):
@@ -154,7 +158,8 @@ class Step:
         return own
 
 
-def _takes_model(loss: Callable[..., Any]) -> bool:
+def takes_model(loss: Callable[..., Any]) -> bool:
+    """Whether a loss is called as ``loss(model, batch)``, by the name of its first argument."""
     try:
         names = list(inspect.signature(loss).parameters)
     except (TypeError, ValueError):  # builtins have no signature
@@ -163,13 +168,14 @@ def _takes_model(loss: Callable[..., Any]) -> bool:
 
 
 def _shaped(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of another shape: with the old values again and again where it is small, with none where it is not."""
+    """A tensor of another shape with the old values again and again, none where it is large and a virtual GPU is on."""
     count = 1
     for extent in shape:
         count *= extent
-    if count * value.element_size() >= _SMALL or value.device.type != "cpu":
+    large = count * value.element_size() >= _SMALL or value.device.type != "cpu"
+    if is_virtual(value) or (large and device.active() is not None):
         return fake_host(shape, value.dtype)
     for dimension, extent in enumerate(shape):
         if extent != value.shape[dimension]:
-            value = value.index_select(dimension, torch.arange(extent) % value.shape[dimension])
+            value = value.index_select(dimension, torch.arange(extent, device=value.device) % value.shape[dimension])
     return value

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore import capture
+from memexplore import capture, devices
 from memexplore.devices import Gpu
 from memexplore.tape import Tape
+from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.modules import swap
 from memexplore.virtual_gpu.plans import fake_host
 from memexplore.virtual_gpu.tensor import VirtualTensor
@@ -19,6 +20,7 @@ from memexplore.whatif import loop
 from memexplore.whatif.apply import Applied, apply
 from memexplore.whatif.cost import Cost, measuring
 from memexplore.whatif.knobs import Knobs, Precision
+from memexplore.whatif.repeat import First, Program, first, program
 from memexplore.whatif.step import Step
 
 STEPS = 2
@@ -32,14 +34,14 @@ class Trial(NamedTuple):
     tape: Tape
     applied: Applied
     cost: Cost
-    """Of all steps on the tape."""
+    """Of the first step."""
 
 
 def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
     """Run two steps with some knobs on a virtual GPU.
 
     `gpu` counts where the knobs name none; `release` is the torch release whose rules apply. The model comes back as it
-    was.
+    was. What was traced before is not traced again (see `repeat`); the tape is the one that `traced` gives.
 
     >>> linear = torch.nn.Linear(1024, 1024, bias=False)
     >>> trial = run(Step(linear, torch.zeros(4, 1024), loss=torch.mean, optimizer=torch.optim.SGD))
@@ -50,28 +52,130 @@ def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", releas
     Raises what the step raises, but for running out of memory; ValueError for knobs that do not suit the step.
     """
     knobs = knobs or Knobs()
+    place = _place(knobs, gpu, release)
+    seen = _past(step).same.get(_same(knobs, place))
+    if seen is not None:
+        tape = seen.on(place)
+        if tape is not None:
+            return Trial(knobs, tape, seen.applied, seen.cost)
+    return _run(step, knobs, place, _past(step))
+
+
+def traced(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
+    """Run two steps op by op, whatever was seen before; see `run`."""
+    knobs = knobs or Knobs()
+    return _run(step, knobs, _place(knobs, gpu, release), None)
+
+
+def _place(knobs: Knobs, gpu: str | Gpu, release: str | None) -> VirtualGpu:
+    """The virtual GPU that a trial is for, off."""
+    settings = capture.settings_of(knobs.settings or "")
+    chosen = knobs.gpu or gpu
+    found = chosen if isinstance(chosen, Gpu) else devices.find(chosen)
+    return VirtualGpu(found, capture.release_or_installed(release), settings)
+
+
+class _Seen(NamedTuple):
+    """All that is needed to tell the tape of a setting on another GPU."""
+
+    program: Program
+    applied: Applied
+    cost: Cost
+    assumptions: tuple[str, ...]
+
+    def on(self, place: VirtualGpu) -> Tape | None:
+        meta = capture.predicted(place)
+        return self.program.placed(meta._replace(notes=(*meta.notes, *self.assumptions)), place.settings)
+
+
+class _Past(NamedTuple):
+    """What was seen of a step: by setting without the machine, and by setting without the machine and the batch."""
+
+    same: dict[Any, _Seen]
+    like: dict[Any, tuple[Program, ...]]
+    """Some ops go another way from some size on, so a setting may have several."""
+
+
+_MANY = 48
+"""Programs that are kept of a step; one of Llama 7B takes 2 MB."""
+
+
+def _past(step: Step) -> _Past:
+    if not hasattr(step, "_seen"):
+        object.__setattr__(step, "_seen", _Past({}, {}))
+    return step._seen  # type: ignore[attr-defined]
+
+
+def _same(knobs: Knobs, place: VirtualGpu) -> Any:
+    return knobs.replace(gpu=None, settings=None), place.rules
+
+
+def _like(knobs: Knobs, place: VirtualGpu) -> Any:
+    return knobs.replace(gpu=None, settings=None, batch=None, input_size=None), place.rules
+
+
+def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    table.pop(key, None)
+    table[key] = value
+    while len(table) > _MANY:
+        del table[next(iter(table))]
+
+
+def _run(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past | None) -> Trial:
+    model = built(step)
+    sites = _sites(step, knobs, place)
     applied = Applied()
     kept: list[Any] = []
-    model = built(step)
+    like = past.like.get(_like(knobs, place), ()) if past is not None else ()
+    begun: First | None = None
+    again: Program | None = None
+    cost = Cost()
+
+    def steps() -> Iterator[int]:
+        nonlocal begun, again, cost
+        with measuring(device.mode) as meter:
+            yield 0
+        cost = meter.total()
+        if past is not None:
+            begun = first(recording.events())
+            again = next(filter(None, (other.again(begun) for other in like)), None)
+        if again is None:
+            yield 1
+
     with (
         _undisturbed(),
         _as_it_was(model),
-        capture.virtual(knobs.gpu or gpu, torch=release, settings=knobs.settings or "") as device,
+        capture.virtual(place.gpu, torch=place.release, settings=str(place.settings)) as device,
         _on_host(model),
         contextlib.ExitStack() as stack,
     ):
-        with (
-            capture.record() as recording,
-            measuring(device.mode) as meter,
-            contextlib.suppress(torch.OutOfMemoryError),
-        ):
-            model.cuda()
-            # The loop has an autocast of its own, around the loss as well.
-            ours = knobs if knobs.precision not in loop.AUTOCAST else knobs.replace(precision=Precision.AS_WRITTEN)
-            applied = stack.enter_context(apply(ours, model))
-            applied += loop.train(step, knobs, model, STEPS, kept)
+        with capture.record() as recording, contextlib.suppress(torch.OutOfMemoryError):
+            # As a person would write it: fp32 weights that do not fit are never on the GPU.
+            model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
+            applied = stack.enter_context(apply(loop.of_apply(knobs), model, sites))
+            applied += loop.train(step, knobs, model, steps(), kept)
         kept.clear()
-    return Trial(knobs, recording.tape, applied, meter.total())
+        looked_at = device.looked_at
+    tape = recording.tape
+    if past is None or looked_at:
+        return Trial(knobs, tape, applied, cost)
+    assumptions = tape.meta.notes[len(capture.predicted(place).notes) :]
+    if again is None and begun is not None:
+        again = program(begun, tape)
+        if again is not None:
+            _keep(past.like, _like(knobs, place), (again, *like)[:4])
+    elif again is not None:
+        placed = again.placed(tape.meta, place.settings)
+        if placed is None:
+            return _run(step, knobs, place, None)
+        tape = placed
+    if again is not None:
+        _keep(past.same, _same(knobs, place), _Seen(again, applied, cost, assumptions))
+    return Trial(knobs, tape, applied, cost)
+
+
+def _sites(step: Step, knobs: Knobs, place: VirtualGpu) -> Any:
+    return None
 
 
 def built(step: Step) -> torch.nn.Module:
@@ -127,13 +231,15 @@ def _on_host(model: torch.nn.Module) -> Iterator[None]:
     try:
         for weight in model.parameters():
             if isinstance(weight, VirtualTensor):
-                other = torch.nn.Parameter(fake_host(weight.shape, weight.dtype), requires_grad=weight.requires_grad)
+                other = torch.nn.Parameter(
+                    fake_host(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
+                )
                 swap(weight, other)
                 swapped.append((weight, other))
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if isinstance(buffer, VirtualTensor):
-                    module._buffers[name] = fake_host(buffer.shape, buffer.dtype)
+                    module._buffers[name] = fake_host(buffer.shape, buffer.dtype, buffer.stride())
         yield
     finally:
         for weight, other in swapped:
