@@ -13,26 +13,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import memexplore as mx
+from tests.small import allocated, batch, network, on_a_t4
 
 GIB = 1024**3
 
 
 @pytest.fixture(autouse=True)
 def gpu() -> Iterator[Any]:
-    with mx.virtual("T4") as device:
-        yield device
-
-
-def allocated() -> int:
-    return torch.cuda.memory_allocated()
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(8, 64, device="cuda"), torch.randint(10, (8,), device="cuda")
+    yield from on_a_t4()
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
