@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-import memexplore as mx
 from tests.small import allocated, batch, network, on_a_t4
 
 
@@ -62,6 +61,10 @@ def test_every_spelling_of_the_device_is_understood(device: Any, make: Callable[
         lambda x: x.new_ones(4),
         lambda x: x.new_tensor([1, 2]),
         lambda x: x.new_empty(3),
+        lambda x: x.new(2, 3),
+        lambda x: x.new([1.0, 2.0]),
+        lambda x: x.new(x.shape),
+        lambda x: x.new(x),
         lambda x: x.new_full((2, 2), 1.0),
         lambda x: torch.rand_like(x),
         lambda x: torch.ones(3).to(x),

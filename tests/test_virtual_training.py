@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-import memexplore as mx
 from tests.small import allocated, batch, network, on_a_t4
 
 GIB = 1024**3

@@ -266,6 +266,14 @@ def test_routing_is_balanced(device: str, mask: Callable[[torch.Tensor], torch.T
     assert tokens.shape == (32,)  # 64 tokens with 2 choices each among 4 experts: 64 * 2 / 4
 
 
+def test_comparing_two_tensors_keeps_neither() -> None:
+    with mx.virtual("T4"):
+        one, other = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
+        _ = one >= other
+        del one, other, _
+        assert torch.cuda.memory_allocated() == 0
+
+
 def test_balanced_routing_is_noted() -> None:
     def run() -> None:
         (torch.randn(64, 4, device="cuda").argmax(-1) == 1).nonzero()

@@ -133,7 +133,9 @@ class VirtualGpu:
             undo.enter_context(composites.on(rules))
             undo.enter_context(files.on())
             undo.callback(torch.set_default_device, _default_device())
-            undo.enter_context(rename.Renaming(moves.exchange))
+            renaming = undo.enter_context(rename.Renaming(moves.exchange))
+            engine = torch.autograd._engine_run_backward
+            _replace(undo, torch.autograd, "_engine_run_backward", rename.in_backward(renaming, engine))
             undo.enter_context(self.mode)
             _active = self
             self._undo = undo.pop_all()

@@ -107,6 +107,19 @@ def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _HANDLERS[torch.tensor]((data,), kwargs)
 
 
+def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`Tensor.new`, the old way to make a tensor like another: sizes, or data, or an alias (legacy_tensor_new)."""
+    tensor, *given = args
+    if not is_virtual(tensor) or kwargs:
+        return _Tensor.new(*args, **kwargs)
+    first = given[0] if len(given) == 1 else None
+    if isinstance(first, torch.Tensor):
+        return first.detach()
+    if isinstance(first, list | tuple) and not isinstance(first, torch.Size):
+        return _new_tensor((tensor, first), {})
+    return tensor.new_empty(first if isinstance(first, torch.Size) else given or [0])
+
+
 def _pin_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # Pinned memory is host memory outside the device: the copy matters to nobody here.
     return args[0]
@@ -126,6 +139,7 @@ def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
     _Tensor.to: _to,
     _Tensor.cuda: _cuda,
+    _Tensor.new: _new,
     _Tensor.new_tensor: _new_tensor,
     _Tensor.pin_memory: _pin_memory,
     _Tensor.share_memory_: _share_memory,
@@ -174,6 +188,22 @@ class Renaming(TorchFunctionMode):
             _SET_DATA(tensor, other)
         else:
             self._exchange(tensor, other)
+
+
+def in_backward(renaming: Renaming, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The entry of the autograd engine, with the renaming on while it runs.
+
+    A function mode is off inside `Tensor.backward`, since that went through it; so it would be for a checkpoint that
+    recomputes its block and for the backward of a `Function`, whose code says `cuda` too.
+    """
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if any(mode is renaming for mode in torch.overrides._get_current_function_mode_stack()):
+            return run(*args, **kwargs)
+        with renaming:
+            return run(*args, **kwargs)
+
+    return run_backward
 
 
 def _default_device() -> torch.device | None:

@@ -1,0 +1,99 @@
+"""Which kernel ctc_loss runs, and what it requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from memexplore import capture
+from memexplore.tape import Action, Category
+
+STEPS, BATCH, LABELS, LENGTH = 50, 4, 20, 10
+LOG_PROBS = STEPS * BATCH * LABELS * 4
+FULL, TARGETS = [STEPS] * BATCH, [LENGTH] * BATCH
+
+
+def run(targets, inputs, outputs, **options):
+    """Ops with bytes and category of each request, and the notes, of a loss and its gradient."""
+    with capture.virtual("A100", torch="2.13"):
+        log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
+        given = [value() if callable(value) else value for value in (targets, inputs, outputs)]
+        with capture.record() as recording:
+            functional.ctc_loss(log_probs, *given, **options).sum().backward()
+        assert log_probs.grad.shape == log_probs.shape
+    tape = recording.tape
+    rows = [row for row in range(len(tape)) if tape.action[row] == Action.ALLOC]
+    names = [tape.ops[tape.op[row]].removeprefix("aten::") for row in rows]
+    return [(name, int(tape.size[row]), int(tape.category[row])) for name, row in zip(names, rows, strict=True)], tape
+
+
+def of(found, op):
+    return [size for name, size, category in found if name == op and category != Category.WORKSPACE]
+
+
+def joined(dtype, device="cpu"):
+    return lambda: torch.ones(BATCH * LENGTH, dtype=dtype, device=device)
+
+
+def numbers(values, dtype=torch.int32, device="cpu"):
+    return lambda: torch.tensor(values, dtype=dtype).to(device)
+
+
+def test_cudnn_makes_the_gradient_beside_the_losses():
+    # empty_like(log_probs), the workspace, one loss a sample: _cudnn_ctc_loss in cudnn/LossCTC.cpp
+    found, tape = run(joined(torch.int32), FULL, TARGETS)
+    assert of(found, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
+    assert not of(found, "_ctc_loss_backward")
+    assert any("ctc_loss is an estimate" in note for note in tape.meta.notes)
+
+
+def test_native_keeps_forward_variables_of_every_state():
+    # 2·10 + 1 states a step: the log-alphas stay, the log-betas of the same size are scratch of the backward pass
+    found, _ = run(joined(torch.int64), FULL, TARGETS)
+    alphas = BATCH * STEPS * (2 * LENGTH + 1) * 4
+    assert of(found, "_ctc_loss")[-2:] == [alphas, 4 * BATCH]
+    assert of(found, "_ctc_loss_backward")[:2] == [alphas, LOG_PROBS]
+
+
+@pytest.mark.parametrize(
+    ("targets", "inputs", "outputs", "options"),
+    [
+        (joined(torch.int32, "cuda"), FULL, TARGETS, {}),
+        (joined(torch.int32), [STEPS - 1] * BATCH, TARGETS, {}),
+        (joined(torch.int32), FULL, [0, 5, 5, 30], {"blank": 1}),
+        (lambda: torch.ones(BATCH, LENGTH, dtype=torch.int32), FULL, TARGETS, {}),
+        (joined(torch.int32), numbers(FULL, torch.int64), numbers(TARGETS, torch.int64), {}),
+    ],
+    ids=["targets on the GPU", "shorter inputs", "another blank", "targets in rows", "64-bit lengths"],
+)
+def test_native_wherever_cudnn_s_conditions_do_not_hold(targets, inputs, outputs, options):
+    # _use_cudnn_ctc_loss in cudnn/LossCTC.cpp
+    found, _ = run(targets, inputs, outputs, **options)
+    assert of(found, "_ctc_loss")
+    assert not of(found, "_cudnn_ctc_loss")
+
+
+def test_lengths_as_32_bit_tensors_on_the_gpu_go_to_cudnn():
+    lengths = (numbers(values, device="cuda") for values in (FULL, TARGETS))
+    found, tape = run(joined(torch.int32, "cuda"), *lengths)
+    assert of(found, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
+    assert any(note.startswith("assumed: the lengths in ctc_loss") for note in tape.meta.notes)
+
+
+def test_cudnn_off_means_native():
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        found, _ = run(joined(torch.int32), FULL, TARGETS)
+    finally:
+        torch.backends.cudnn.enabled = before
+    assert of(found, "_ctc_loss")
+
+
+@pytest.mark.parametrize(("reduction", "size"), [("none", 4 * BATCH), ("sum", 4), ("mean", 4)])
+def test_reductions(reduction, size):
+    with capture.virtual("A100"):
+        log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda")
+        loss = functional.ctc_loss(log_probs, joined(torch.int32)(), FULL, TARGETS, reduction=reduction)
+        assert loss.nbytes == size
