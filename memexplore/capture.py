@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ class Recording:
         if self._recorder is None:
             raise RuntimeError("the recording has ended: its tape has all events")
         return self._recorder.events
+
+    def end_stacks_at(self, frame: FrameType) -> None:
+        """Leave out of all stacks what lies outside a frame: whoever called there has nothing to do with the step."""
+        if self._recorder is not None:
+            self._recorder.stacks.end_at(frame)
 
     @property
     def tape(self) -> Tape:

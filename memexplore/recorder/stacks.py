@@ -52,6 +52,10 @@ class Stacks:
         self._base, self._parent = id(frame), number
         return before
 
+    def end_at(self, frame: FrameType) -> None:
+        """Leave out what lies outside a frame that stays for the whole recording."""
+        self._base, self._parent = id(frame), -1
+
     def leave(self, before: tuple[int, int]) -> None:
         """End the call that `enter` began."""
         self._base, self._parent = before

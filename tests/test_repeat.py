@@ -1,0 +1,118 @@
+"""What is not traced again is what a trace says, row for row, on every model family."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memexplore.recorder.ops import Recorder
+from memexplore.tape import Action, Phase
+from memexplore.whatif.knobs import Knobs
+from memexplore.whatif.step import Step
+from memexplore.whatif.trial import run, traced
+from tests.families import FAMILIES
+
+pytest.importorskip("transformers")
+GPU = "A100-80GB"
+# Several losses in one step, or a batch that is a graph or a list of visits and not so many samples.
+OTHERS = {name for name in FAMILIES if name in ("gan", "graph", "recommender")}
+
+
+@functools.cache
+def step_of(name: str) -> Step:
+    family = FAMILIES[name]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return next(family.losses(model, batch))
+
+    return Step(lambda: family.build().train(), family.batch("cpu"), loss=loss)
+
+
+def same(step: Step, knobs: Knobs) -> None:
+    quick = run(step, knobs, gpu=GPU)
+    plain = traced(step, knobs, gpu=GPU)
+    assert quick.tape.equals(plain.tape)
+    assert quick.tape.meta == plain.tape.meta
+    assert quick.applied == plain.applied
+    assert quick.cost.flops == plain.cost.flops
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - OTHERS))
+def test_quick_answer_is_that_of_a_trace(name: str) -> None:
+    step = step_of(name)
+    run(step, gpu=GPU)
+    same(step, Knobs(settings="expandable_segments:True"))
+    same(step, Knobs(batch=2 * step.batch_size))
+    same(step, Knobs(batch=step.batch_size + 1))
+
+
+def deep(width: int = 64) -> Step:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(6)))
+    return Step(model, torch.zeros(8, width), loss=torch.mean)
+
+
+def test_only_the_first_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = deep()
+    run(step, gpu=GPU)
+    phases = []
+    alloc = Recorder.alloc
+    monkeypatch.setattr(Recorder, "alloc", lambda self, *rest: phases.append(self.step) or alloc(self, *rest))
+    tape = run(step, Knobs(batch=16), gpu=GPU).tape
+    assert set(phases) == {0, 1}
+    assert set(tape.step.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        Knobs(precision="fp16", batch=16),
+        Knobs(optimizer="SGD with momentum", update="per tensor", batch=16),
+        Knobs(zero_grad="set to zero", batch=16),
+        Knobs(accumulation=4, batch=16),
+        Knobs(mode="inference", batch=16),
+        Knobs(settings="max_split_size_mb:32", batch=16),
+    ],
+    ids=str,
+)
+def test_every_loop_is_repeated_exactly(knobs: Knobs) -> None:
+    step = deep()
+    run(step, knobs.replace(batch=8), gpu=GPU)
+    same(step, knobs)
+
+
+def test_a_step_that_differs_is_traced() -> None:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        # From sixteen samples on, twice as deep.
+        return model(model(batch) if len(batch) >= 16 else batch).mean()
+
+    step = Step(deep().model, torch.zeros(8, 64), loss=loss)
+    run(step, gpu=GPU)
+    same(step, Knobs(batch=16))
+
+
+def test_a_second_step_unlike_the_first_is_traced_every_time() -> None:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        calls.append(len(batch))
+        # Every second call has another output, which no request of the first step is like.
+        return model(batch).mean() if len(calls) % 2 else model(torch.cat([batch, batch])).sum()
+
+    step = Step(deep().model, torch.zeros(8, 64), loss=loss)
+    run(step, gpu=GPU)
+    assert len(calls) == 2
+    same(step, Knobs(batch=16))
+
+
+def test_optimizer_state_of_the_second_step_is_not_made_again() -> None:
+    step = deep()
+    run(step, gpu=GPU)
+    tape = run(step, Knobs(batch=32), gpu=GPU).tape
+    made = (tape.phase == Phase.OPTIMIZER) & (tape.action == Action.ALLOC)
+    # 12 weights with two states each in the first step; both steps have the temporaries of foreach.
+    assert np.count_nonzero(made & (tape.step == 1)) - np.count_nonzero(made & (tape.step == 2)) == 24
