@@ -210,6 +210,17 @@ def test_what_was_there_before_comes_first():
     assert before[:2].all()
 
 
+def test_a_recording_that_begins_late_has_the_peak_that_the_allocator_has():
+    with mx.virtual("A100 80GB"):
+        before = torch.empty(25 * 2**20, dtype=torch.uint8, device="cuda")
+        with mx.record() as recording:
+            after = torch.empty(25 * 2**20, dtype=torch.uint8, device="cuda")
+        peak = torch.cuda.max_memory_allocated()
+        del before, after
+    # a request of 25 MiB gets a segment of 26, of which 1 MiB is too little to be split off
+    assert mx.peak(recording.tape)[0] == peak == 2 * 26 * 2**20
+
+
 def test_memory_returns_after_every_step_on_the_cpu():
     tape = _train("cpu", steps=3)
     signed = np.where(np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING)), tape.size, 0)
@@ -255,3 +266,23 @@ def test_an_out_of_memory_error_names_its_op_and_layer():
     assert tape.ops[tape.op[row]] == "aten::addmm"
     assert tape.modules[tape.module[row]] == "Linear"
     assert tape.size[row] == 1 << 33
+
+
+def test_an_optimizer_that_steps_in_backward_is_part_of_its_step():
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(100, 200, bias=False), nn.Linear(200, 10, bias=False)).cuda()
+        for weight in model.parameters():
+            own = torch.optim.SGD([weight], momentum=0.9)
+            weight.register_post_accumulate_grad_hook(lambda _, own=own: (own.step(), own.zero_grad()))
+        for _ in range(2):
+            model(torch.ones(64, 100, device="cuda")).sum().backward()
+
+    tape = mx.simulate(run, gpu="T4")
+    marks = [(tape.step[row], Phase(tape.phase[row]).text) for row in np.flatnonzero(tape.action == Action.MARK)]
+    step = ["forward", "backward", *["optimizer", "backward"] * 2]
+    assert [phase for number, phase in marks if number == 1 and phase != "other"] == step
+    assert [phase for number, phase in marks if number == 2 and phase != "other"] == step
+    # The first step makes the momentum of each weight, and both steps a gradient of each.
+    weights = [100 * 200 * 4, 200 * 10 * 4]
+    assert sorted(_blocks(tape, Category.OPTIMIZER_STATE)) == sorted(weights)
+    assert sorted(_blocks(tape, Category.GRADIENT)) == sorted(weights * 2)

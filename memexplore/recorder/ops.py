@@ -93,6 +93,8 @@ class Recorder:
         self._phase = _OTHER
         self._border = (0, _OTHER)
         self._step_ended = True
+        self._in_backward = False
+        """Whether the optimizer that steps was called by a hook of the backward pass."""
         self._states: dict[int, int] = {}
         self._stack = -2
         self._epoch = time.perf_counter_ns()
@@ -195,7 +197,7 @@ class Recorder:
         calls = self._calls
         module, call = calls[-1][:2] if calls else (-1, -1)
         grad = torch.is_grad_enabled()
-        if node is None:
+        if node is None or self._in_backward:
             phase = self._phase
             if phase == _OPTIMIZER:
                 module = self._owner_of_argument(args, index, module)
@@ -263,6 +265,7 @@ class Recorder:
             self.names.root(module)
             if _current_node() is None:
                 self.note(module)
+                self._in_backward = False
                 self._phase = _FORWARD
                 self._step_begins()
                 if self._border != (self.step, _FORWARD):
@@ -287,7 +290,9 @@ class Recorder:
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
-        self._step_begins()
+        self._in_backward = _current_node() is not None
+        if not self._in_backward:
+            self._step_begins()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._tag(parameter, Category.PARAMETER, None)
@@ -300,9 +305,10 @@ class Recorder:
     def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         self._note_state(optimizer)
-        self._phase = _OTHER
+        self._phase = _BACKWARD if self._in_backward else _OTHER
+        self._in_backward = False
         self._step_ended = True
-        self._mark(_OTHER)
+        self._mark(self._phase)
 
     def note(self, root: torch.nn.Module) -> None:
         """Note which storages are the parameters and buffers of a model."""

@@ -338,7 +338,15 @@ def _rms_norm_backward(args: Any, kwargs: Any) -> Plan:
     return Plan(outputs, tuple, [*copies, *places(outputs)], False, None)
 
 
+def _nothing(args: Any, kwargs: Any) -> Plan:
+    """An op that overwrites its arguments and asks for no memory."""
+    return Plan([Constant(None)], None, None, False, None)
+
+
 PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
+    # FusedSgdKernel.cu asks for nothing; torch has no fake kernel for it.
+    _aten._fused_sgd_.default: _nothing,
+    _aten._fused_sgd_.tensor_lr: _nothing,
     _aten.binary_cross_entropy.default: losses.binary,
     _aten._grouped_mm.default: grouped.product,
     _aten._fused_rms_norm.default: _rms_norm,

@@ -1,6 +1,8 @@
-"""`python -m tests.fidelity` prints each published row beside what the virtual GPU says."""
+"""`python -m tests.fidelity [TEXT]` prints each case beside what every tool says; TEXT chooses cases by name."""
 
-from tests.fidelity import cases
+import sys
+
+from tests.fidelity import table
 
 if __name__ == "__main__":
-    print(cases.table())
+    print(table.markdown(table.computed(*sys.argv[1:2])))

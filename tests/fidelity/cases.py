@@ -1,4 +1,4 @@
-"""The rows of published_peaks.csv, each with what the virtual GPU says about it."""
+"""The rows of published_peaks.csv, the recordings and the golden files: each a script and what a real GPU said."""
 
 import csv
 import functools
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from memexplore import capture
-from tests.fidelity import models, operations
+from tests.fidelity import formulas, models, operations, others
 
 PUBLISHED = pathlib.Path(__file__).parents[3] / "shared" / "published_peaks.csv"
 RECORDINGS = PUBLISHED.parent / "recordings"
@@ -40,11 +40,16 @@ class Case(NamedTuple):
     measured: str
     unit: str
     run: Callable[[], float]
+    formula: Callable[[others.Subject], float | None]
+    """The bytes that parameters and a formula give for what the script calls; None where no formula is known."""
+    settings: str = ""
+    short: Callable[[], float] | None = None
+    """`run` with one warm-up step where it has five: for tools that take half a minute a step."""
 
     def predicted(self) -> str:
         """What the virtual GPU says, printed as the row is."""
         try:
-            with capture.virtual(self.gpu, torch=self.torch):
+            with capture.virtual(self.gpu, torch=self.torch, settings=self.settings):
                 size = self.run()
         except torch.OutOfMemoryError:
             return "OOM"
@@ -52,17 +57,22 @@ class Case(NamedTuple):
             gc.collect()
         if self.measured == "OOM":
             return f"{size / GIB:.2f}"
-        return printed(size, self.measured, self.unit)
+        return printed(size, self.unit)
 
 
-def printed(size: float, like: str, unit: str) -> str:
+UNITS = {"GiB": GIB, "MiB": MIB, "MB": MIB, "B": 1}
+
+
+def printed(size: float, unit: str) -> str:
     """A size in bytes as a row prints it: GiB and MiB with its digits, MB as the benchmark keeps it.
 
-    >>> printed(25.3525 * GIB, "25.35", "GiB"), printed(2072.62548828125 * MIB, "2072.63", "MiB")
-    ('25.35', '2072.63')
-    >>> printed(20480.1259765625 * MIB, "20480.125", "MB")
+    >>> printed(25.3525 * GIB, "GiB"), printed(2072.62548828125 * MIB, "MiB"), printed(27222108160, "B")
+    ('25.35', '2072.63', '27222108160')
+    >>> printed(20480.1259765625 * MIB, "MB")
     '20480.125'
     """
+    if unit == "B":
+        return str(int(size))
     if unit == "GiB":
         # The table drops the zero of 21.30.
         return f"{float(f'{size / GIB:.2f}'):g}"
@@ -84,9 +94,21 @@ def published() -> Iterator[Case]:
                 yield _operation(row)
 
 
-def _case(row: dict[str, str], name: str, release: str, run: Callable[[], float]) -> Case:
+def _case(row: dict[str, str], name: str, release: str, run: Callable[[], float], formula: Callable) -> Case:
     gpu = GPUS.get(row["gpu"], row["gpu"])
-    return Case(name, gpu, release, row["value"], row["unit"], run)
+    return Case(name, gpu, release, row["value"], row["unit"], run, formula)
+
+
+def _lm_formula(kind: str, context: int, dtype: torch.dtype | None, found: others.Subject) -> int:
+    shape = formulas.Shape(4, context, 2560, 32, 32, 10_000, element=4 if dtype is None else 2)
+    parameters = sum(parameter.numel() for parameter in found.module.parameters())
+    whole = formulas.transformer_forward if kind == "forward" else formulas.transformer_step
+    return whole(parameters, shape)
+
+
+def _operation_formula(found: others.Subject) -> int:
+    outputs, _ = others.called(found)
+    return formulas.operation(found.module, found.inputs, outputs)
 
 
 def _language_model(row: dict[str, str]) -> Case:
@@ -95,14 +117,21 @@ def _language_model(row: dict[str, str]) -> Case:
     kind = "forward" if forward else "step"
     name = f"lm-xl {kind} {'bf16' if dtype else 'fp32'} seq {row['seq']} on {GPUS[row['gpu']]}"
     function = models.lm_forward if forward else models.lm_step
-    return _case(row, name, "2.11", functools.partial(function, int(row["seq"]), dtype, int(row["batch"])))
+    run = functools.partial(function, int(row["seq"]), dtype, int(row["batch"]))
+    case = _case(row, name, "2.11", run, functools.partial(_lm_formula, kind, int(row["seq"]), dtype))
+    return case._replace(short=functools.partial(run, warm_up=1))
 
 
 def _attention(row: dict[str, str]) -> Case:
     width = int(row["model"].rpartition("=")[2])
     metric = row["metric"]
     name = f"naive-attention d={width} seq {row['seq']} {metric}"
-    return _case(row, name, "2.6", lambda: models.naive_attention(int(row["seq"]), width)[metric])
+    length = int(row["seq"])
+
+    def run() -> float:
+        return models.naive_attention(length, width)[metric]
+
+    return _case(row, name, "2.6", run, lambda found: formulas.attention(8, length, width, metric))
 
 
 def _operation(row: dict[str, str]) -> Case:
@@ -113,20 +142,5 @@ def _operation(row: dict[str, str]) -> Case:
     arguments[axis] = int(value)
     release = next(release for text, release in RELEASES.items() if text in row["source"])
     run = functools.partial(getattr(operations, operation), **arguments)
-    return _case(row, f"op {operation} {row['seq']} on {row['gpu'].removeprefix('NVIDIA ')}", release, run)
-
-
-def table() -> str:
-    """All rows as a Markdown table: case, predicted, measured, difference."""
-    lines = ["| case | torch | predicted | measured | difference |", "|---|---|---|---|---|"]
-    for case in published():
-        predicted = case.predicted()
-        if predicted == case.measured:
-            difference = "same" if predicted == "OOM" else "0"
-        else:
-            difference = CAUSES.get(case.name, "not explained")
-            if "OOM" not in (predicted, case.measured):
-                difference = f"{float(predicted) - float(case.measured):+g} {case.unit}: {difference}"
-        unit = "" if case.measured == "OOM" else f" {case.unit}"
-        lines.append(f"| {case.name} | {case.torch} | {predicted}{unit} | {case.measured}{unit} | {difference} |")
-    return "\n".join(lines)
+    name = f"op {operation} {row['seq']} on {row['gpu'].removeprefix('NVIDIA ')}"
+    return _case(row, name, release, run, _operation_formula)

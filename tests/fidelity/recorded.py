@@ -1,7 +1,8 @@
 """Real snapshots beside the same script on the virtual GPU, request by request."""
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +15,15 @@ from memexplore.tape import Action, Tape
 from tests.fidelity import models
 from tests.fidelity.cases import RECORDINGS
 
+Recording = Callable[[], contextlib.AbstractContextManager]
+
 
 class Recorded(NamedTuple):
     file: str
     gpu: str
     torch: str
-    run: Callable[[], None]
-    """Warms up, then does what the snapshot shows inside `record()`; leaves the tape in TAPES."""
-
-
-TAPES: list[Tape] = []
+    run: Callable[[Recording], None]
+    """Warms up, then does what the snapshot shows inside the block of its argument."""
 
 
 def requests(tape: Tape) -> list[int]:
@@ -45,23 +45,46 @@ def without_hash_order(sizes: list[int]) -> list[int]:
     return sizes[:start] + sorted(sizes[start:])
 
 
-def measured(case: Recorded) -> list[int]:
+def measured(case: Recorded) -> Tape:
     (tape,) = memexplore.load(str(RECORDINGS / case.file)).values()
-    return requests(tape)
+    return tape
 
 
-def predicted(case: Recorded) -> list[int]:
+def predicted(case: Recorded) -> Tape:
+    tapes = []
+
+    @contextlib.contextmanager
+    def recording() -> Iterator[None]:
+        with capture.record() as result:
+            yield
+        tapes.append(result.tape)
+
     try:
         with capture.virtual(case.gpu, torch=case.torch):
-            case.run()
-        return requests(TAPES.pop())
+            case.run(recording)
+        return tapes.pop()
     finally:
         gc.collect()
 
 
-def _lm_forward(context: int, dtype: torch.dtype | None) -> None:
+def peak(case: Recorded) -> int:
+    """Peak allocated while the recording ran, as `torch.cuda` tells it wherever this is called."""
+    peaks = []
+
+    @contextlib.contextmanager
+    def counting() -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        peaks.append(torch.cuda.max_memory_allocated())
+
+    case.run(counting)
+    return peaks.pop()
+
+
+def _lm_forward(recording: Recording, context: int = 2048, dtype: torch.dtype = torch.bfloat16) -> None:
     model = models.DecoderLm(context).to("cuda")
-    tokens = torch.randint(0, 10_000, (4, context), device="cuda")
+    # The snapshot holds a second tensor of the tokens' size from the start on: the targets, which no forward needs.
+    tokens, _targets = (torch.randint(0, 10_000, (4, context), device="cuda") for _ in range(2))
 
     def step():
         with torch.no_grad(), models.autocast(dtype):
@@ -69,12 +92,11 @@ def _lm_forward(context: int, dtype: torch.dtype | None) -> None:
         return logits.shape
 
     step()
-    with capture.record() as recording:
+    with recording():
         step()
-    TAPES.append(recording.tape)
 
 
-def _lm_step(context: int, dtype: torch.dtype | None) -> None:
+def _lm_step(recording: Recording, context: int = 512, dtype: torch.dtype = torch.bfloat16) -> None:
     model = models.DecoderLm(context).to("cuda")
     tokens, targets = (torch.randint(0, 10_000, (4, context), device="cuda") for _ in range(2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -90,9 +112,8 @@ def _lm_step(context: int, dtype: torch.dtype | None) -> None:
 
     step()
     step()
-    with capture.record() as recording:
+    with recording():
         step()
-    TAPES.append(recording.tape)
 
 
 def _softmax(x):
@@ -109,18 +130,22 @@ def _attend(query, key, value):
     return torch.einsum("...qk,...kd->...qd", weights, value)
 
 
-def _attention() -> None:
+def _attention(recording: Recording) -> None:
     """Attention of one head as the snapshot's script runs it, from the first allocation on."""
-    with capture.record() as recording:
+    with recording():
         query, key, value = (torch.randn(8, 4096, 16, device="cuda", requires_grad=True) for _ in range(3))
         out = _attend(query, key, value)
         loss = out.sum()
         loss.backward()
-    TAPES.append(recording.tape)
 
 
 RECORDED = [
     Recorded("attention-forward-backward.pickle.gz", "A100 80GB", "2.6", _attention),
-    Recorded("lm-xl-forward-seq2048-bf16.pickle.gz", "RTX PRO 6000", "2.11", lambda: _lm_forward(2048, torch.bfloat16)),
-    Recorded("lm-xl-train-seq512-bf16.pickle.gz", "RTX PRO 6000", "2.11", lambda: _lm_step(512, torch.bfloat16)),
+    Recorded(
+        "lm-xl-forward-seq2048-bf16.pickle.gz",
+        "RTX PRO 6000",
+        "2.11",
+        _lm_forward,
+    ),
+    Recorded("lm-xl-train-seq512-bf16.pickle.gz", "RTX PRO 6000", "2.11", _lm_step),
 ]

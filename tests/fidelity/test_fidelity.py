@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from memexplore import capture, measure
 from tests.fidelity import cases, recorded
 
 absent = not cases.PUBLISHED.exists()
@@ -21,8 +22,16 @@ def test_published_peak_is_predicted_to_its_printed_digit(case):
 
 @pytest.mark.parametrize("case", recorded.RECORDED, ids=lambda case: case.file.partition(".")[0])
 def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
-    ours = recorded.without_hash_order(recorded.predicted(case))
-    theirs = recorded.without_hash_order(recorded.measured(case))
+    ours = recorded.without_hash_order(recorded.requests(recorded.predicted(case)))
+    theirs = recorded.without_hash_order(recorded.requests(recorded.measured(case)))
     first = next((place for place, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     assert first is None, f"request {first}: predicted {ours[first]}, measured {theirs[first]}"
     assert len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize("case", recorded.RECORDED, ids=lambda case: case.file.partition(".")[0])
+def test_recorded_run_has_the_same_peak_to_the_byte(case):
+    ours, theirs = recorded.predicted(case), recorded.measured(case)
+    assert measure.peak(ours)[0] == measure.peak(theirs)[0]
+    with capture.virtual(case.gpu, torch=case.torch):
+        assert recorded.peak(case) == measure.peak(theirs)[0]

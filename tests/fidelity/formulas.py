@@ -1,0 +1,87 @@
+"""Parameters plus a formula: the estimates that people make on paper. Sizes in bytes; nothing is run.
+
+Weights, gradients and AdamW: 4 + 4 + 8 bytes a parameter in fp32; in mixed precision 6 + 4 + 8, as weights are there in
+32 and in 16 bits ("GPU memory usage" in the documentation of Hugging Face transformers, page model_memory_anatomy).
+Activations of a transformer: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
+(arXiv 2205.05198), equation 2 and section 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class Shape(NamedTuple):
+    """What the formula asks about a transformer; `element` is the bytes of an element, 2 in mixed precision."""
+
+    batch: int
+    context: int
+    width: int
+    heads: int
+    layers: int
+    vocabulary: int
+    element: int = 4
+
+
+def weights(parameters: int, element: int) -> int:
+    """fp32 weights, and their 16-bit copies where elements have 2 bytes."""
+    return parameters * (4 if element == 4 else 4 + element)
+
+
+def transformer_activations(shape: Shape) -> int:
+    """s b h (34 + 5 a s / h) a layer, then final norm and head, 4 s b h (1 + v / h), for elements of 2 bytes.
+
+    34 sbh are 16 elements and two dropout masks of a byte each, 5 as²b two elements and a mask: so written, the
+    formula also tells of 4-byte elements. Logits have 4 bytes in both.
+    """
+    batch, context, width, heads, layers, vocabulary, element = shape
+    tokens = batch * context
+    layer = tokens * width * (16 * element + 2) + heads * context * tokens * (2 * element + 1)
+    return layers * layer + 2 * element * tokens * width + 4 * tokens * vocabulary
+
+
+def transformer_step(parameters: int, shape: Shape) -> int:
+    """Weights, gradients, the two states of AdamW, and activations."""
+    return weights(parameters, shape.element) + parameters * (4 + 8) + transformer_activations(shape)
+
+
+def transformer_forward(parameters: int, shape: Shape) -> int:
+    """Weights and logits: without gradients no layer keeps anything."""
+    return weights(parameters, shape.element) + shape.batch * shape.context * shape.vocabulary * shape.element
+
+
+def attention(batch: int, length: int, width: int, moment: str) -> int:
+    """One head in fp32: Q, K and V; from the forward on the softmax's result and the output; their gradients.
+
+    Korthikanti's attention core keeps as²b elements of softmax; the other two terms of its 5 as²b are dropout's.
+    """
+    one = 4 * batch * length * width
+    if moment == "memory_allocated after inputs":
+        return 3 * one
+    forward = 3 * one + 4 * batch * length * length + one
+    return forward + 3 * one if moment == "max_memory_allocated fwd+bwd" else forward
+
+
+def operation(module: nn.Module, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> int:
+    """Parameters, inputs and outputs, and once more what has a gradient."""
+    sizes = [(tensor.nbytes, tensor.requires_grad) for tensor in (*module.parameters(), *inputs, *outputs)]
+    return sum(size * (2 if gradient else 1) for size, gradient in sizes)
+
+
+STATES = {torch.optim.AdamW: 2, torch.optim.Adam: 2, torch.optim.RMSprop: 1}
+"""Tensors of a parameter's size that an optimizer keeps for it; SGD one where it has momentum, else none."""
+
+
+def training(module: nn.Module, outputs: int, optimizer: torch.optim.Optimizer | None) -> int:
+    """Any model: weights, gradients, optimizer states, and `outputs`, the bytes that its leaf modules return."""
+    trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
+    fixed = sum(parameter.nbytes for parameter in module.parameters()) - trained
+    states = 0
+    if optimizer is not None:
+        states = STATES.get(type(optimizer), int(optimizer.defaults.get("momentum", 0) > 0))
+    gradients = trained if optimizer is not None else 0
+    return fixed + trained + gradients + states * trained + outputs
