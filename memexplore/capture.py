@@ -60,8 +60,8 @@ class Recording:
 def virtual(gpu: str | Gpu = "T4", *, torch: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
     """Run the code of the block on a virtual GPU: `cuda` is there, tensors on it have shapes and no values.
 
-    ``gpu`` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`, ``torch`` the release whose rules apply (the
-    installed one by default), ``settings`` a ``PYTORCH_CUDA_ALLOC_CONF`` string (the environment's by default).
+    ``gpu`` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`, ``torch`` the release whose rules apply
+    (the installed one by default), ``settings`` a ``PYTORCH_CUDA_ALLOC_CONF`` string (the environment's by default).
 
     >>> import torch
     >>> with virtual("T4"):
@@ -71,8 +71,9 @@ def virtual(gpu: str | Gpu = "T4", *, torch: str | None = None, settings: str = 
 
     Raises ValueError for an unknown GPU or release, RuntimeError where a virtual GPU is on already.
     """
+    found = gpu if isinstance(gpu, Gpu) else devices.find(gpu)
     with (
-        VirtualGpu(gpu if isinstance(gpu, Gpu) else devices.find(gpu), release_or_installed(torch), settings_of(settings)) as device,
+        VirtualGpu(found, release_or_installed(torch), settings_of(settings)) as device,
         history.patched(device, lambda: predicted(device)),
     ):
         yield device

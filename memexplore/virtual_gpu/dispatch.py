@@ -217,10 +217,9 @@ class VirtualMode(TorchDispatchMode):
             plan = whole(args, kwargs)
             plan.work = work.of(func, args, kwargs, tensors, plan.outputs)
             return plan
-        known = quick.outputs(func, args, kwargs, tensors)
-        if known is not None:
-            outputs, returns = known, tuple
-        else:
+        returns: type | None = tuple
+        outputs = quick.outputs(func, args, kwargs, tensors)
+        if outputs is None:
             outputs, returns = plans.describe(*self._execute(func, types, args, kwargs, tensors))
         requests, gemm = kernels.requests(func, args, kwargs, outputs, self.workspaces)
         after = marks.AFTER.get(func)

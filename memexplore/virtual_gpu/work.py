@@ -12,7 +12,7 @@ from memexplore.virtual_gpu.tensor import VirtualTensor
 
 
 class Work(NamedTuple):
-    """What an op has to do; `width` is the bytes of an element of its first argument, `host` a copy from or to the CPU."""
+    """What an op has to do; `width` is bytes of an element of its first argument, `host` a copy from or to the CPU."""
 
     flops: int
     bytes: int

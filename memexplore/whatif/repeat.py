@@ -9,7 +9,7 @@ changes no request, so nothing is traced at all where the same kernels run.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ class First(NamedTuple):
     """The first step as the recorder noted it, without segments; rows are events."""
 
     like: NDArray[np.int64]
-    """What has to be equal: action, phase, step, op, module, stack, whether gradients were on, and what a free frees."""
+    """What has to be equal: action, phase, step, op, module, stack, gradients on or off, and what a free frees."""
     size: NDArray[np.int64]
     optimizer: NDArray[np.bool_]
 
