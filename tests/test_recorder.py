@@ -273,7 +273,12 @@ def test_an_optimizer_that_steps_in_backward_is_part_of_its_step():
         model = nn.Sequential(nn.Linear(100, 200, bias=False), nn.Linear(200, 10, bias=False)).cuda()
         for weight in model.parameters():
             own = torch.optim.SGD([weight], momentum=0.9)
-            weight.register_post_accumulate_grad_hook(lambda _, own=own: (own.step(), own.zero_grad()))
+
+            def update(_: torch.Tensor, own: torch.optim.Optimizer = own) -> None:
+                own.step()
+                own.zero_grad()
+
+            weight.register_post_accumulate_grad_hook(update)
         for _ in range(2):
             model(torch.ones(64, 100, device="cuda")).sum().backward()
 

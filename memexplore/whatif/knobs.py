@@ -147,8 +147,9 @@ class Knobs:
     Choices may be given as their text: ``Knobs(precision="bf16", checkpoint="every 2", batch=16)``. `batch` is the
     effective batch, in samples; `accumulation` the number of micro-batches it is cut into. `input_size` is the height
     and width of images, or the length of sequences. `frozen` and `lora` name layers whose weights are frozen or get
-    low-rank adapters (`lora_rank`). `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a name of the catalogue
-    or a size. `variables` are values of variables of a notebook cell.
+    low-rank adapters (`lora_rank`); the empty name is the whole model. `settings` is a
+    ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a name of the catalogue or a size. `variables`
+    are values of variables of a notebook cell.
 
     >>> Knobs(precision="bf16").precision
     <Precision.BF16: 'bf16'>

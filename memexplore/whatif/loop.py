@@ -3,74 +3,151 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from memexplore.whatif.apply import Applied
-from memexplore.whatif.knobs import Knobs, Mode, Optimizer, Precision, Update, ZeroGrad
+from memexplore.whatif import optimizers
+from memexplore.whatif.applied import Applied
+from memexplore.whatif.apply import micro_batch_notes, of_model
+from memexplore.whatif.around import device_of
+from memexplore.whatif.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad, conflicts
+from memexplore.whatif.precision import AUTOCAST
 from memexplore.whatif.step import Step
 
-AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 
-_CLASSES: dict[Optimizer, Callable[..., torch.optim.Optimizer]] = {
-    Optimizer.SGD: functools.partial(torch.optim.SGD, lr=1e-3),
-    Optimizer.MOMENTUM: functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
-    Optimizer.ADAM: functools.partial(torch.optim.Adam, lr=1e-3),
-    Optimizer.ADAMW: functools.partial(torch.optim.AdamW, lr=1e-3),
-    Optimizer.ADAFACTOR: functools.partial(torch.optim.Adafactor, lr=1e-3),
-}
+def of_apply(knobs: Knobs) -> Knobs:
+    """The knobs that are left to `apply` where `train` runs the loop: its autocast is around the loss as well.
 
-
-def optimizer_of(step: Step, knobs: Knobs) -> Callable[..., torch.optim.Optimizer]:
-    """What makes the step's optimizer from parameters, with the knobs' choice and update."""
-    made: Callable[..., torch.optim.Optimizer]
-    if knobs.optimizer is not Optimizer.AS_WRITTEN:
-        made = _CLASSES[knobs.optimizer]
-    elif step.optimizer is None:
-        made = torch.optim.AdamW
-    elif isinstance(step.optimizer, torch.optim.Optimizer):
-        made = functools.partial(type(step.optimizer), **step.optimizer.defaults)
-    else:
-        made = step.optimizer
-    ways = {Update.FOREACH: {"foreach": True}, Update.FUSED: {"fused": True}, Update.PER_TENSOR: {"foreach": False}}
-    return functools.partial(made, **ways.get(knobs.update, {}))
+    >>> print(of_apply(Knobs(precision="bf16", batch=4, frozen="0")))
+    frozen 0
+    """
+    own = of_model(knobs)
+    return own.replace(precision=Precision.AS_WRITTEN) if own.precision in AUTOCAST else own
 
 
-def to_cuda(batch: Any) -> Any:
-    """A batch on the GPU."""
-    return pytree.tree_map(lambda value: value.cuda() if isinstance(value, torch.Tensor) else value, batch)
+def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> Any:
+    """A batch on a device, in the type and the memory format that the knobs have a model's inputs in.
+
+    >>> to_device((torch.ones(2), torch.tensor(3)), torch.device("cpu"), Knobs(precision="all bf16"))
+    (tensor([1., 1.], dtype=torch.bfloat16), tensor(3))
+    """
+    knobs = knobs or Knobs()
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        lower = knobs.precision is Precision.ALL_BF16 and value.is_floating_point()
+        value = value.to(device, torch.bfloat16) if lower else value.to(device)
+        last = knobs.memory_format is MemoryFormat.CHANNELS_LAST and value.dim() == 4
+        return value.to(memory_format=torch.channels_last) if last else value
+
+    return pytree.tree_map_only(torch.Tensor, moved, batch)
 
 
-def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: int, kept: list[Any]) -> Applied:
-    """Train a model that is on the GPU already; `kept` gets what is to outlive the recording."""
+def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> Applied:
+    """Train a model, on the device it is on, with the knobs of the loop; those of the model are for `apply` to put on.
+
+    The loss of a micro-batch is divided by their number, so that gradients are those of the whole batch where the loss
+    is a mean over samples. `steps` has one entry a step, and is asked for the next when a step is done.
+    `kept` gets what is to outlive a recording: the optimizer, the scaler and the last loss.
+
+    >>> step = Step(torch.nn.Linear(4, 1), torch.ones(8, 4), loss=torch.mean)
+    >>> kept = []
+    >>> train(step, Knobs(batch=6, accumulation=3, optimizer="SGD"), step.model, range(1), kept).texts
+    ('batch of 6', '3 micro-batches of 2', 'SGD')
+
+    Raises ValueError for knobs that contradict each other or do not suit the step.
+    """
+    wrong = conflicts(knobs)
+    if wrong:
+        raise ValueError("; ".join(wrong))
     batch = step.batch_of(knobs.batch, knobs.input_size)
-    count = knobs.accumulation or 1
+    count, device = knobs.accumulation or 1, device_of(model)
+    applied = Applied(tuple(_texts(step, knobs)), (), micro_batch_notes(knobs, model))
     if knobs.mode is Mode.INFERENCE:
-        model.eval()
-        for _ in range(steps):
-            with torch.no_grad(), _autocast(knobs):
+        for _ in steps:
+            with torch.no_grad():
                 for part in step.micro_batches(batch, count):
-                    loss = step.loss_of(model, to_cuda(part))
-        return Applied()
-    optimizer = optimizer_of(step, knobs)([weight for weight in model.parameters() if weight.requires_grad])
-    scaler = torch.amp.GradScaler("cuda", enabled=knobs.precision is Precision.FP16)
-    kept += [optimizer, scaler]
-    for _ in range(steps):
-        for part in step.micro_batches(batch, count):
-            with _autocast(knobs):
-                loss = step.loss_of(model, to_cuda(part)) / count if count > 1 else step.loss_of(model, to_cuda(part))
-            scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=knobs.zero_grad is not ZeroGrad.TO_ZERO)
+                    part = to_device(part, device, knobs)
+                    loss = _loss(step, knobs, model, part, device)
+        kept.append(loss)
+        return applied
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not weights:
+        raise ValueError("no weight of the model trains: leave some layer out of frozen=, or set mode='inference'")
+    keeps_zeros = knobs.zero_grad is ZeroGrad.TO_ZERO
+    scaler = torch.amp.GradScaler(device.type, enabled=knobs.precision is Precision.FP16)
+    with contextlib.ExitStack() as stack:
+        optimizer = None
+        if knobs.update is Update.IN_BACKWARD:
+            kept.append(stack.enter_context(_stepping_in_backward(step, knobs, weights)))
+        else:
+            optimizer = optimizers.make(step.optimizer, knobs, weights)
+            kept += [optimizer, scaler]
+        for _ in steps:
+            for part in step.micro_batches(batch, count):
+                part = to_device(part, device, knobs)
+                loss = _loss(step, knobs, model, part, device)
+                if count > 1:
+                    loss = loss / count
+                scaler.scale(loss).backward()
+            if optimizer is not None:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=not keeps_zeros)
     kept.append(loss)
-    return Applied()
+    return applied
 
 
-def _autocast(knobs: Knobs) -> contextlib.AbstractContextManager[Any]:
-    dtype = AUTOCAST.get(knobs.precision)
-    return torch.autocast("cuda", dtype=dtype) if dtype is not None else contextlib.nullcontext()
+def _loss(step: Step, knobs: Knobs, model: torch.nn.Module, part: Any, device: torch.device) -> torch.Tensor:
+    if knobs.precision not in AUTOCAST:
+        return step.loss_of(model, part)
+    with torch.autocast(device.type, dtype=AUTOCAST[knobs.precision]):
+        return step.loss_of(model, part)
+
+
+@contextlib.contextmanager
+def _stepping_in_backward(
+    step: Step, knobs: Knobs, weights: list[torch.nn.Parameter]
+) -> Iterator[dict[torch.Tensor, torch.optim.Optimizer]]:
+    """Have each weight updated as soon as its gradient is there, and the gradient freed at once.
+
+    Source: the tutorial "How to save memory by fusing the optimizer step into the backward pass" of pytorch.org.
+    """
+    own: dict[torch.Tensor, torch.optim.Optimizer] = {
+        weight: optimizers.make(step.optimizer, knobs, [weight]) for weight in weights
+    }
+
+    def update(weight: torch.Tensor) -> None:
+        own[weight].step()
+        own[weight].zero_grad()
+
+    hooks = [weight.register_post_accumulate_grad_hook(update) for weight in weights]
+    try:
+        yield own
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _texts(step: Step, knobs: Knobs) -> Iterator[str]:
+    size, count = knobs.batch or step.batch_size, knobs.accumulation or 1
+    if knobs.batch is not None:
+        yield f"batch of {size}"
+    if count > 1:
+        yield f"{count} micro-batches of {size // count}"
+    if knobs.input_size is not None:
+        yield f"input size {knobs.input_size}"
+    if knobs.precision in AUTOCAST:
+        scaled = " with GradScaler" if knobs.precision is Precision.FP16 and knobs.mode is not Mode.INFERENCE else ""
+        yield f"{knobs.precision.value} autocast{scaled}"
+    if knobs.mode is Mode.INFERENCE:
+        return
+    changed = knobs.changed()
+    if "optimizer" in changed:
+        yield knobs.optimizer.value
+    if "update" in changed:
+        yield "optimizer step in backward" if knobs.update is Update.IN_BACKWARD else f"{knobs.update.value} update"
+    if "zero_grad" in changed:
+        yield f"gradients {knobs.zero_grad.value}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,10 +18,10 @@ from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.modules import swap
 from memexplore.virtual_gpu.plans import fake_host
 from memexplore.virtual_gpu.tensor import VirtualTensor
-from memexplore.whatif import loop
+from memexplore.whatif import inplace, loop
 from memexplore.whatif.apply import Applied, apply
 from memexplore.whatif.cost import Cost, measuring
-from memexplore.whatif.knobs import Knobs, Precision
+from memexplore.whatif.knobs import InPlace, Knobs, Optimizer, Precision, Update
 from memexplore.whatif.repeat import First, Program, first, program
 from memexplore.whatif.step import Step
 
@@ -94,6 +96,8 @@ class _Past(NamedTuple):
     same: dict[Any, _Seen]
     like: dict[Any, tuple[Program, ...]]
     """Some ops go another way from some size on, so a setting may have several."""
+    sites: dict[Any, Any]
+    """Where activations may overwrite their input, by setting without machine and optimizer."""
 
 
 _MANY = 48
@@ -102,7 +106,7 @@ _MANY = 48
 
 def _past(step: Step) -> _Past:
     if not hasattr(step, "_seen"):
-        object.__setattr__(step, "_seen", _Past({}, {}))
+        object.__setattr__(step, "_seen", _Past({}, {}, {}))
     return step._seen  # type: ignore[attr-defined]
 
 
@@ -123,7 +127,7 @@ def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 def _run(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past | None) -> Trial:
     model = built(step)
-    sites = _sites(step, knobs, place)
+    sites = _sites(step, knobs, place, _past(step))
     applied = Applied()
     kept: list[Any] = []
     like = past.like.get(_like(knobs, place), ()) if past is not None else ()
@@ -150,11 +154,13 @@ def _run(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past | None) -> Tri
         contextlib.ExitStack() as stack,
     ):
         with capture.record() as recording, contextlib.suppress(torch.OutOfMemoryError):
+            recording.end_stacks_at(sys._getframe())
             # As a person would write it: fp32 weights that do not fit are never on the GPU.
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             applied = stack.enter_context(apply(loop.of_apply(knobs), model, sites))
-            applied += loop.train(step, knobs, model, steps(), kept)
+            applied = (applied + loop.train(step, knobs, model, steps(), kept)).settled()
         kept.clear()
+        applied = applied._replace(later=())  # a run that ended out of memory tells nothing of what it did not reach
         looked_at = device.looked_at
     tape = recording.tape
     if past is None or looked_at:
@@ -174,8 +180,35 @@ def _run(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past | None) -> Tri
     return Trial(knobs, tape, applied, cost)
 
 
-def _sites(step: Step, knobs: Knobs, place: VirtualGpu) -> Any:
-    return None
+def _sites(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past) -> Any:
+    """Where activations may overwrite their input in a step with these knobs: found by one run more."""
+    if knobs.inplace is InPlace.AS_WRITTEN:
+        return None
+    looked = knobs.replace(
+        inplace=InPlace.AS_WRITTEN,
+        optimizer=Optimizer.SGD,
+        update=Update.AS_WRITTEN,
+        batch=(knobs.batch or step.batch_size) // (knobs.accumulation or 1),
+        accumulation=None,
+        gpu=None,
+        settings=None,
+    )
+    key = looked, place.rules
+    if key not in past.sites:
+        model = built(step)
+        endless = dataclasses.replace(place.gpu, total=1 << 50)
+        with (
+            _undisturbed(),
+            _as_it_was(model),
+            capture.virtual(endless, torch=place.release),
+            _on_host(model),
+        ):
+            model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
+            # Outermost, or a call in a checkpointed forward is not known again when it is recomputed.
+            with inplace.watched(model), apply(loop.of_apply(looked), model):
+                found = inplace.legal_sites(lambda: loop.train(step, looked, model, range(1), []), model)
+        _keep(past.sites, key, found)
+    return past.sites[key]
 
 
 def built(step: Step) -> torch.nn.Module:
@@ -231,7 +264,7 @@ def _on_host(model: torch.nn.Module) -> Iterator[None]:
     try:
         for weight in model.parameters():
             if isinstance(weight, VirtualTensor):
-                other = torch.nn.Parameter(
+                other: torch.Tensor = torch.nn.Parameter(
                     fake_host(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
                 )
                 swap(weight, other)
@@ -242,6 +275,6 @@ def _on_host(model: torch.nn.Module) -> Iterator[None]:
                     module._buffers[name] = fake_host(buffer.shape, buffer.dtype, buffer.stride())
         yield
     finally:
-        for weight, other in swapped:
-            weight.grad = None
-            swap(weight, other)
+        for moved, waiting in swapped:
+            moved.grad = None
+            swap(moved, waiting)

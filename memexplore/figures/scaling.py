@@ -1,0 +1,86 @@
+"""How memory grows with a size, such as the depth of a model: log-log lines with their exponents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from memexplore.figures.palette import FONT, GRID, Theme, plain
+from memexplore.units import size_text
+
+Points = Sequence[tuple[int, int]]
+"""Pairs of a size and the bytes measured there."""
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+def exponent(points: Points) -> float:
+    """The power with which bytes grow with the size: the slope of the least-squares line through the logarithms.
+
+    >>> round(exponent([(16, 400), (64, 800), (256, 1600)]), 3)  # four times the size, twice the bytes
+    0.5
+
+    Raises ValueError for less than two different sizes, or for a size or bytes that are not positive.
+    """
+    if len({size for size, _ in points}) < 2 or any(size <= 0 or count <= 0 for size, count in points):
+        raise ValueError("an exponent needs points at two different sizes at least, all positive")
+    across = [math.log(size) for size, _ in points]
+    up = [math.log(count) for _, count in points]
+    middle, height = sum(across) / len(across), sum(up) / len(up)
+    covariance = sum((x - middle) * (y - height) for x, y in zip(across, up, strict=True))
+    return covariance / sum((x - middle) ** 2 for x in across)
+
+
+def scaling(
+    series: Mapping[str, Points],
+    *,
+    size: str = "depth",
+    bytes_of: str = "peak of activations",
+    theme: Theme = Theme.ANY,
+) -> go.Figure:
+    """Measured bytes over a size, a line a name, both axes logarithmic; the legend tells each line's exponent.
+
+    >>> figure = scaling({"plain": [(16, 1024), (64, 4096)], "sqrt": [(16, 1024), (64, 2048)]})
+    >>> [line.name for line in figure.data]
+    ['plain: depth^1.00', 'sqrt: depth^0.50']
+
+    Raises ValueError where a line has no exponent.
+    """
+    figure = go.Figure()
+    for number, (name, points) in enumerate(series.items()):
+        ordered = sorted(points)
+        figure.add_scatter(
+            x=[at for at, _ in ordered],
+            y=[count for _, count in ordered],
+            name=f"{plain(name)}: {plain(size)}^{exponent(ordered):.2f}",
+            mode="lines+markers",
+            line={"color": _COLOURS[number % len(_COLOURS)], "dash": _DASHES[number % len(_DASHES)]},
+            text=[size_text(count) for _, count in ordered],
+            hovertemplate=f"{plain(size)} %{{x}}: %{{text}}<extra></extra>",
+        )
+    figure.update_layout(
+        font={"family": FONT, "color": theme.value},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        legend={"x": 0.02, "y": 0.98},
+        margin={"l": 70, "r": 20, "t": 20, "b": 50},
+    )
+    sizes = sorted({at for points in series.values() for at, _ in points})
+    ticks = _ticks([count for points in series.values() for _, count in points])
+    figure.update_xaxes(type="log", title=size, tickvals=sizes, ticktext=list(map(str, sizes)), gridcolor=GRID)
+    figure.update_yaxes(
+        type="log", title=bytes_of, tickvals=ticks, ticktext=[size_text(tick) for tick in ticks], gridcolor=GRID
+    )
+    return figure
+
+
+def _ticks(counts: Sequence[int], most: int = 8) -> list[int]:
+    """Powers of two that span some bytes, at most `most` and one."""
+    if not counts:
+        return []
+    low, high = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
+    step = max(1, math.ceil((high - low) / most))
+    return [2**power for power in range(low, high + 1, step)]

@@ -1,0 +1,88 @@
+"""Which bytes of its storage a tensor covers, and whether two tensors share one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Extent(NamedTuple):
+    """The bytes of a storage that a tensor covers: where it begins, and sizes with strides, largest stride first."""
+
+    offset: int
+    dims: tuple[tuple[int, int], ...]
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.offset + sum((size - 1) * stride for size, stride in self.dims) + 1
+
+
+def extent(tensor: torch.Tensor) -> Extent | None:
+    """The bytes that a tensor covers, None where it has no element.
+
+    >>> extent(torch.zeros(2, 3))
+    Extent(offset=0, dims=((2, 12), (3, 4), (4, 1)))
+    """
+    if not tensor.numel():
+        return None
+    width = tensor.element_size()
+    dims = [
+        (int(size), int(stride) * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    ]
+    dims.append((width, 1))
+    return Extent(int(tensor.storage_offset()) * width, tuple(sorted(dims, key=lambda dim: -dim[1])))
+
+
+def overlaps_itself(one: Extent) -> bool:
+    """Whether two elements may share a byte, as those of an expanded tensor do.
+
+    >>> overlaps_itself(extent(torch.zeros(3, 1).expand(3, 2))), overlaps_itself(extent(torch.zeros(4, 4)[:, ::2]))
+    (True, False)
+    """
+    reach = 0
+    for size, stride in reversed(one.dims):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def overlap(one: Extent, other: Extent) -> bool:
+    """Whether two tensors of one storage may share a byte; False is certain.
+
+    >>> left, right = torch.zeros(4, 6).chunk(2, 1)
+    >>> overlap(extent(left), extent(right)), overlap(extent(left), extent(right.T))
+    (False, False)
+    >>> overlap(extent(left), extent(torch.zeros(4, 6)[:, 2:]))
+    True
+    """
+    if one.end <= other.offset or other.end <= one.offset:
+        return False
+    strides = sorted({stride for _, stride in (*one.dims, *other.dims)}, reverse=True)
+    # Where each stride divides the one before, an address has one place value a stride, like the digits of a number.
+    ones, others = _digits(one, strides), _digits(other, strides)
+    if ones is None or others is None:
+        return True
+    return all(first < beyond and begin < last for (first, last), (begin, beyond) in zip(ones, others, strict=True))
+
+
+def _digits(one: Extent, strides: list[int]) -> list[tuple[int, int]] | None:
+    """First and one past the last digit for each stride, None where there is no such way to write addresses."""
+    sizes: dict[int, int] = {}
+    for size, stride in one.dims:
+        if stride in sizes:
+            return None
+        sizes[stride] = size
+    rest, found, larger = one.offset, [], 0
+    for stride in strides:
+        if not stride or larger % stride:
+            return None
+        first, rest = divmod(rest, stride)
+        last = first + sizes.get(stride, 1)
+        if larger and last > larger // stride:
+            return None
+        found.append((first, last))
+        larger = stride
+    return None if rest else found

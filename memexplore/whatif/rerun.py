@@ -1,0 +1,139 @@
+"""Running a module a second time as if it had run once: statistics, hooks and kept inputs stay as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_storage = torch._C.TensorBase.untyped_storage
+
+
+def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a module's `forward` again, with the hooks of torch itself and of the modules below, without its own.
+
+    Its own hooks have had their say on what `forward` got and on what it returned.
+    """
+    own = {name: module.__dict__[name] for name in ("forward", *_HOOKS) if name in module.__dict__}
+    try:
+        module.__dict__.update({name: OrderedDict() for name in _HOOKS}, forward=forward)
+        return module(*args, **kwargs)
+    finally:
+        module.__dict__.pop("forward")
+        module.__dict__.update(own)
+
+
+def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules among some that keep running statistics."""
+    return [module for module in modules if isinstance(module, nn.modules.batchnorm._NormBase)]
+
+
+@contextlib.contextmanager
+def statistics_kept(norms: list[nn.Module]) -> Iterator[None]:
+    """Let batch norms run in the block without moving their running statistics.
+
+    With momentum 0 the new average is the old one; without a counter of batches nothing is counted (torch/nn/modules/
+    batchnorm.py). The kernel is the same, so it saves the same tensors.
+    """
+    moving = [norm for norm in norms if norm.training and norm.track_running_stats]
+    before = [(norm, norm.momentum, norm._buffers.get("num_batches_tracked")) for norm in moving]
+    try:
+        for norm in moving:
+            norm.momentum = 0.0  # type: ignore[assignment]
+            norm._buffers["num_batches_tracked"] = None
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum = momentum
+            norm._buffers["num_batches_tracked"] = count
+
+
+def versions(modules: Iterable[nn.Module]) -> list[int]:
+    """How often each buffer has been written to, but for the statistics that `statistics_kept` keeps."""
+    return [
+        buffer._version
+        for module in modules
+        if not isinstance(module, nn.modules.batchnorm._NormBase)
+        for buffer in module._buffers.values()
+        if buffer is not None and not buffer.is_inference()
+    ]
+
+
+class Guard:
+    """Sees to it that inputs kept for the second run are not overwritten in the first.
+
+    A module with `inplace=True` that is called with a kept tensor gets a copy, which is what it would have made itself
+    without the flag.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[set[int]] = []
+
+    @contextlib.contextmanager
+    def watching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Watch the modules that have the flag in the block."""
+        with contextlib.ExitStack() as undo:
+            for module in modules:
+                if hasattr(module, "inplace"):
+                    undo.callback(module.register_forward_pre_hook(self._copied).remove)
+            yield
+
+    def _copied(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        if not (self._kept and module.inplace and inputs and isinstance(inputs[0], torch.Tensor)):
+            return None
+        if _storage(inputs[0])._cdata not in self._kept[-1]:
+            return None
+        return (inputs[0].clone(), *inputs[1:])
+
+    @contextlib.contextmanager
+    def keeping(self, name: str, tensors: list[torch.Tensor]) -> Iterator[None]:
+        """Keep tensors as they are in the block, in which the block of a model of this name runs.
+
+        Raises RuntimeError where code overwrote one: what would be computed again would be wrong.
+        """
+        before = [tensor._version for tensor in tensors if not tensor.is_inference()]
+        self._kept.append({_storage(tensor)._cdata for tensor in tensors})
+        try:
+            yield
+        finally:
+            self._kept.pop()
+        if before != [tensor._version for tensor in tensors if not tensor.is_inference()]:
+            raise RuntimeError(
+                f"{name} overwrites its input in place, so it cannot be computed again in backward; "
+                "have it work on a copy, or leave it out of checkpointing"
+            )
+
+
+class Given(NamedTuple):
+    """What a module was called with, as it can be called with twice."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cache: bool
+    """Whether a key-value cache was taken away."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors among the arguments."""
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+    """Arguments without the key-value cache of transformers, which would grow in the second run as well.
+
+    `GradientCheckpointingLayer` of transformers does the same.
+    """
+    cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
+    if cache is None or not any(isinstance(value, cache) for value in (*args, *kwargs.values())):
+        return Given(args, kwargs, False)
+    kwargs = {name: None if isinstance(value, cache) else value for name, value in kwargs.items()}
+    if kwargs.get("use_cache"):
+        kwargs["use_cache"] = False
+    return Given(tuple(None if isinstance(value, cache) else value for value in args), kwargs, True)
