@@ -18,7 +18,7 @@ LEVELS = [
     {"units"},
     {"tape", "devices"},
     {"allocator", "curves"},
-    {"tables", "groups", "measure"},
+    {"tables", "groups", "measure", "tradeoffs"},
     {"snapshot", "addresses", "virtual_gpu", "figures"},
     {"recorder"},
     {"capture"},

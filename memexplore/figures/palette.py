@@ -22,6 +22,7 @@ COLOURS: dict[Category, str] = {
 """One colour a category in every figure, told apart by the colour-blind (after Okabe and Ito)."""
 
 CAPACITY = "#D55E00"
+FITS = "#0072B2"
 RESERVED = "#808080"
 GRID = "rgba(128,128,128,0.25)"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif"

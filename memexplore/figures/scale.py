@@ -32,8 +32,8 @@ class Scale(NamedTuple):
     """The capacity in words; empty where there is none."""
 
 
-def scale(tape: Tape) -> Scale:
-    """The heights of a tape's timeline.
+def scale(tape: Tape, beside: int = 0) -> Scale:
+    """The heights of a tape's timeline; `beside` is the peak of another curve that has to have room, in bytes.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=Meta(Source.MEASURED, "cpu", capacity=51200))
@@ -44,14 +44,15 @@ def scale(tape: Tape) -> Scale:
     """
     allocated, row = peak(tape)
     highest, capacity = max(peak(tape, "reserved")[0], allocated, 1), tape.meta.capacity
+    tallest = max(highest, beside)
     if capacity is None:
-        return Scale(allocated, row, highest, highest, highest, None, "")
+        return Scale(allocated, row, highest, tallest, tallest, None, "")
     text = f"capacity {size_text(capacity)}"
-    if capacity > _FAR * highest:
+    if capacity > _FAR * tallest:
         times = capacity / highest
         if allocated:
             text += f", {times:.{1 if times < 9.95 else 0}f} times the peak reserved ↑"
-        return Scale(allocated, row, highest, highest, highest, None, text)
-    ceiling = max(highest, capacity)
-    label = ceiling if capacity < _CLOSE * highest else highest
+        return Scale(allocated, row, highest, tallest, tallest, None, text)
+    ceiling = max(tallest, capacity)
+    label = ceiling if capacity < _CLOSE * tallest else tallest
     return Scale(allocated, row, highest, ceiling, label, capacity, text)

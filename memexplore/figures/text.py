@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from memexplore.curves import by_category, peak
 from memexplore.measure import sentence
 from memexplore.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.tape import Category, Tape
+from memexplore.tradeoffs import Point, frontier
 from memexplore.units import size_text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -85,6 +87,37 @@ def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
         for entry in table.rename(columns={"size": "size_"}).itertuples()
     ]
     return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+
+
+def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
+    """Settings in text, fastest first: outcome, peak reserved, time and FLOPs; those on the frontier have a star.
+
+    >>> print(tradeoff_text([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536))
+    1 of 2 settings fit in 1.50 KiB
+    <BLANKLINE>
+    does not fit  2.00 KiB  1.00x   +0 %  ██████████████████  * as written
+    fits          1.00 KiB  1.30x  +30 %  █████████           * sqrt
+    """
+    fitting = sum(point.fits for point in points)
+    title = f"{fitting} of {len(points)} settings fit" + (f" in {size_text(capacity)}" if capacity is not None else "")
+    best = frontier([(point.slow_down, point.peak_reserved) for point in points])
+    highest = max((point.peak_reserved for point in points), default=1) or 1
+    rows = [
+        (
+            "fits" if points[number].fits else "does not fit",
+            size_text(points[number].peak_reserved),
+            _known(points[number].slow_down, "{:.2f}x"),
+            _known(points[number].extra_flops * 100, "{:+.0f} %"),
+            bar(points[number].peak_reserved / highest, 18),
+            f"{'*' if number in best else ' '} {points[number].setting}",
+        )
+        for number in sorted(range(len(points)), key=lambda number: (points[number].slow_down, number))
+    ]
+    return "\n\n".join([title, *([_columns(rows)] if rows else [])])
+
+
+def _known(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else form.format(value)
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> str:

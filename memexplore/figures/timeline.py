@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from memexplore.curves import by_category, curve, lives, peak
 from memexplore.figures import bands
+from memexplore.figures.moments import same_moment, window_on
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks, plain
 from memexplore.figures.scale import scale
 from memexplore.tape import Action, Category, Phase, Source, Tape
@@ -19,10 +21,15 @@ Window = tuple[float, float] | None
 """First and last row shown, None for all; numbers between rows are taken outwards."""
 
 HEIGHT = 460
+BEFORE = "before"
+"""The name of the outline of an earlier tape."""
+OUTLINE = "rgba(128,128,128,0.7)"
 NARROWEST = 640
 """Pixels of a timeline in a notebook on a page of 900: what labels must fit where the width is not told."""
-_MARGINS = {"l": 76, "r": 24, "t": 64, "b": 44}
+_MARGINS = {"l": 76, "r": 24, "t": 64, "b": 56}
 _STRIP_PIXELS = 16
+_SWATCH, _LEGEND_LINE = 46, 20
+"""Pixels of an entry of the legend beside its text, and of a line of entries."""
 _HEADROOM = 1.2
 _PHASE_SHADES = {
     Phase.FORWARD: "rgba(128,128,128,0.12)",
@@ -99,6 +106,9 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
     # A clock that only counts rows is none, and the time that a prediction took is not the time that the run takes.
     clocked = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
     makers = _makers(tape)[rows].tolist()
+    # What holds parameters and the like is as large on most rows.
+    told, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
+    modules, ops = [plain(name) for name in tape.modules], [plain(name) for name in tape.ops]
     texts = []
     for row, maker, sizes in zip(rows.tolist(), makers, by_kind.T.tolist(), strict=True):
         step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))
@@ -106,11 +116,11 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
         if clocked:
             place.append(f"{tape.time[row] / 1e6:.1f} ms")
         lines = [", ".join(place), _event_text(tape, row, maker)]
-        for name, table, number in (("layer", tape.modules, tape.module[maker]), ("op", tape.ops, tape.op[maker])):
+        for name, table, number in (("layer", modules, tape.module[maker]), ("op", ops, tape.op[maker])):
             if number >= 0 and table[number]:
-                lines.append(f"{name}: {plain(table[number])}")
-        lines.append(f"<b>{size_text(sum(sizes))} allocated</b>")
-        lines += [f"{size_text(sizes[kind])} {kind.text}" for kind in reversed(Category) if sizes[kind]]
+                lines.append(f"{name}: {table[number]}")
+        lines.append(f"<b>{told(sum(sizes))} allocated</b>")
+        lines += [f"{told(sizes[kind])} {text}" for kind, text in kinds if sizes[kind]]
         texts.append("<br>".join(lines))
     return texts
 
@@ -139,7 +149,9 @@ def _event_text(tape: Tape, row: int, maker: int) -> str:
     return words.get(action, f"{action.name.lower().replace('_', ' ')} of {size}")
 
 
-def timeline_layout(tape: Tape, window: Window = None, width: int = NARROWEST) -> dict[str, Any]:
+def timeline_layout(
+    tape: Tape, window: Window = None, width: int = NARROWEST, before: Tape | None = None
+) -> dict[str, Any]:
     """The parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
 
     The height of the y axis is that of the whole tape, so that zooming does not change what a height means. Labels are
@@ -147,7 +159,7 @@ def timeline_layout(tape: Tape, window: Window = None, width: int = NARROWEST) -
     """
     first, last = rows_of(tape, window)
     shown = (first, last)
-    heights = scale(tape)
+    heights = scale(tape, 0 if before is None else peak(before)[0])
     # Labels stand above all lines, so none is crossed.
     top = heights.ceiling * _HEADROOM
     values, texts = byte_ticks(heights.ceiling)
@@ -239,88 +251,93 @@ def _add_bands(
     ]
 
 
-def timeline(
-    tape: Tape, window: Window = None, points: int = 2000, theme: Theme = Theme.ANY, width: int = NARROWEST
-) -> go.Figure:
-    """The timeline of a tape: allocated bytes by category over the events, which stand evenly, with or without a clock.
-
-    Traces, by `name`: the categories that occur (stacked), `allocated` (their sum, which carries the hover texts),
-    `reserved` and `peak`; capacity, steps and phases are shapes with annotations. `window` is the first and last
-    row shown, `points` the most points of a trace (`timeline_arrays`), `width` the pixels that labels must fit.
-
-    >>> from memexplore.tape import Meta, Source
-    >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> [trace.name for trace in timeline(tape).data]
-    ['unknown', 'allocated', 'reserved', 'peak']
-
-    Raises ValueError as `timeline_arrays` does.
-    """
+def timeline_parts(
+    tape: Tape,
+    window: Window = None,
+    points: int = 2000,
+    theme: Theme = Theme.ANY,
+    width: int = NARROWEST,
+    before: Tape | None = None,
+) -> dict[str, Any]:
+    """What `timeline` draws as plain `data` and `layout`: a plotly figure checks every value, which takes its time."""
     arrays = timeline_arrays(tape, window, points)
     rows = arrays["row"]
     steps_like = {"shape": "hv"}
-    figure = go.Figure()
     born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
     occurring = set(np.unique(tape.category[born & (tape.size > 0)]).tolist())
-    for kind in Category:
-        if kind in occurring:
-            figure.add_scatter(
-                x=rows,
-                y=arrays[kind.text],
-                name=kind.text,
-                stackgroup="allocated",
-                mode="lines",
-                line={**steps_like, "width": 0, "color": COLOURS[kind]},
-                fillcolor=COLOURS[kind],
-                hoverinfo="skip",
-            )
-    figure.add_scatter(
-        x=rows,
-        y=arrays["allocated"],
-        name="allocated",
-        mode="lines",
-        line={**steps_like, "width": 0.5, "color": RESERVED},
-        text=hover_texts(tape, rows),
-        hovertemplate="%{text}<extra></extra>",
-        showlegend=False,
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "x": rows,
+            "y": arrays[kind.text],
+            "name": kind.text,
+            "stackgroup": "allocated",
+            "mode": "lines",
+            "line": {**steps_like, "width": 0, "color": COLOURS[kind]},
+            "fillcolor": COLOURS[kind],
+            "hoverinfo": "skip",
+        }
+        for kind in Category
+        if kind in occurring
+    ]
+    traces.append(
+        {
+            "type": "scatter",
+            "x": rows,
+            "y": arrays["allocated"],
+            "name": "allocated",
+            "mode": "lines",
+            "line": {**steps_like, "width": 0.5, "color": RESERVED},
+            "text": hover_texts(tape, rows),
+            "hovertemplate": "%{text}<extra></extra>",
+            "showlegend": False,
+        }
     )
-    figure.add_scatter(
-        x=rows,
-        y=arrays["reserved"],
-        name="reserved",
-        mode="lines",
-        line={**steps_like, "width": 1.5, "color": RESERVED, "dash": "dash"},
-        hoverinfo="skip",
+    traces.append(
+        {
+            "type": "scatter",
+            "x": rows,
+            "y": arrays["reserved"],
+            "name": "reserved",
+            "mode": "lines",
+            "line": {**steps_like, "width": 1.5, "color": RESERVED, "dash": "dash"},
+            "hoverinfo": "skip",
+        }
     )
+    if before is not None:
+        traces.append(_outline(before, tape, window, points // 2))
     allocated, row = peak(tape)
-    figure.add_scatter(
-        x=[row] if row >= 0 else [],
-        y=[allocated] if row >= 0 else [],
-        name="peak",
-        mode="markers",
-        marker={"symbol": "circle", "size": 9, "color": CAPACITY, "line": {"width": 1.5, "color": "white"}},
-        hoverinfo="skip",
-        showlegend=False,
-        cliponaxis=False,
+    traces.append(
+        {
+            "type": "scatter",
+            "x": [row] if row >= 0 else [],
+            "y": [allocated] if row >= 0 else [],
+            "name": "peak",
+            "mode": "markers",
+            "marker": {"symbol": "circle", "size": 9, "color": CAPACITY, "line": {"width": 1.5, "color": "white"}},
+            "hoverinfo": "skip",
+            "showlegend": False,
+            "cliponaxis": False,
+        }
     )
-    changing = timeline_layout(tape, window, width)
-    figure.update_layout(
-        height=HEIGHT,
-        margin=_MARGINS,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": theme.value},
-        hovermode="x",
-        hoverlabel={
+    changing = timeline_layout(tape, window, width, before)
+    layout = {
+        "height": HEIGHT,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12, "color": theme.value},
+        "hovermode": "x",
+        "hoverlabel": {
             "bgcolor": "#222222",
             "bordercolor": "#888888",
             "font": {"color": "#ffffff", "size": 12, "family": FONT},
             "align": "left",
         },
-        legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top", "traceorder": "normal"},
-        dragmode="zoom",
-        shapes=changing["shapes"],
-        annotations=changing["annotations"],
-        xaxis={
+        **_legend_below([trace["name"] for trace in traces if trace.get("showlegend", True)], width),
+        "dragmode": "zoom",
+        "shapes": changing["shapes"],
+        "annotations": changing["annotations"],
+        "xaxis": {
             "title": {"text": "event"},
             "showgrid": False,
             "zeroline": False,
@@ -333,12 +350,62 @@ def timeline(
             "spikecolor": RESERVED,
             **changing["xaxis"],
         },
-        yaxis={
+        "yaxis": {
             "title": {"text": f"allocated, {tape.meta.source}"},
             "gridcolor": GRID,
             "zerolinecolor": GRID,
             "fixedrange": True,
             **changing["yaxis"],
         },
-    )
-    return figure
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _legend_below(names: list[str], width: int) -> dict[str, Any]:
+    """The legend below the title of the axis, and margins that leave it the lines which it needs at a width."""
+    room, widths = width - _MARGINS["l"] - _MARGINS["r"], [_SWATCH + 6.5 * len(name) for name in names]
+    # plotly gives all entries the width of the longest as soon as one line is too short for them.
+    lines = 1 if sum(widths) <= room else -(-len(names) // max(int(room // max(widths)), 1))
+    bottom = _MARGINS["b"] + _LEGEND_LINE * lines
+    y = -(_MARGINS["b"] - 2) / (HEIGHT - _MARGINS["t"] - bottom)
+    legend = {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
+    return {"legend": legend, "margin": {**_MARGINS, "b": bottom}}
+
+
+def _outline(before: Tape, tape: Tape, window: Window, points: int) -> dict[str, Any]:
+    """The allocated curve of another tape, each of its moments where the tape has the same moment."""
+    arrays = timeline_arrays(before, window_on(window, tape, before), max(points, 32))
+    return {
+        "type": "scatter",
+        "x": same_moment(arrays["row"], before, tape),
+        "y": arrays["allocated"],
+        "name": BEFORE,
+        "mode": "lines",
+        "line": {"shape": "hv", "width": 2, "color": OUTLINE},
+        "hoverinfo": "skip",
+    }
+
+
+def timeline(
+    tape: Tape,
+    window: Window = None,
+    points: int = 2000,
+    theme: Theme = Theme.ANY,
+    width: int = NARROWEST,
+    before: Tape | None = None,
+) -> go.Figure:
+    """The timeline of a tape: allocated bytes by category over the events, which stand evenly, with or without a clock.
+
+    Traces, by `name`: the categories that occur (stacked), `allocated` (their sum, which carries the hover texts),
+    `reserved` and `peak`; capacity, steps and phases are shapes with annotations. `window` is the first and last
+    row shown, `points` the most points of a trace (`timeline_arrays`), `width` the pixels that labels must fit. The
+    allocated curve of the tape `before` is a pale outline, stretched so that equal phases lie on each other.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> [trace.name for trace in timeline(tape).data]
+    ['unknown', 'allocated', 'reserved', 'peak']
+
+    Raises ValueError as `timeline_arrays` does.
+    """
+    return go.Figure(timeline_parts(tape, window, points, theme, width, before))

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
+
 from memexplore.devices import Gpu
 from memexplore.virtual_gpu.dispatch import VirtualMode
 from memexplore.virtual_gpu.work import Work
@@ -32,16 +34,15 @@ class Cost(NamedTuple):
         Williams, Waterman and Patterson 2009. Good for ratios between two settings, too short as a time.
         """
         bandwidth = gpu.bandwidth or 500e9
-        rates = {
-            2: gpu.flops.fp16 or gpu.flops.fp32 or 1e13,
-            4: gpu.flops.fp32 or 1e13,
-        }
+        plain = gpu.flops.fp32 or 1e13
+        # Without units for it, bf16 is computed in fp32.
+        rates = {torch.float16: gpu.flops.fp16 or plain, torch.bfloat16: gpu.flops.bf16 or plain}
         total = 0.0
         for work in self.works:
             if work.host:
                 total += work.bytes / PCIE
             elif work.bytes:
-                total += max(work.flops / rates.get(work.width, rates[4]), work.bytes / bandwidth, LAUNCH)
+                total += max(work.flops / rates.get(work.dtype, plain), work.bytes / bandwidth, LAUNCH)
         return total
 
 
