@@ -17,15 +17,26 @@ if TYPE_CHECKING:
     from memexplore.figures.timeline import timeline
     from memexplore.groups import diff
     from memexplore.measure import peak
+    from memexplore.notebook.explorer import explore
     from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
     from memexplore.notebook.view import view
     from memexplore.snapshot import load, save_snapshot
     from memexplore.tape import Tape
+    from memexplore.whatif.advise import advise
+    from memexplore.whatif.apply import apply
+    from memexplore.whatif.knobs import Knobs
+    from memexplore.whatif.step import Step
+    from memexplore.whatif.sweep import sweep
 
 _HOMES = {
+    "Knobs": "whatif.knobs",
     "Settings": "allocator",
+    "Step": "whatif.step",
     "Tape": "tape",
+    "advise": "whatif.advise",
+    "apply": "whatif.apply",
     "diff": "groups",
+    "explore": "notebook.explorer",
     "gpus": "devices",
     "load": "snapshot",
     "load_ipython_extension": "notebook.magics",
@@ -34,6 +45,7 @@ _HOMES = {
     "replay": "allocator",
     "save_snapshot": "snapshot",
     "simulate": "capture",
+    "sweep": "whatif.sweep",
     "timeline": "figures.timeline",
     "unload_ipython_extension": "notebook.magics",
     "view": "notebook.view",
@@ -41,9 +53,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "Knobs",
     "Settings",
+    "Step",
     "Tape",
+    "advise",
+    "apply",
     "diff",
+    "explore",
     "gpus",
     "load",
     "load_ipython_extension",
@@ -52,6 +69,7 @@ __all__ = [
     "replay",
     "save_snapshot",
     "simulate",
+    "sweep",
     "timeline",
     "unload_ipython_extension",
     "view",

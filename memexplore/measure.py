@@ -26,10 +26,12 @@ __all__ = [
     "live",
     "oom_text",
     "peak",
+    "place_text",
     "sentence",
     "summary",
     "tensors",
     "user_line",
+    "with_article",
 ]
 
 
@@ -87,8 +89,24 @@ def _moment(where: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _a(name: str) -> str:
-    """The name with its article: a Tesla T4, an NVIDIA A100, an RTX 4090, an 8 GiB card."""
+def place_text(tape: Tape, row: int) -> str:
+    """Where a row lies in the run, in words: ``step 2, backward of layer3.5.conv2``; empty where nothing is known.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [40], "step": [1], "phase": [Phase.OPTIMIZER]},
+    ...                          meta=Meta(Source.MEASURED, "cpu"))
+    >>> place_text(tape, 0)
+    'step 1, optimizer'
+    """
+    return _moment(_where(tape, row))
+
+
+def with_article(name: str) -> str:
+    """The name of a device with its article, as it stands in a sentence.
+
+    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB card")]
+    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB card']
+    """
     if name.startswith("cuda:"):
         return name
     first = name.split()[0] if name.split() else name
@@ -110,7 +128,7 @@ def _on(tape: Tape) -> str:
     if capacity is None:
         return f"On {'the CPU' if device == 'cpu' else device} · {source}"
     spare = capacity - peak(tape, "reserved")[0]
-    return f"Fits {_a(device)} ({size_text(capacity)} usable) with {size_text(spare)} to spare · {source}"
+    return f"Fits {with_article(device)} ({size_text(capacity)} usable) with {size_text(spare)} to spare · {source}"
 
 
 def sentence(tape: Tape) -> str:
@@ -146,7 +164,7 @@ def sentence(tape: Tape) -> str:
     missing = asked + int(curve(tape, "reserved")[row]) - capacity
     if missing > 0:
         first += f", {size_text(missing)} more than was left"
-    room = f"{_a(tape.meta.device)} has {size_text(capacity)} usable"
+    room = f"{with_article(tape.meta.device)} has {size_text(capacity)} usable"
     return f"{first}\n{room[0].upper()}{room[1:]}; peak {held} · {activations} · {_source(tape)}"
 
 

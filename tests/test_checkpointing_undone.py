@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from memexplore.whatif.checkpointing import checkpointed
@@ -102,6 +103,25 @@ def test_everything_is_undone_after_an_exception_too(kind):
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda kept: kept):
         model(torch.randn(1, 3, 16, 16))
     assert packed  # no hooks of ours are left inside
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        raise KeyError(self.linear(x).shape)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "layers 0"])
+def test_no_hook_or_mode_is_left_while_an_error_of_forward_is_held(kind):
+    model = nn.Sequential(Failing(), Failing(), Failing())
+    with pytest.raises(KeyError) as held, checkpointed(model, on(kind)):
+        model(torch.ones(1, 4))
+    assert held.value.args == (torch.Size([1, 4]),)
+    assert _get_current_dispatch_mode() is None
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_an_exception_inside_a_block_leaves_its_statistics_alone():

@@ -25,6 +25,7 @@ from memexplore.devices import find
 from memexplore.notebook import magics
 from memexplore.tape import Action, Tape
 from memexplore.units import size_text
+from memexplore.whatif import Knobs
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 # 1000 x 1000 numbers of 4 bytes, in blocks of 512 bytes: 7813 x 512
@@ -178,6 +179,69 @@ def test_page_is_written(shell: Shell, tmp_path: pathlib.Path) -> None:
     assert "3.81 MiB" in (tmp_path / "a page.html").read_text(encoding="utf-8")  # 4 000 256 / 1024**2
 
 
+# -- a cell that is explored
+
+
+@pytest.fixture
+def explored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The explorers that a person would have seen."""
+    seen: list[Any] = []
+    monkeypatch.setattr(magics, "display", seen.append)
+    return seen
+
+
+# 128 floats fill a block of 512 bytes.
+COUNTED = 'count = 128\nx = torch.ones(count, device="cuda")'
+
+
+def test_slider_runs_the_cell_again_in_a_copy_of_the_names(shell: Shell, explored: list[Any]) -> None:
+    shell.run(f"%%memprofile --gpu T4 --slider count=128:256:128\n{COUNTED}\nprint('ran')").raise_error()
+    (shown,) = explored
+    assert measure.peak(shown.trial.tape)[0] == 512
+    shown.knobs = Knobs(variables={"count": 256})
+    assert measure.peak(shown.trial.tape)[0] == 1024
+    assert shell["count"] == 128
+    # the line of the cell is still known by its number
+    assert {measure.user_line(stack).rpartition(":")[2] for stack in shown.trial.tape.stacks} == {"3"}
+
+
+def test_explore_begins_with_the_run_as_written(shell: Shell, explored: list[Any]) -> None:
+    shell.run(f"%%memprofile --gpu T4 --explore -o tape\n{COUNTED}").raise_error()
+    assert explored[0].trial.tape is shell["tape"]
+    assert shell.shown == []
+
+
+def test_out_of_memory_is_explored_and_other_exceptions_are_not(shell: Shell, explored: list[Any]) -> None:
+    cell = 'size = 2 * 1024**3\nx = torch.empty(size, dtype=torch.uint8, device="cuda")'
+    result = shell.run(f"%%memprofile --gpu 1GiB --explore\n{cell}")
+    assert isinstance(result.error_in_exec, torch.OutOfMemoryError)
+    assert len(explored) == 1
+    shell.run("%%memprofile --gpu T4 --explore\n1 / 0")
+    assert (len(explored), len(shell.shown)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--slider bach=1:2", "the cell assigns no variable 'bach'; it assigns count, x"),
+        ("--slider count", "invalid slider value: 'count'"),
+        ("--slider count=5:1", "invalid slider value"),
+    ],
+)
+def test_wrong_slider_stops_the_cell(shell: Shell, explored: list[Any], options: str, words: str) -> None:
+    result = shell.run(f"%%memprofile {options}\n{COUNTED}")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert words in str(result.error_in_exec)
+    assert "count" not in shell.shell.user_ns
+    assert explored == []
+
+
+def test_explorer_needs_a_cell_and_a_gpu_of_its_own(shell: Shell, explored: list[Any]) -> None:
+    assert "write %%memprofile as its first line" in str(shell.run("%memprofile --explore x = 1").error_in_exec)
+    shell.run("%memgpu T4").raise_error()
+    assert "run %memgpu off first" in str(shell.run(f"%%memprofile --explore\n{COUNTED}").error_in_exec)
+
+
 # -- a line
 
 
@@ -312,7 +376,7 @@ def test_unloading_leaves_nothing_behind() -> None:
 def test_help_tells_the_options(shell: Shell) -> None:
     shell.run("%memprofile?")
     text = shell.text or shell.shell.find_line_magic("memprofile").__doc__
-    for option in ("--gpu", "--torch", "-o", "--html"):
+    for option in ("--gpu", "--torch", "-o", "--html", "--explore", "--slider", "cannot be undone"):
         assert option in text
 
 

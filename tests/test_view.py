@@ -83,9 +83,7 @@ def test_tape_that_is_not_placed_is_refused() -> None:
 def test_everything_is_told(browser: Browser) -> None:
     (answer,) = browser.ask(ask="everything")
     assert answer["sentence"] == measure.sentence(browser.view.tape).splitlines()
-    assert [trace["name"] for trace in answer["timeline"]["data"]] == [
-        trace.name for trace in timeline(browser.view.tape).data
-    ]
+    assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
     assert answer["layers"]["data"][0]["type"] == "icicle"
     assert answer["row"] == PEAK_ROW
     # alive at the peak, largest first: weight 400, activation 200, input 100, temporary 50

@@ -260,11 +260,17 @@ def timeline_parts(
     before: Tape | None = None,
 ) -> dict[str, Any]:
     """What `timeline` draws as plain `data` and `layout`: a plotly figure checks every value, which takes its time."""
+    traces = timeline_traces(tape, window, points)
+    if before is not None:
+        traces.insert(-1, outline_trace(before, tape, window, points // 2))
+    return {"data": traces, "layout": timeline_frame(tape, window, theme, width, before)}
+
+
+def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> list[dict[str, Any]]:
+    """The traces of a timeline, from the bottom up; the last is the peak, before which an outline goes."""
     arrays = timeline_arrays(tape, window, points)
     rows = arrays["row"]
     steps_like = {"shape": "hv"}
-    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
-    occurring = set(np.unique(tape.category[born & (tape.size > 0)]).tolist())
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -277,8 +283,7 @@ def timeline_parts(
             "fillcolor": COLOURS[kind],
             "hoverinfo": "skip",
         }
-        for kind in Category
-        if kind in occurring
+        for kind in _occurring(tape)
     ]
     traces.append(
         {
@@ -304,8 +309,6 @@ def timeline_parts(
             "hoverinfo": "skip",
         }
     )
-    if before is not None:
-        traces.append(_outline(before, tape, window, points // 2))
     allocated, row = peak(tape)
     traces.append(
         {
@@ -320,8 +323,20 @@ def timeline_parts(
             "cliponaxis": False,
         }
     )
+    return traces
+
+
+def timeline_frame(
+    tape: Tape,
+    window: Window = None,
+    theme: Theme = Theme.ANY,
+    width: int = NARROWEST,
+    before: Tape | None = None,
+) -> dict[str, Any]:
+    """The layout of a timeline, with room for the outline of another tape."""
     changing = timeline_layout(tape, window, width, before)
-    layout = {
+    names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [BEFORE] * (before is not None)
+    return {
         "height": HEIGHT,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -333,7 +348,7 @@ def timeline_parts(
             "font": {"color": "#ffffff", "size": 12, "family": FONT},
             "align": "left",
         },
-        **_legend_below([trace["name"] for trace in traces if trace.get("showlegend", True)], width),
+        **_legend_below(names, width),
         "dragmode": "zoom",
         "shapes": changing["shapes"],
         "annotations": changing["annotations"],
@@ -358,7 +373,12 @@ def timeline_parts(
             **changing["yaxis"],
         },
     }
-    return {"data": traces, "layout": layout}
+
+
+def _occurring(tape: Tape) -> list[Category]:
+    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
+    there = set(np.unique(tape.category[born & (tape.size > 0)]).tolist())
+    return [kind for kind in Category if kind in there]
 
 
 def _legend_below(names: list[str], width: int) -> dict[str, Any]:
@@ -372,7 +392,7 @@ def _legend_below(names: list[str], width: int) -> dict[str, Any]:
     return {"legend": legend, "margin": {**_MARGINS, "b": bottom}}
 
 
-def _outline(before: Tape, tape: Tape, window: Window, points: int) -> dict[str, Any]:
+def outline_trace(before: Tape, tape: Tape, window: Window = None, points: int = 1000) -> dict[str, Any]:
     """The allocated curve of another tape, each of its moments where the tape has the same moment."""
     arrays = timeline_arrays(before, window_on(window, tape, before), max(points, 32))
     return {

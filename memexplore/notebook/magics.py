@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import keyword
-import pathlib
-import re
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,78 +12,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
+
+from memexplore.notebook.options import Options, begin_natively, parser, split_options
 
 if TYPE_CHECKING:
     from memexplore.capture import Recording
     from memexplore.devices import Gpu
     from memexplore.tape import Tape
+    from memexplore.whatif.cell import Cell
+    from memexplore.whatif.cost import Meter
 
-_FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
-_OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
 
+class _Explored(NamedTuple):
+    """What an explorer of a cell needs to begin with: the cell before its run, and what its run will have cost."""
 
-class _Options(NamedTuple):
-    """The options of one profile."""
-
-    gpu: str | None
-    torch: str | None
-    name: str | None
-    html: pathlib.Path | None
+    cell: Cell
+    meter: Meter
 
 
 class _Run(NamedTuple):
     """A profile that is going on, and the cell that it ends with (None: it ends with its statement)."""
 
-    options: _Options
+    options: Options
     contexts: contextlib.ExitStack
     recording: Recording
     cell: str | None
-
-
-def begin_natively(lines: list[str]) -> list[str]:
-    """Turn the first line `%%memprofile OPTIONS` into a call, so that the rest of the cell runs as any other cell does.
-
-    The cell keeps its lines, hence the line numbers of its tracebacks; it may `await`, and end in an expression.
-
-    >>> begin_natively(["%%memprofile --gpu T4\\n", "train()\\n"])
-    ["get_ipython().run_line_magic('_memprofile_cell', '--gpu T4')\\n", 'train()\\n']
-    >>> begin_natively(["train()\\n"])
-    ['train()\\n']
-    """
-    match = _FIRST_LINE.match(lines[0]) if lines else None
-    # A lone first line is left to the real cell magic, which says that the cell is empty.
-    if match is None or not any(line.strip() for line in lines[1:]):
-        return lines
-    return [f"get_ipython().run_line_magic('_memprofile_cell', {match['options'].strip()!r})\n", *lines[1:]]
-
-
-def split_options(line: str) -> tuple[list[str], str]:
-    """Split a line into the options at its front and the statement after them; `--` ends the options early.
-
-    >>> split_options("--gpu 'RTX 4090' -o tape x = a - b")
-    (['--gpu', 'RTX 4090', '-o', 'tape'], 'x = a - b')
-    """
-    options: list[str] = []
-    position = 0
-    while (match := _OPTION.match(line, position)) is not None:
-        if match["option"] == "--":
-            return options, line[match.end("option") :].strip()
-        options.append(match["option"])
-        if match["value"] is not None:
-            options.append(match["value"].strip("\"'"))
-        position = match.end()
-    return options, line[position:].strip()
-
-
-def _parser() -> MagicArgumentParser:
-    parser = MagicArgumentParser("%%memprofile")
-    parser.add_argument("--gpu", help="a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB")
-    parser.add_argument("--torch", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
-    parser.add_argument("-o", dest="name", help="keep the Tape in this variable")
-    parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
-    return parser
+    explored: _Explored | None = None
 
 
 @magics_class
@@ -94,7 +47,7 @@ class MemoryMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._parser = _parser()
+        self._parser = parser()
         self._run: _Run | None = None
         self._cells: list[str] = []
         self._notebook_gpu: Gpu | None = None
@@ -108,7 +61,8 @@ class MemoryMagics(Magics):
     def memprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Record where GPU memory goes while a cell or one statement runs, and show it.
 
-            %%memprofile [--gpu NAME] [--torch RELEASE] [-o NAME] [--html FILE]     (first line of a cell)
+            %%memprofile [--gpu NAME] [--torch RELEASE] [-o NAME] [--html FILE] [--explore]
+                         [--slider NAME=LOW:HIGH:STEP]                              (first line of a cell)
             %memprofile [the same options] STATEMENT
 
         --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
@@ -116,6 +70,15 @@ class MemoryMagics(Magics):
         --torch RELEASE  the PyTorch release whose rules the virtual GPU follows, such as 2.13.
         -o NAME          keep the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
+        --explore        show the knobs beside the picture: turning one runs the cell again, on a virtual GPU.
+        --slider NAME=LOW:HIGH:STEP
+                         a slider for a variable that the cell assigns, such as batch=8:256:8; may be given again.
+                         The variable gets the value wherever the cell assigns it outside of functions.
+
+        The cell is first run as it is written. --explore and --slider then run it in a copy of the names that it
+        found, and drop what it prints. Models, optimizers, schedulers and random states of earlier cells come back as
+        they were. What cannot be undone: files that the cell writes, iterators and generators of earlier cells that it
+        moves on, what it changes in other objects of earlier cells, and what it runs on the CPU, which runs for real.
 
         Variables, results and exceptions are those of an ordinary cell.
         """
@@ -126,6 +89,8 @@ class MemoryMagics(Magics):
             statement = cell
         if not statement.strip():
             raise UsageError("there is nothing to profile: write %%memprofile above code, or %memprofile STATEMENT")
+        if options.explore or options.sliders:
+            raise UsageError("--explore and --slider run a cell again: write %%memprofile as its first line")
         code = self._compile(statement)
         self._begin(options, cell=None)
         __tracebackhide__ = True
@@ -178,9 +143,9 @@ class MemoryMagics(Magics):
 
     # -- a profile
 
-    def _read(self, line: str) -> tuple[_Options, str]:
+    def _read(self, line: str) -> tuple[Options, str]:
         arguments, statement = split_options(line)
-        options = _Options(**vars(self._parser.parse_args(arguments)))
+        options = Options(**vars(self._parser.parse_args(arguments)))
         if options.name is not None and (not options.name.isidentifier() or keyword.iskeyword(options.name)):
             raise UsageError(f"-o needs the name of a variable, {options.name!r} is none")
         # Said before the run: a typing error must not cost the run.
@@ -188,11 +153,13 @@ class MemoryMagics(Magics):
             raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
         return options, statement
 
-    def _virtual_gpu(self, options: _Options) -> str | None:
+    def _virtual_gpu(self, options: Options) -> str | None:
         """The virtual GPU to switch on for this profile; None where the running one or the real one is taken."""
         import torch
 
         on = self._notebook_gpu
+        if on is not None and (options.explore or options.sliders):
+            raise UsageError(f"--explore needs a GPU of its own: run %memgpu off first, {on.name} is on")
         if options.gpu is not None:
             found = _find(options.gpu)
             if on is not None and found != on:
@@ -204,13 +171,13 @@ class MemoryMagics(Magics):
             if options.torch is not None:
                 raise UsageError(f"--torch needs a GPU of its own: run %memgpu off first, {on.name} is on")
             return None
-        if options.gpu is None and torch.cuda.is_available():
+        if options.gpu is None and torch.cuda.is_available() and not (options.explore or options.sliders):
             if options.torch is not None:
                 raise UsageError("--torch needs --gpu: a real GPU follows the PyTorch that is installed")
             return None
         return options.gpu or "T4"
 
-    def _begin(self, options: _Options, *, cell: str | None) -> None:
+    def _begin(self, options: Options, *, cell: str | None) -> None:
         from memexplore import capture
 
         if self._run is not None:
@@ -218,16 +185,44 @@ class MemoryMagics(Magics):
                 raise UsageError("a profile is running already: one %memprofile at a time")
             self._end()
         gpu = self._virtual_gpu(options)
+        explored = None
         with contextlib.ExitStack() as contexts:
             if gpu is not None:
+                # Before the GPU is on: the cell is to find everything as it is now when it is run again.
+                again = self._cell(cell or "", options) if options.explore or options.sliders else None
                 try:
-                    contexts.enter_context(capture.virtual(gpu, torch=options.torch))
+                    device = contexts.enter_context(capture.virtual(gpu, torch=options.torch))
                 except (ValueError, RuntimeError) as error:
                     raise UsageError(str(error)) from None
-            recording = contexts.enter_context(capture.record())
-            self._run = _Run(options, contexts.pop_all(), recording, cell)
+                if again is not None:
+                    from memexplore.whatif.cost import measuring
 
-    def _end(self) -> None:
+                    explored = _Explored(again, contexts.enter_context(measuring(device.mode)))
+            recording = contexts.enter_context(capture.record())
+            self._run = _Run(options, contexts.pop_all(), recording, cell, explored)
+
+    def _cell(self, raw: str, options: Options) -> Cell:
+        """The running cell, to be run again; its lines keep their numbers, and its file in tracebacks its name."""
+        from memexplore.whatif.cell import Cell
+
+        shell = self.shell
+        transformed = shell.transform_cell(raw)
+        name = shell.compile.cache(transformed, shell.execution_count, raw)
+        # The first line is the one that started the profile.
+        try:
+            cell = Cell("\n" + transformed.partition("\n")[2], shell.user_ns, name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        own = cell.assigned()
+        for variable, _ in options.sliders:
+            if variable not in own:
+                raise UsageError(
+                    f"--slider {variable}: the cell assigns no variable {variable!r}; "
+                    f"it assigns {', '.join(own) or 'none'}"
+                )
+        return cell
+
+    def _end(self, error: BaseException | None = None) -> None:
         run, self._run = self._run, None
         if run is None:
             return
@@ -235,7 +230,10 @@ class MemoryMagics(Magics):
         tape = run.recording.tape
         if run.options.name is not None:
             self.shell.user_ns[run.options.name] = tape
-        _show(tape)
+        if run.explored is not None and _ran_to_its_end(error):
+            _explore(run.explored, tape, run.options)
+        else:
+            _show(tape)
         if run.options.html is not None:
             from memexplore import report
 
@@ -274,7 +272,7 @@ class MemoryMagics(Magics):
             if self._cells.pop() == cell:
                 break
         if self._run is not None and self._run.cell is not None and (cell is None or cell == self._run.cell):
-            self._end()
+            self._end(None if result is None else result.error_in_exec)
 
     def close(self) -> None:
         """End everything that is going on."""
@@ -299,6 +297,22 @@ def _execute(code: tuple[Any, Any], global_names: dict[str, Any], local_names: d
     body, value = code
     exec(body, global_names, local_names)
     return None if value is None else eval(value, global_names, local_names)
+
+
+def _ran_to_its_end(error: BaseException | None) -> bool:
+    """Whether a cell can be run again: running out of memory is what the knobs are for."""
+    import torch
+
+    return error is None or isinstance(error, torch.OutOfMemoryError)
+
+
+def _explore(explored: _Explored, tape: Tape, options: Options) -> None:
+    from memexplore.notebook.explorer import explore_cell
+    from memexplore.whatif import Applied, Knobs, Trial
+
+    trial = Trial(Knobs(), tape, Applied(), explored.meter.total())
+    sliders = dict(options.sliders)
+    display(explore_cell(explored.cell, trial, sliders, options.gpu or "T4", release=options.torch))
 
 
 def _show(tape: Tape) -> None:

@@ -87,6 +87,9 @@ class Page {
     this.pending = 0; // things to be done in their turn
     this.settling = null; // the timer of a zoom that has just been made
     [this.answered, this.blocksAsked, this.mapped] = [0, 0, 0]; // numbers of questions
+    this.tape = 0; // number of the tape on the screen
+    this.told = 0; // number of the tape whose layers and tables are on the screen
+    this.working = false; // whether the kernel is making another tape
     this.held = null; // while the mouse is held down on the timeline: what to do when it is let go
     this.build();
     this.cleanups = [whenThemeChanges(() => this.later(() => this.recolour())), this.watchMouse()];
@@ -115,7 +118,12 @@ class Page {
   // Whether the picture is still going to change by itself: read aloud by screen readers, and waited for by tests.
   busy() {
     const waits = this.pending > 0 || this.settling !== null || this.answered < this.number || this.mapped < this.blocksAsked;
-    this.root.setAttribute("aria-busy", String(waits));
+    this.root.setAttribute("aria-busy", String(waits || this.working || this.told < this.tape));
+    this.root.classList.toggle("memexplore-working", this.working);
+  }
+
+  ask(question) {
+    this.model.send({ ...question, tape: this.tape });
   }
 
   // To draw the timeline anew in the middle of a drag would end it.
@@ -165,18 +173,11 @@ class Page {
     this.panels = {};
     for (const name of ["Layers", "Tensors", "Lines", "Blocks", "Growth"]) this.panels[name] = element("div", "panel");
     this.buttons = {};
-    for (const [name, panel] of Object.entries(this.panels)) {
-      const tab = element("button", "", name);
-      tab.setAttribute("role", "tab");
-      tab.addEventListener("click", () => this.open(name));
-      this.buttons[name] = tab;
-      this.tabs.append(tab);
-      panel.setAttribute("role", "tabpanel");
-      panel.setAttribute("aria-label", name);
-    }
+    this.sheets = {}; // what is on the tabs that somebody added, by name
+    for (const name of Object.keys(this.panels)) this.addTab(name);
     this.chip = element("button", "chip");
     this.chip.hidden = true;
-    this.chip.addEventListener("click", () => this.model.send({ ask: "select", box: null }));
+    this.chip.addEventListener("click", () => this.ask({ ask: "select", box: null }));
     this.tabs.append(this.chip);
     this.bar = element("div", "bar");
     this.layers = element("div", "layers");
@@ -198,12 +199,23 @@ class Page {
     this.open("Layers");
   }
 
+  addTab(name) {
+    const tab = element("button", "", name);
+    tab.setAttribute("role", "tab");
+    tab.addEventListener("click", () => this.open(name));
+    this.buttons[name] = tab;
+    this.tabs.insertBefore(tab, this.chip ?? null);
+    this.panels[name].setAttribute("role", "tabpanel");
+    this.panels[name].setAttribute("aria-label", name);
+  }
+
   open(name) {
     for (const tab of this.tabs.querySelectorAll("[role=tab]"))
       tab.setAttribute("aria-selected", String(tab.textContent === name));
     for (const [key, panel] of Object.entries(this.panels)) panel.hidden = key !== name;
-    this.moment.hidden = name === "Layers" || name === "Growth";
+    this.moment.hidden = !["Tensors", "Lines", "Blocks"].includes(name);
     if (name === "Blocks") this.askBlocks();
+    if (name in this.sheets) this.later(() => this.drawSheet(name));
     this.later(() => this.resize());
   }
 
@@ -211,13 +223,23 @@ class Page {
     const { answer } = message;
     if (answer === "error") return this.complain(message.text);
     if (answer === "plotly") return takePlotly(this.model.get("plotly"), buffers[0]);
-    const content = JSON.parse(await unzip(buffers[0]));
+    if (answer === "working" || answer === "rest") {
+      this.working = answer === "working";
+      return this.busy();
+    }
+    const content = {};
+    for (const buffer of buffers) Object.assign(content, JSON.parse(await unzip(buffer)));
+    if (message.tape !== undefined) content.tape = message.tape;
     if (answer === "everything") return this.drawEverything(content);
     if (!this.Plotly) this.early.push([answer, content]);
     else return this.follow(answer, content);
   }
 
   async follow(answer, content) {
+    if (answer === "tape") return this.unlessHeld(() => this.drawTape(content));
+    if (answer === "details") return this.drawDetails(content);
+    if (answer === "sheets") return this.takeSheets(content.sheets);
+    if (answer === "open") return this.open(content.tab);
     if (answer === "moment") return this.showMoment(content);
     if (answer === "selection") return this.showSelection(content.layer);
     if (answer === "timeline" && content.number === this.number) {
@@ -240,29 +262,53 @@ class Page {
 
   async drawFirst(Plotly, content) {
     this.Plotly = Plotly;
+    this.open(content.tab);
+    for (const part of [this.root, ...this.root.parentElement.querySelectorAll(".memexplore-knobs")])
+      part.addEventListener("keydown", keepKey);
+    // ipywidgets ties a slider's label to nothing.
+    for (const handle of this.root.parentElement.querySelectorAll(".memexplore-knobs .noUi-handle"))
+      handle.setAttribute("aria-label", handle.closest(".widget-slider").querySelector("label").textContent);
+    clearTimeout(this.late);
+    this.root.classList.remove("memexplore-late");
+    this.root.classList.add("memexplore-drawn");
+    this.cleanups.push(hidePicture(this.model.get("picture")));
+    await this.takeSheets(content.sheets);
+    await this.drawTape(content);
+    await this.drawDetails(content);
+    this.timeline.on("plotly_relayout", (change) => this.zoomed(change));
+    this.timeline.on("plotly_doubleclick", () => this.show(null));
+    this.timeline.on("plotly_click", ({ points }) => this.ask({ ask: "cursor", row: points[0].x }));
+    this.layers.on("plotly_icicleclick", ({ points }) => this.ask({ ask: "select", box: points[0].id }));
+    for (const [answer, told] of this.early) await this.follow(answer, told);
+  }
+
+  // Sentences and timeline of a tape; the rest is told when it is known (`drawDetails`).
+  async drawTape(content) {
+    if (content.tape < this.tape) return; // the next one was drawn while this one waited
+    this.tape = content.tape;
+    this.working = false;
+    this.window = content.window;
+    this.row = content.row;
+    this.problem.textContent = "";
     [this.sentence.textContent, this.fits.textContent] = content.sentence;
     this.oom.textContent = content.oom;
-    this.showGrowth(content.growth);
-    this.open(content.tab);
     this.notes.hidden = !content.notes.length;
     const summary = element("summary", "", content.notes.length === 1 ? "1 assumption" : `${content.notes.length} assumptions`);
     const list = element("ul", "");
     list.append(...content.notes.map((note) => element("li", "", note)));
     this.notes.replaceChildren(summary, list);
-    clearTimeout(this.late);
-    this.root.classList.remove("memexplore-late");
-    this.root.classList.add("memexplore-drawn");
-    this.cleanups.push(hidePicture(this.model.get("picture")));
-    this.row = content.row;
-    await this.drawTimeline(content.timeline);
+    this.showChip(content.selection);
+    // Questions about the tape before get no answer.
+    [this.answered, this.mapped] = [this.number, this.blocksAsked];
+    await this.drawTimeline({ data: [...content.data, ...content.outline], layout: content.layout });
+  }
+
+  async drawDetails(content) {
+    if (content.tape < this.tape) return;
+    this.showGrowth(content.growth);
     await this.drawLayers(content.layers);
     await this.showMoment(content);
-    this.showChip(content.selection);
-    this.timeline.on("plotly_relayout", (change) => this.zoomed(change));
-    this.timeline.on("plotly_doubleclick", () => this.show(null));
-    this.timeline.on("plotly_click", ({ points }) => this.model.send({ ask: "cursor", row: points[0].x }));
-    this.layers.on("plotly_icicleclick", ({ points }) => this.model.send({ ask: "select", box: points[0].id }));
-    for (const [answer, told] of this.early) await this.follow(answer, told);
+    this.told = content.tape;
   }
 
   async drawTimeline(figure) {
@@ -279,7 +325,7 @@ class Page {
     if (this.panels.Blocks.hidden) return;
     this.blocksAsked += 1;
     this.busy();
-    this.model.send({ ask: "blocks", number: this.blocksAsked });
+    this.ask({ ask: "blocks", number: this.blocksAsked });
   }
 
   async drawBlocks({ blocks, text }) {
@@ -291,17 +337,20 @@ class Page {
     if (!first) return;
     this.blocks.on("plotly_click", ({ points }) => {
       const row = points.map((point) => point.customdata).find((number) => number >= 0);
-      if (row !== undefined) this.model.send({ ask: "block", row });
+      if (row !== undefined) this.ask({ ask: "block", row });
     });
   }
 
   async drawLayers(figure) {
     // plotly draws its own buttons in colours that no dark theme can read, and no keyboard reaches them.
     const { updatemenus = [], ...layout } = figure.layout;
-    const buttons = (updatemenus[0]?.buttons ?? []).map(({ label, args }, position) => {
+    const choices = updatemenus[0]?.buttons ?? [];
+    const chosen = choices.find(({ label }) => label === this.choice) ?? choices[0];
+    const buttons = choices.map(({ label, args }) => {
       const button = element("button", "", label);
-      button.setAttribute("aria-pressed", String(position === 0));
+      button.setAttribute("aria-pressed", String(label === chosen.label));
       button.addEventListener("click", () => {
+        this.choice = label;
         for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
         this.later(() => this.Plotly.restyle(this.layers, ...args));
       });
@@ -310,7 +359,12 @@ class Page {
     this.bar.replaceChildren(...buttons);
     const margin = { ...layout.margin, l: 0, r: 0, t: 24 };
     const config = { ...CONFIG, modeBarButtons: [["toImage"]] };
-    await this.Plotly.newPlot(this.layers, figure.data, themed({ ...layout, margin, ...this.size(this.layers) }, this.root), config);
+    // The layer that the chart is folded to stays so where the new tape has it.
+    const [trace] = figure.data;
+    const level = this.layers.data?.[0]?.level;
+    if (level !== undefined && trace.ids.includes(level)) trace.level = level;
+    await this.Plotly.react(this.layers, [trace], themed({ ...layout, margin, ...this.size(this.layers) }, this.root), config);
+    if (chosen && chosen !== choices[0]) await this.Plotly.restyle(this.layers, ...chosen.args);
   }
 
   // Undefined, which plotly fills in itself, while the page does not show the graph.
@@ -320,7 +374,94 @@ class Page {
     if (graph === this.blocks) {
       return { width, height: width && Math.max(this.panels.Blocks.clientHeight - this.gaps.offsetHeight - 6, 200) };
     }
+    if (graph !== this.layers) return { width, height: width && Math.max(graph.parentElement.clientHeight - 8, 200) };
     return { width, height: width && this.panels.Layers.clientHeight - this.bar.offsetHeight - 10 };
+  }
+
+  // -- tabs beside those of the tape
+
+  async takeSheets(sheets) {
+    for (const sheet of sheets) {
+      const { name } = sheet;
+      if (!this.panels[name]) {
+        this.panels[name] = element("div", "panel");
+        this.panels[name].hidden = true;
+        this.root.append(this.panels[name]);
+        this.addTab(name);
+      }
+      this.sheets[name] = { ...this.sheets[name], ...sheet, stale: true };
+      if (!this.panels[name].hidden) await this.drawSheet(name);
+    }
+  }
+
+  async drawSheet(name) {
+    const sheet = this.sheets[name];
+    if (!sheet.stale) return;
+    sheet.stale = false;
+    if (sheet.kind === "table") this.drawTable(name, sheet);
+    else if (sheet.kind === "code") this.drawCode(name, sheet);
+    else await this.drawFigure(name, sheet);
+  }
+
+  drawTable(name, { titles, rows, text }) {
+    const head = element("thead", "");
+    const line = element("tr", "");
+    line.append(...titles.map((title) => element("th", "", title)));
+    head.append(line);
+    const body = element("tbody", "");
+    for (const [number, { cells, current, hint }] of rows.entries()) {
+      const made = element("tr", "row");
+      if (current) made.setAttribute("aria-current", "true");
+      if (hint) made.title = hint;
+      made.append(...cells.map((cell, column) => {
+        const place = element("td", "");
+        if (column) place.textContent = cell;
+        else {
+          // A button, for the keyboard.
+          const button = element("button", "pick", cell);
+          button.addEventListener("click", () => this.model.send({ ask: "pick", sheet: name, number }));
+          place.append(button);
+        }
+        return place;
+      }));
+      body.append(made);
+    }
+    const table = element("table", "sheet");
+    table.append(head, body);
+    // Who is on the third button with the keyboard stays there.
+    const buttons = () => [...this.panels[name].querySelectorAll("button")];
+    const focused = buttons().indexOf(document.activeElement);
+    this.panels[name].replaceChildren(...(text ? [element("p", "grew", text)] : []), ...(rows.length ? [table] : []));
+    buttons()[focused]?.focus();
+  }
+
+  drawCode(name, { text }) {
+    const code = element("pre", "code", text);
+    code.tabIndex = 0;
+    const copy = element("button", "copy", "Copy");
+    copy.addEventListener("click", async () => {
+      // Without https, or in a frame, there may be no clipboard: then the text is at least selected.
+      getSelection().selectAllChildren(code);
+      await navigator.clipboard?.writeText(text).then(() => (copy.textContent = "Copied"), () => {});
+      setTimeout(() => (copy.textContent = "Copy"), 1500);
+    });
+    this.panels[name].replaceChildren(copy, code);
+  }
+
+  async drawFigure(name, sheet) {
+    const first = !sheet.graph;
+    if (first) {
+      sheet.graph = element("div", "figure");
+      this.panels[name].replaceChildren(sheet.graph);
+    }
+    const { data, layout } = sheet.figure;
+    const config = { ...CONFIG, doubleClick: "reset", modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]] };
+    await this.Plotly.react(sheet.graph, data, themed({ ...layout, ...this.size(sheet.graph) }, this.root), config);
+    if (!first) return;
+    sheet.graph.on("plotly_click", ({ points }) => {
+      const number = [points[0].customdata].flat()[0];
+      if (Number.isInteger(number)) this.model.send({ ask: "pick", sheet: name, number });
+    });
   }
 
   // What the figure has, and the cursor.
@@ -352,7 +493,7 @@ class Page {
     this.number += 1;
     this.busy();
     this.asked = this.size(this.timeline).width;
-    this.model.send({ ask: "timeline", window: this.window, number: this.number, width: this.asked });
+    this.ask({ ask: "timeline", window: this.window, number: this.number, width: this.asked });
   }
 
   key(event) {
@@ -360,7 +501,7 @@ class Page {
     if (step === undefined || this.row < 0) return;
     event.preventDefault();
     event.stopPropagation();
-    this.model.send({ ask: "cursor", row: this.row + step });
+    this.ask({ ask: "cursor", row: this.row + step });
   }
 
   // A table of rows of words: the first column is a size, the last the line of code, one the category with its colour.
@@ -416,12 +557,12 @@ class Page {
     if (!this.Plotly) return;
     const { font, modebar } = themed({ font: this.timeline.layout.font }, this.root);
     await this.Plotly.relayout(this.timeline, { font, modebar, shapes: this.shapes() });
-    await this.Plotly.relayout(this.layers, { font, modebar });
-    if (this.blocks.data) await this.Plotly.relayout(this.blocks, { font, modebar });
+    for (const graph of this.graphs()) if (graph !== this.timeline) await this.Plotly.relayout(graph, { font, modebar });
   }
 
   graphs() {
-    return [this.timeline, this.layers, this.blocks].filter((graph) => graph.data);
+    const added = Object.values(this.sheets).map(({ graph }) => graph);
+    return [this.timeline, this.layers, this.blocks, ...added].filter((graph) => graph?.data);
   }
 
   async resize() {
@@ -443,6 +584,12 @@ class Page {
     this.cleanups.forEach((cleanup) => cleanup());
     if (this.Plotly) for (const graph of this.graphs()) this.Plotly.purge(graph);
   }
+}
+
+// JupyterLab would take arrows, Enter and letters for commands to the notebook, and away from what is focused.
+function keepKey(event) {
+  const { ctrlKey, metaKey, altKey, shiftKey, key } = event;
+  if (!ctrlKey && !metaKey && !altKey && key !== "Escape" && !(shiftKey && key === "Enter")) event.stopPropagation();
 }
 
 // The static picture is for notebooks without a kernel; here it would be the same thing twice.

@@ -18,7 +18,7 @@ from memexplore.whatif import blocks, matmuls, norms
 from memexplore.whatif.applied import Applied, LeftOut
 from memexplore.whatif.knobs import Checkpoint, CheckpointKind
 from memexplore.whatif.regions import Region
-from memexplore.whatif.rerun import Guard, again, counting, statistics_kept, without_cache
+from memexplore.whatif.rerun import Carried, Guard, again, call_twice, counting, statistics_kept, without_cache
 from memexplore.whatif.watch import Watch, replace_forward
 
 _STATISTICS = (
@@ -166,8 +166,7 @@ class _Site(NamedTuple):
 
     def run(self, first: Callable[..., Any], later: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `first` now and `later` in backward."""
-        twice = _Twice(self, first, later)
-        return torch_checkpoint.checkpoint(twice, *args, use_reentrant=False, context_fn=self.contexts, **kwargs)
+        return call_twice(_Twice(self, first, later), self.contexts, args, kwargs)
 
 
 def _site(piece: _Piece, watch: Watch, guard: Guard, contexts: Callable[[], Any]) -> _Site:
@@ -355,6 +354,9 @@ def _nothing(model: nn.Module) -> Applied:
 
 # --- the model's own checkpoints ------------------------------------------------------------------------------------
 
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+"""What `checkpoint` runs without re-entrance: the first in torch 2.15."""
+
 
 @contextlib.contextmanager
 def _own_off(model: nn.Module) -> Iterator[None]:
@@ -362,10 +364,11 @@ def _own_off(model: nn.Module) -> Iterator[None]:
 
     `torch.utils.checkpoint.checkpoint` looks these two up when it is called, however code imported it.
     """
-    generator = torch_checkpoint._checkpoint_without_reentrant_generator
+    name = next(name for name in _GENERATORS if hasattr(torch_checkpoint, name))
+    generator = getattr(torch_checkpoint, name)
 
     def plain(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        if isinstance(function, _Twice):
+        if isinstance(function, Carried):
             yield from generator(function, *args, **kwargs)
         else:
             yield
@@ -376,11 +379,11 @@ def _own_off(model: nn.Module) -> Iterator[None]:
     try:
         for module in flags:
             module.gradient_checkpointing = False  # type: ignore[assignment]
-        torch_checkpoint._checkpoint_without_reentrant_generator = plain  # type: ignore[assignment]
+        setattr(torch_checkpoint, name, plain)
         torch_checkpoint.CheckpointFunction = _Plain  # type: ignore[misc,assignment]
         yield
     finally:
-        torch_checkpoint._checkpoint_without_reentrant_generator = generator
+        setattr(torch_checkpoint, name, generator)
         torch_checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
         for module, value in before:
             if value is None:

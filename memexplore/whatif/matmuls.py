@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
 _storage = torch._C.TensorBase.untyped_storage
@@ -40,25 +41,93 @@ _HARMLESS = frozenset(
 
 
 def contexts() -> Any:
-    """What `torch.utils.checkpoint.checkpoint` takes as `context_fn`."""
-    kept: set[int] = set()
-    return create_selective_checkpoint_contexts(functools.partial(_policy, kept), allow_cache_entry_mutation=True)
+    """What `torch.utils.checkpoint.checkpoint` takes as `context_fn`.
+
+    They do what `create_selective_checkpoint_contexts` does, whose policy is not told of results in torch 2.11 and so
+    could not tell there what overwrites one that stays.
+    """
+    kept: dict[tuple[Any, int], Any] = {}
+    return _Keeping(kept), _Giving(kept)
 
 
-def _policy(kept: set[int], context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Whether the result of an op stays; `kept` are the storages that do."""
-    if op in KEPT and not _draws(op, args, kwargs):
-        results = context.op_output if isinstance(context.op_output, list | tuple) else (context.op_output,)
-        kept.update(_storage(result)._cdata for result in results if isinstance(result, torch.Tensor))
-        return CheckpointPolicy.MUST_SAVE
-    if op._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _storage(args[0])._cdata in kept:
-        if op not in _HARMLESS:
+class _Counting(TorchDispatchMode):
+    """Numbers the calls of each op whose result may stay: by op and number they are found when all runs again."""
+
+    def __init__(self, kept: dict[tuple[Any, int], Any]) -> None:
+        super().__init__()
+        self.kept = kept
+        self._calls: Counter[Any] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # as the modes of torch.utils.checkpoint
+
+    def call(self, op: Any) -> tuple[Any, int]:
+        self._calls[op] += 1
+        return op, self._calls[op]
+
+
+class _Keeping(_Counting):
+    """The first run: results that stay are kept."""
+
+    def __init__(self, kept: dict[tuple[Any, int], Any]) -> None:
+        super().__init__(kept)
+        self._storages: set[int] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if op not in _HARMLESS and self._overwrites_kept(op, args):
             raise RuntimeError(
                 f"{op.name()} overwrites the result of a matrix product that checkpointing keeps; "
                 "switch in-place activations off, or choose another checkpoint setting"
             )
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+        result = op(*args, **kwargs)
+        if op in KEPT:
+            call = self.call(op)
+            if not _draws(op, args, kwargs):
+                self.kept[call] = pytree.tree_map_only(torch.Tensor, _detached, result)
+                self._storages.update(_storage(tensor)._cdata for tensor in _tensors(result))
+        elif op in _HARMLESS:
+            call = self.call(op)
+            if self._overwrites_kept(op, args):
+                self.kept[call] = _detached(result)
+        return result
+
+    def _overwrites_kept(self, op: Any, args: Any) -> bool:
+        if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable or not args:
+            return False
+        return isinstance(args[0], torch.Tensor) and _storage(args[0])._cdata in self._storages
+
+
+class _Giving(_Counting):
+    """The second run: results that stayed are given, once, and the other ops run."""
+
+    def __enter__(self) -> Any:
+        self._calls.clear()  # as a second backward begins anew
+        return super().__enter__()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = self.call(op) if op in KEPT or op in _HARMLESS else None
+        if call not in self.kept:
+            return op(*args, **(kwargs or {}))
+        result = self.kept[call]
+        if result is _GIVEN:
+            raise RuntimeError("checkpoints that keep matrix products can go backward once only, as in torch itself")
+        self.kept[call] = _GIVEN
+        return result
+
+
+_GIVEN = object()
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without the node that made it, which would hold it in a circle; it counts versions with the other."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -28,6 +29,48 @@ def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
     finally:
         module.__dict__.pop("forward")
         module.__dict__.update(own)
+
+
+def call_twice(function: Callable[..., Any], contexts: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    """Call a function through `torch.utils.checkpoint.checkpoint`, which calls it again in backward.
+
+    What the first call raises is raised after `checkpoint`, not through it: in torch 2.11 it would leave its hooks on
+    for as long as the error is held.
+    """
+    carried = Carried(function)
+    try:
+        return torch_checkpoint.checkpoint(carried, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    finally:
+        carried.over()
+
+
+class Carried:
+    """A function that raises nothing until the first call is over."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._call: Callable[..., Any] = self._caught
+        self._function = function
+        self._error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; None where the first call raises."""
+        return self._call(*args, **kwargs)
+
+    def _caught(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._function(*args, **kwargs)
+        except BaseException as error:
+            self._error = error
+
+    def over(self) -> None:
+        """End the first call, and raise what it raised."""
+        self._call = self._function
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
 
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:

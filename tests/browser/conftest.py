@@ -248,14 +248,15 @@ class Notebook:
 
     def settle(self) -> None:
         """Wait until no view on the page is going to change by itself."""
-        self.page.wait_for_function(
+        # `wait_for_function` takes the answer of an async function for true, whatever it is.
+        self.page.evaluate(
             """async () => {
                 const busy = () => document.querySelector('.memexplore[aria-busy=true]');
-                for (let quiet = 0; quiet < 5; quiet++) {
-                    if (busy()) return false;
+                const end = Date.now() + 30_000;
+                for (let quiet = 0; quiet < 5; quiet = busy() ? 0 : quiet + 1) {
+                    if (Date.now() > end) throw new Error('a view is still busy');
                     await new Promise(done => setTimeout(() => requestAnimationFrame(done), 40));
-                }
-                return !busy() }"""
+                } }"""
         )
 
     def shut_down(self) -> None:

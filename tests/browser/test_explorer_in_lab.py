@@ -1,0 +1,330 @@
+"""The explorer in a real JupyterLab: every knob moved by keyboard and by mouse, and what the browser draws then."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from memexplore.whatif import Knobs, Step, words
+from memexplore.whatif.measured import Measured, measure
+from memexplore.whatif.trial import Trial
+
+pytestmark = pytest.mark.browser
+
+SET_UP = """import memexplore as mx
+from memexplore.notebook.explorer import explore
+from tests.browser.test_explorer_in_lab import small_step
+explorer = explore(small_step())"""
+HEAD = "document.querySelector('.memexplore-headline')"
+GRAPH = "document.querySelector('.memexplore-timeline')"
+DRAWN = f"""() => {{ const points = name => {GRAPH}.calcdata.find(each => each[0].trace.name === name) ?? [];
+    const highest = name => Math.max(0, ...points(name).map(point => point.y).filter(Number.isFinite));
+    return {{ sentence: {HEAD}.textContent.trim(), peak: highest('peak'), before: highest('before') }} }}"""
+
+
+def small_step() -> Step:
+    """A step that runs in a blink: images, so that every knob has something to turn."""
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)) for _ in range(4)
+    ]
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    )
+    batch = torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.long)
+    return Step(model, batch, loss=nn.functional.cross_entropy, optimizer=torch.optim.AdamW)
+
+
+@functools.cache
+def ran(knobs: Knobs) -> tuple[Trial, Measured]:
+    return measure(small_step(), knobs)
+
+
+def expected(knobs: Knobs, before: Knobs) -> dict[str, Any]:
+    """What the browser has to draw after one setting and then another: worked out here, without a notebook."""
+    (first, first_numbers), (second, second_numbers) = ran(before), ran(knobs)
+    sentence = words.sentence(first, second, whole=(first_numbers, second_numbers))
+    return {"sentence": sentence, "peak": second_numbers.peak_allocated, "before": first_numbers.peak_allocated}
+
+
+@pytest.fixture
+def explored(notebook: Callable[..., Any]) -> Any:
+    """A notebook with an explorer on the screen, and a cell that takes it back to as written."""
+    book = notebook(SET_UP, "explorer", "explorer.knobs = mx.whatif.Knobs()", "print(explorer.knobs)")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.settle()
+    return book
+
+
+def wait_for(book: Any, knobs: Knobs, before: Knobs | None = None) -> None:
+    """Wait until the sentence, the figure and its outline are those of the setting."""
+    from playwright.sync_api import TimeoutError as NotYet
+
+    wanted = expected(knobs, before or Knobs())
+    same = "Object.keys(wanted).every(key => drawn[key] === wanted[key])"
+    try:
+        book.page.wait_for_function(f"wanted => {{ const drawn = ({DRAWN})(); return {same} }}", arg=wanted)
+    except NotYet:
+        assert book.page.evaluate(DRAWN) == wanted
+
+
+def back(book: Any) -> None:
+    """Take the explorer back to as written."""
+    book.run(2)
+    book.page.wait_for_function(f"peak => ({DRAWN})().peak === peak", arg=ran(Knobs())[1].peak_allocated)
+    book.settle()
+
+
+def knob(book: Any, label: str, part: str) -> Any:
+    """What a person touches of the widget with a label."""
+    widget = book.page.locator(".memexplore-group .widget-inline-hbox")
+    own = book.page.locator(f"xpath=./label[normalize-space(.)='{label}']")
+    return widget.filter(has=own).locator(part)
+
+
+class Turn(NamedTuple):
+    """One knob, how it is moved by the keyboard, and what it is moved to by the mouse."""
+
+    label: str
+    key: str
+    by_key: Knobs
+    choice: str
+    by_mouse: Knobs
+
+
+EXPANDABLE = Knobs(settings="expandable_segments:True")
+CHOICES = [
+    Turn("Precision", "ArrowDown", Knobs(precision="off"), "bf16 autocast", Knobs(precision="bf16")),
+    Turn("In place", "ArrowDown", Knobs(inplace="off"), "on", Knobs(inplace="on")),
+    Turn("Checkpoint", "ArrowDown", Knobs(checkpoint="none"), "√N segments", Knobs(checkpoint="sqrt")),
+    Turn("Optimizer", "ArrowDown", Knobs(optimizer="SGD"), "Adafactor", Knobs(optimizer="Adafactor")),
+    Turn("Update", "ArrowDown", Knobs(update="foreach"), "in backward", Knobs(update="in backward")),
+    Turn(
+        "zero_grad", "ArrowDown", Knobs(zero_grad="set to none"), "gradients to zeros", Knobs(zero_grad="set to zero")
+    ),
+    Turn("GPU", "ArrowUp", Knobs(gpu="RTX 3060"), "A100 40GB", Knobs(gpu="A100 40GB")),
+    Turn(
+        "Max split",
+        "ArrowDown",
+        Knobs(settings="max_split_size_mb:20"),
+        "64 MiB",
+        Knobs(settings="max_split_size_mb:64"),
+    ),
+    Turn(
+        "Round up 2ⁿ",
+        "ArrowDown",
+        Knobs(settings="roundup_power2_divisions:2"),
+        "8 steps",
+        Knobs(settings="roundup_power2_divisions:8"),
+    ),
+    Turn(
+        "GC from",
+        "ArrowDown",
+        Knobs(settings="garbage_collection_threshold:0.5"),
+        "80 %",
+        Knobs(settings="garbage_collection_threshold:0.8"),
+    ),
+]
+SLIDERS = {
+    # The next smaller power of two, the next divisor, and a quarter less; then what lies at the right end.
+    "Batch": ("ArrowLeft", Knobs(batch=32), Knobs(batch=1024)),
+    "Micro-batches": ("ArrowRight", Knobs(accumulation=2), Knobs(accumulation=64)),
+    "Input size": ("ArrowLeft", Knobs(input_size=24), Knobs(input_size=64)),
+}
+SWITCHES = {
+    "channels_last": Knobs(memory_format="channels last"),
+    "saved tensors on the CPU": Knobs(offload="saved tensors on the CPU"),
+    "inference only (eval, no_grad)": Knobs(mode="inference"),
+    "expandable segments": EXPANDABLE,
+}
+LINES = {
+    "Checkpoint": Knobs(checkpoint="layers 1 2"),
+    "Freeze": Knobs(frozen=("1", "2")),
+}
+
+
+def test_every_knob_by_keyboard(explored: Any) -> None:
+    for turn in CHOICES:
+        knob(explored, turn.label, "select").press(turn.key)
+        wait_for(explored, turn.by_key)
+        back(explored)
+    for label, (key, knobs, _) in SLIDERS.items():
+        knob(explored, label, ".noUi-handle").press(key)
+        wait_for(explored, knobs)
+        back(explored)
+    for label, knobs in SWITCHES.items():
+        explored.page.get_by_label(label, exact=True).press("Space")
+        wait_for(explored, knobs)
+        back(explored)
+    for label, knobs in LINES.items():
+        line = knob(explored, label, "input[type=text]")
+        line.press_sequentially("1 2")
+        line.press("Enter")
+        wait_for(explored, knobs)
+        back(explored)
+
+
+def test_every_knob_by_mouse(explored: Any) -> None:
+    for turn in CHOICES:
+        knob(explored, turn.label, "select").select_option(turn.choice)
+        wait_for(explored, turn.by_mouse)
+        back(explored)
+    for label, (_, _, knobs) in SLIDERS.items():
+        # The right end of the line.
+        track = knob(explored, label, ".noUi-base").bounding_box()
+        explored.page.mouse.click(track["x"] + track["width"] - 1, track["y"] + track["height"] / 2)
+        wait_for(explored, knobs)
+        back(explored)
+    for label, knobs in SWITCHES.items():
+        explored.page.get_by_label(label, exact=True).click()
+        wait_for(explored, knobs)
+        back(explored)
+
+
+def test_layer_that_was_clicked_is_taken(explored: Any) -> None:
+    explored.page.locator(".memexplore-layers .slice").filter(has_text="2 · ").first.click()
+    explored.page.wait_for_selector(".memexplore-chip:not([hidden])")
+    layer = explored.page.locator(".memexplore-chip").inner_text().split()[0]
+    take = explored.page.locator(".memexplore-group button").filter(has_text="Checkpoint")
+    assert take.is_enabled()
+    take.click()
+    wait_for(explored, Knobs(checkpoint=f"layers {layer}"))
+    explored.run(3)
+    assert explored.text(3) == f"checkpoint layers {layer}\n"
+
+
+def test_failing_setting_tells_why_and_keeps_the_figure(explored: Any) -> None:
+    height = explored.page.evaluate(f"() => {GRAPH}.getBoundingClientRect().top")
+    line = knob(explored, "Freeze", "input[type=text]")
+    line.fill("nowhere")
+    line.press("Enter")
+    explored.page.wait_for_selector(".memexplore-headline .memexplore-problem")
+    assert "nowhere" in explored.page.locator(".memexplore-problem").first.inner_text()
+    drawn = explored.page.evaluate(DRAWN)
+    assert drawn["peak"] == ran(Knobs())[1].peak_allocated
+    # nothing below the sentence has moved
+    assert explored.page.evaluate(f"() => {GRAPH}.getBoundingClientRect().top") == height
+    line.fill("")
+    line.press("Enter")
+    explored.page.wait_for_selector(".memexplore-headline .memexplore-problem", state="detached")
+
+
+def test_last_value_of_a_slider_drawn_quickly_stays(explored: Any) -> None:
+    handle = knob(explored, "Batch", ".noUi-handle")
+    for _ in range(6):
+        handle.press("ArrowLeft")
+    # 64, 32, 16, 8, 4, 2, 1
+    explored.page.wait_for_function(f"peak => ({DRAWN})().peak === peak", arg=ran(Knobs(batch=1))[1].peak_allocated)
+    explored.settle()
+    assert explored.page.evaluate(DRAWN)["sentence"].startswith("Batch of 1: ")
+
+
+def test_history_code_and_trade_offs(explored: Any) -> None:
+    page = explored.page
+    knob(explored, "Precision", "select").select_option("bf16 autocast")
+    wait_for(explored, Knobs(precision="bf16"))
+    page.get_by_role("tab", name="Code", exact=True).click()
+    page.wait_for_function("() => document.querySelector('.memexplore-code')?.textContent.includes('torch.bfloat16')")
+    page.get_by_role("tab", name="Trade-offs", exact=True).click()
+    page.wait_for_function(
+        "() => document.querySelector('.memexplore-figure')?.querySelectorAll('.scatterlayer .point').length === 2"
+    )
+    page.get_by_role("tab", name="History", exact=True).click()
+    page.locator(".memexplore-sheet button", has_text="as written").press("Enter")
+    wait_for(explored, Knobs(), Knobs(precision="bf16"))
+    rows = page.locator(".memexplore-sheet tbody tr")
+    page.wait_for_function(
+        "() => document.querySelector('.memexplore-sheet [aria-current] button').textContent === 'as written'"
+    )
+    assert rows.count() == 2
+
+
+def test_zoom_stays_at_its_moment(explored: Any) -> None:
+    page = explored.page
+    page.evaluate(f"() => {{ const graph = {GRAPH}; graph.scrollIntoView({{block: 'center'}}) }}")
+    explored.settle()
+    left, middle, width = page.evaluate(
+        f"""() => {{ const graph = {GRAPH}, box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
+            return [box.x + xaxis._offset, box.y + yaxis._offset + yaxis._length / 2, xaxis._length] }}"""
+    )
+    page.mouse.move(left + width * 0.5, middle)
+    page.mouse.down()
+    page.mouse.move(left + width * 0.75, middle, steps=5)
+    page.mouse.up()
+    explored.settle()
+    shown = f"() => {GRAPH}._fullLayout.xaxis.range"
+    low, high = page.evaluate(shown)
+    knob(explored, "Batch", ".noUi-handle").press("ArrowLeft")
+    page.wait_for_function(f"() => {HEAD}.textContent.startsWith('Batch of 32')")
+    explored.settle()
+    # The same model, the same events: the same rows, but for the rounding outwards.
+    assert page.evaluate(shown) == pytest.approx([low, high], abs=2)
+
+
+@pytest.mark.parametrize("width", [1400, 900])
+def test_everything_has_room(explored: Any, width: int) -> None:
+    explored.page.set_viewport_size({"width": width, "height": 1000})
+    explored.settle()
+    for selector in (".memexplore-body", ".memexplore-knobs", ".memexplore"):
+        wide = f"() => {{ const e = document.querySelector('{selector}'); return e.scrollWidth - e.clientWidth }}"
+        assert explored.page.evaluate(wide) <= 0
+    cut = """() => [...document.querySelectorAll('.memexplore-knobs label, .memexplore-knobs button')]
+        .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+    assert explored.page.evaluate(cut) == []
+
+
+def test_saved_and_reopened_without_a_kernel_shows_picture_and_sentence(explored: Any) -> None:
+    knob(explored, "Batch", ".noUi-handle").press("ArrowLeft")
+    wait_for(explored, Knobs(batch=32))
+    explored.settle()
+    explored.page.wait_for_function(
+        f"""() => {{ {explored.CURRENT} const outputs = panel.content.widgets[1].model.outputs.toJSON();
+            return JSON.stringify(outputs).includes('Batch of 32') }}"""
+    )
+    explored.save()
+    explored.shut_down()
+    explored.open_without_kernel()
+    picture = explored.page.wait_for_selector("img[class^=memexplore-picture]", state="visible")
+    assert picture is not None
+    assert explored.page.get_by_text("Batch of 32: peak").filter(visible=True).count() == 1
+    assert explored.page.get_by_text("Error displaying widget").filter(visible=True).count() == 0
+
+
+CELL = """%%memprofile --gpu T4 --slider batch=16:64:16
+batch = 32
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
+model(torch.ones(batch * 256, 256, device='cuda')).sum().backward()"""
+
+
+@pytest.mark.parametrize("kernel", ["newest", "6.31.0", "7.3.0"])
+def test_slider_of_a_cell_on_several_kernels(
+    notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str
+) -> None:
+    cells = ["import torch, time\n%load_ext memexplore", CELL, "time.sleep(1)\nprint('slept')"]
+    book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
+    if kernel != "newest":
+        book.wake()
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.settle()
+    assert book.errors() == []
+    handle = knob(book, "batch", ".noUi-handle")
+    handle.press("ArrowRight")
+    book.page.wait_for_function(f"() => {HEAD}.textContent.includes('Batch = 48: peak')")
+    # While a cell runs nothing is drawn; what was wanted meanwhile comes when it has ended.
+    book.start(2)
+    handle.press("ArrowRight")
+    book.wait(2)
+    book.page.wait_for_function(f"() => {HEAD}.textContent.includes('Batch = 64: peak')")
+    book.settle()
+    assert book.errors() == []
+    # A knob that needs a step is greyed.
+    assert knob(book, "Optimizer", "select").is_disabled()
