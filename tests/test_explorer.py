@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from typing import Any
@@ -212,9 +213,16 @@ def test_code_and_trade_offs_are_those_of_the_setting(shown: Explorer) -> None:
 
 
 def test_what_was_left_out_is_listed_with_its_reason(shown: Explorer) -> None:
-    shown.knobs = Knobs(lora="0")
-    left = shown.trial.applied.left_out
-    assert all(one.reason in shown._hints.value for one in left)
+    # A residual: the old value is added, so the second activation must not overwrite it.
+    class Residual(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.nn.functional.relu(x)
+
+    explorer = explore(Step(nn.Sequential(nn.Linear(8, 8), Residual()), torch.zeros(4, 8), loss=torch.mean))
+    explorer.knobs = Knobs(inplace="on")
+    (left,) = explorer.trial.applied.left_out
+    assert "relu" in left.where
+    assert html.escape(left.reason) in explorer._hints.value
 
 
 def test_the_models_own_input_size_is_greyed_where_there_is_none(shown: Explorer) -> None:

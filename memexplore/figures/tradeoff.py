@@ -106,7 +106,8 @@ def tradeoff(
             plain(points[number].setting),
             x=min(across.of(points[number]), edge),
             y=points[number].peak_reserved,
-            yshift=14,
+            # The two may lie at the same place.
+            yshift=14 if points[number].setting == "as written" else -14,
         )
         for number in known
         if points[number].setting in ("as written", chosen)
