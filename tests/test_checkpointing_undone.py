@@ -124,6 +124,15 @@ def test_no_hook_or_mode_is_left_while_an_error_of_forward_is_held(kind):
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
+def test_kept_products_go_backward_once_only():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)))
+    with checkpointed(model, on("keep matmuls")):
+        loss = model(torch.ones(1, 4)).sum()
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="once only"):
+            loss.backward()
+
+
 def test_an_exception_inside_a_block_leaves_its_statistics_alone():
     class Failing(nn.Module):
         fails = False
