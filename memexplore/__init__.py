@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from memexplore.notebook.view import view
     from memexplore.snapshot import load, save_snapshot
     from memexplore.tape import Tape
-    from memexplore.whatif.advise import advise
     from memexplore.whatif.apply import apply
     from memexplore.whatif.knobs import Knobs
+    from memexplore.whatif.searching.advise import advise
+    from memexplore.whatif.searching.sweep import sweep
     from memexplore.whatif.step import Step
-    from memexplore.whatif.sweep import sweep
 
 _HOMES = {
     "Knobs": "whatif.knobs",
     "Settings": "allocator",
     "Step": "whatif.step",
     "Tape": "tape",
-    "advise": "whatif.advise",
+    "advise": "whatif.searching.advise",
     "apply": "whatif.apply",
     "diff": "groups",
     "explore": "notebook.explorer",
@@ -45,7 +45,7 @@ _HOMES = {
     "replay": "allocator",
     "save_snapshot": "snapshot",
     "simulate": "capture",
-    "sweep": "whatif.sweep",
+    "sweep": "whatif.searching.sweep",
     "timeline": "figures.timeline",
     "unload_ipython_extension": "notebook.magics",
     "view": "notebook.view",

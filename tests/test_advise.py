@@ -7,8 +7,8 @@ from torch import nn
 
 from memexplore import devices
 from memexplore.whatif import Knobs, Step, code, run
-from memexplore.whatif.advise import Advice, advise
-from memexplore.whatif.measured import fits, measure
+from memexplore.whatif.searching.advise import Advice, advise
+from memexplore.whatif.searching.measured import fits, measure
 
 GIB = 1024**3
 

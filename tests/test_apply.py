@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.whatif import Knobs, apply
-from memexplore.whatif.inplace import legal_sites
+from memexplore.whatif.inplace.legal import legal_sites
 from memexplore.whatif.knobs import InPlace, MemoryFormat, Offload
 from tests.small_nets import Deep, everything, flat, gradients, images, step_of
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from memexplore.whatif.blocks import blocks, covered_share, repeated
+from memexplore.whatif.checkpoints.blocks import blocks, covered_share, repeated
 from tests.family_models import DenseNet, Mixer
 from tests.models import MODELS, LeNet, LSTMTagger
 

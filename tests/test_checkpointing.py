@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memexplore.whatif.checkpointing import checkpointed
+from memexplore.whatif.checkpoints.checkpointing import checkpointed
 from memexplore.whatif.knobs import Checkpoint
 from tests.models import UNet
 

@@ -13,7 +13,7 @@ import memexplore as mx
 from memexplore.figures.scaling import exponent, scaling
 from memexplore.measure import by_category
 from memexplore.tape import Category
-from memexplore.whatif.checkpointing import checkpointed
+from memexplore.whatif.checkpoints.checkpointing import checkpointed
 from memexplore.whatif.knobs import Checkpoint
 from tests.models import MODELS
 from tests.test_checkpointing import KINDS, on, vgg

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from memexplore.whatif.checkpointing import checkpointed
+from memexplore.whatif.checkpoints.checkpointing import checkpointed
 from memexplore.whatif.knobs import Checkpoint, Knobs
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import run

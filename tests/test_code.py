@@ -16,7 +16,7 @@ import memexplore as mx
 from memexplore.tape import Category
 from memexplore.whatif import Knobs, Step, run
 from memexplore.whatif.code import lines
-from memexplore.whatif.inplace import legal_sites
+from memexplore.whatif.inplace.legal import legal_sites
 from tests.small_nets import Deep, flat, images, step_of
 from tests.test_loop import SGD, at_end_of_forward, trained
 

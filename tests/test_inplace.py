@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
 from memexplore.virtual_gpu.device import active
-from memexplore.whatif.inplace import Form, Sites, in_place, legal_sites, watched
+from memexplore.whatif.inplace.legal import Form, Sites, in_place, legal_sites, watched
 from memexplore.whatif.knobs import InPlace, Knobs
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import run

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from memexplore.tape import Action, Category
-from memexplore.whatif import Knobs, Step, run, workers
-from memexplore.whatif import sweep as sweeping
-from memexplore.whatif.measured import extra_flops, measure, slow_down
-from memexplore.whatif.sweep import Progress, left, print_progress, stream, sweep
-from memexplore.whatif.workers import Done, Failed
+from memexplore.whatif import Knobs, Step, run
+from memexplore.whatif.searching import sweep as sweeping
+from memexplore.whatif.searching import workers
+from memexplore.whatif.searching.measured import extra_flops, measure, slow_down
+from memexplore.whatif.searching.sweep import Progress, left, print_progress, stream, sweep
+from memexplore.whatif.searching.workers import Done, Failed
 
 MIB = 1024**2
 

@@ -11,7 +11,7 @@ from memexplore.tape import Action, Meta, Phase, Source, Tape
 from memexplore.virtual_gpu.work import Work
 from memexplore.whatif import Applied, Knobs, Trial
 from memexplore.whatif.cost import Cost
-from memexplore.whatif.measured import Measured
+from memexplore.whatif.searching.measured import Measured
 from memexplore.whatif.words import change, first_sentence, knob_text, percent_text, sentence
 
 GIB = 1024**3

@@ -18,15 +18,15 @@ from memexplore.notebook import controls, sheets
 from memexplore.notebook.controls import Control
 from memexplore.notebook.idle import MainThread
 from memexplore.notebook.view import View, keep_live
-from memexplore.whatif import measured as numbers
 from memexplore.whatif import words
-from memexplore.whatif.advise import Advice, advise
 from memexplore.whatif.cell import Cell
 from memexplore.whatif.cost import interruptible
 from memexplore.whatif.knobs import Checkpoint, CheckpointKind, Knobs
-from memexplore.whatif.measured import Measured
+from memexplore.whatif.searching import measured as numbers
+from memexplore.whatif.searching.advise import Advice, advise
+from memexplore.whatif.searching.measured import Measured
+from memexplore.whatif.searching.sweep import Progress
 from memexplore.whatif.step import Step
-from memexplore.whatif.sweep import Progress
 from memexplore.whatif.trial import Trial, built
 
 _PATIENCE = 0.3

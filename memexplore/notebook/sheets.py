@@ -9,9 +9,9 @@ from memexplore.figures.tradeoff import tradeoff
 from memexplore.notebook.view import Sheet
 from memexplore.units import size_text
 from memexplore.whatif import code
-from memexplore.whatif.advise import Advice
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.measured import Measured, extra_flops, point
+from memexplore.whatif.searching.advise import Advice
+from memexplore.whatif.searching.measured import Measured, extra_flops, point
 from memexplore.whatif.step import Step
 from memexplore.whatif.words import percent_text
 

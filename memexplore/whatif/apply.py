@@ -12,10 +12,10 @@ from torch import nn
 from memexplore.whatif import adapters, precision
 from memexplore.whatif.applied import Applied, LeftOut
 from memexplore.whatif.around import device_of, forward_inside, inputs_through
-from memexplore.whatif.checkpointing import checkpointed
-from memexplore.whatif.inplace import in_place
+from memexplore.whatif.checkpoints.checkpointing import checkpointed
+from memexplore.whatif.inplace.legal import in_place
+from memexplore.whatif.inplace.sites import Sites
 from memexplore.whatif.knobs import Checkpoint, InPlace, Knobs, MemoryFormat, Mode, Offload, Precision
-from memexplore.whatif.sites import Sites
 
 __all__ = ["OF_THE_LOOP", "Applied", "LeftOut", "apply"]
 

@@ -21,7 +21,7 @@ from memexplore.devices import Gpu
 from memexplore.whatif.apply import Applied, apply
 from memexplore.whatif.cost import measuring
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.measured import ENDLESS, Measured, fits
+from memexplore.whatif.searching.measured import ENDLESS, Measured, fits
 from memexplore.whatif.trial import Trial
 
 _NEEDS_STEP = {

@@ -13,6 +13,7 @@ import torch
 from memexplore import devices
 from memexplore.whatif import adapters, optimizers
 from memexplore.whatif.code_model import model_lines
+from memexplore.whatif.inplace.sites import Sites
 from memexplore.whatif.knobs import (
     Knobs,
     MemoryFormat,
@@ -25,7 +26,6 @@ from memexplore.whatif.knobs import (
     conflicts,
 )
 from memexplore.whatif.precision import AUTOCAST
-from memexplore.whatif.sites import Sites
 from memexplore.whatif.step import Step, takes_model
 
 _WAYS = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from torch import nn
 
 from memexplore.whatif import adapters
-from memexplore.whatif.activations import Form
-from memexplore.whatif.blocks import Block, blocks
+from memexplore.whatif.checkpoints.blocks import Block, blocks
+from memexplore.whatif.inplace.activations import Form
+from memexplore.whatif.inplace.sites import Sites
 from memexplore.whatif.knobs import Checkpoint, CheckpointKind, InPlace, Knobs, MemoryFormat, Mode, Precision
-from memexplore.whatif.sites import Sites
 
 _ADAPTED = """\
 class Adapted(torch.nn.Module):

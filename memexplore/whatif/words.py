@@ -11,7 +11,7 @@ from memexplore import measure
 from memexplore.tape import Action, Tape
 from memexplore.units import size_text
 from memexplore.whatif.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
-from memexplore.whatif.measured import Measured
+from memexplore.whatif.searching.measured import Measured
 from memexplore.whatif.trial import Trial
 
 _AT_NO_COST = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from memexplore.whatif import Knobs, Step
-from memexplore.whatif.sweep import sweep
+from memexplore.whatif.searching.sweep import sweep
 from tests.models import MODELS
 
 

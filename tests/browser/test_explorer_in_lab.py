@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memexplore.whatif import Knobs, Step, words
-from memexplore.whatif.measured import Measured, measure
+from memexplore.whatif.searching.measured import Measured, measure
 from memexplore.whatif.trial import Trial
 
 pytestmark = pytest.mark.browser

@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensor import VirtualTensor
-from memexplore.whatif.activations import Form, Place, Switch, Watching, forwards, has_flag, is_script, switched
 from memexplore.whatif.applied import Applied
+from memexplore.whatif.inplace.activations import Form, Place, Switch, Watching, forwards, has_flag, is_script, switched
+from memexplore.whatif.inplace.rehearsal import rehearsing
+from memexplore.whatif.inplace.sites import Site, Sites
+from memexplore.whatif.inplace.trace import Check, Trace
 from memexplore.whatif.knobs import InPlace
-from memexplore.whatif.rehearsal import rehearsing
-from memexplore.whatif.sites import Site, Sites
-from memexplore.whatif.trace import Check, Trace
 
 __all__ = ["Form", "Place", "Site", "Sites", "in_place", "legal_sites", "watched"]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from memexplore import devices
 from memexplore.whatif import Knobs, Step
-from memexplore.whatif.search import (
+from memexplore.whatif.searching.moves import (
     MOST_SAMPLES,
     Largest,
     Move,

@@ -10,7 +10,7 @@ from torch import nn
 from memexplore.devices import Gpu
 from memexplore.tradeoffs import frontier
 from memexplore.whatif.apply import micro_batch_notes
-from memexplore.whatif.blocks import repeated
+from memexplore.whatif.checkpoints.blocks import repeated
 from memexplore.whatif.knobs import Knobs, Optimizer, Precision, conflicts
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import built

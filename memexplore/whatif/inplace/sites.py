@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from memexplore.whatif.activations import Form, Place
 from memexplore.whatif.applied import LeftOut
+from memexplore.whatif.inplace.activations import Form, Place
 from memexplore.whatif.knobs import InPlace
 
 

@@ -18,9 +18,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from memexplore.whatif.applied import Applied, LeftOut
-from memexplore.whatif.regions import Holder, Region
-from memexplore.whatif.rerun import again, counting, statistics_kept
-from memexplore.whatif.watch import Watch, replace_forward
+from memexplore.whatif.checkpoints.regions import Holder, Region
+from memexplore.whatif.checkpoints.rerun import again, counting, statistics_kept
+from memexplore.whatif.checkpoints.watch import Watch, replace_forward
 
 _storage = torch._C.TensorBase.untyped_storage
 

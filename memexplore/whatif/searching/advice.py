@@ -10,8 +10,8 @@ from memexplore import devices
 from memexplore.tradeoffs import Point, frontier
 from memexplore.units import size_text
 from memexplore.whatif.knobs import Knobs, Precision
-from memexplore.whatif.measured import Measured, point, slow_down
-from memexplore.whatif.search import Largest
+from memexplore.whatif.searching.measured import Measured, point, slow_down
+from memexplore.whatif.searching.moves import Largest
 
 if TYPE_CHECKING:
     import pandas

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from memexplore.virtual_gpu.plans import fake_host
 from memexplore.virtual_gpu.tensor import VirtualTensor
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.measured import Measured, measure
+from memexplore.whatif.searching.measured import Measured, measure
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import Trial
 

@@ -21,12 +21,12 @@ from memexplore import devices
 from memexplore.tape import Tape
 from memexplore.tradeoffs import Point
 from memexplore.units import size_text
-from memexplore.whatif import workers
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.measured import Measured, extra_flops, measure, point, slow_down
+from memexplore.whatif.searching import workers
+from memexplore.whatif.searching.measured import Measured, extra_flops, measure, point, slow_down
+from memexplore.whatif.searching.workers import Done, Failed, Result
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import Trial
-from memexplore.whatif.workers import Done, Failed, Result
 
 if TYPE_CHECKING:
     import pandas

@@ -14,12 +14,20 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
-from memexplore.whatif import blocks, matmuls, norms
 from memexplore.whatif.applied import Applied, LeftOut
+from memexplore.whatif.checkpoints import blocks, matmuls, norms
+from memexplore.whatif.checkpoints.regions import Region
+from memexplore.whatif.checkpoints.rerun import (
+    Carried,
+    Guard,
+    again,
+    call_twice,
+    counting,
+    statistics_kept,
+    without_cache,
+)
+from memexplore.whatif.checkpoints.watch import Watch, replace_forward
 from memexplore.whatif.knobs import Checkpoint, CheckpointKind
-from memexplore.whatif.regions import Region
-from memexplore.whatif.rerun import Carried, Guard, again, call_twice, counting, statistics_kept, without_cache
-from memexplore.whatif.watch import Watch, replace_forward
 
 _STATISTICS = (
     "Batch norm's running statistics move once a step, as without checkpoints; "

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memexplore.whatif.applied import Applied, LeftOut
-from memexplore.whatif.rerun import versions
+from memexplore.whatif.checkpoints.rerun import versions
 
 
 class Watch:

@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memexplore
-from memexplore.whatif.activations import Form, Place
-from memexplore.whatif.extents import Extent, extent, overlap, overlaps_itself
+from memexplore.whatif.inplace.activations import Form, Place
+from memexplore.whatif.inplace.extents import Extent, extent, overlap, overlaps_itself
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Activation checkpointing: the repeated blocks of a model, and what of them is computed again."""

@@ -1,0 +1,1 @@
+"""Many settings: sweeps over processes, and the search for what fits."""
