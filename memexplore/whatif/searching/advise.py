@@ -12,7 +12,7 @@ from memexplore import devices
 from memexplore.tradeoffs import frontier
 from memexplore.whatif import code
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.searching import moves
+from memexplore.whatif.searching import moves as search
 from memexplore.whatif.searching.advice import Advice, Option, rank, unbeaten
 from memexplore.whatif.searching.measured import Measured, extra_flops, slow_down
 from memexplore.whatif.searching.moves import Largest, Place, Tried
@@ -66,7 +66,7 @@ def advise(
         runs.run([Knobs()])
         if Knobs() in runs.errors:
             raise runs.errors[Knobs()]
-        _search(runs, moves.moves(step, device), device.capacity)
+        _search(runs, search.moves(step, device), device.capacity)
         bigger = [] if runs.found[Knobs()].fits else _bigger(runs, device)
         largest = _largest(runs, _chosen(runs), step.batch_size, device.capacity)
         runs.end()
@@ -154,8 +154,8 @@ def _search(runs: _Runs, moves: tuple[search.Move, ...], capacity: int) -> None:
     enough = runs.left // 2
     while runs.left > enough:
         told = _told(runs)
-        useful = moves.useful(moves, runs.places())
-        following = moves.combined(useful, runs.places(), runs.errors, capacity, min(_ROUND, runs.left - enough))
+        useful = search.useful(moves, runs.places())
+        following = search.combined(useful, runs.places(), runs.errors, capacity, min(_ROUND, runs.left - enough))
         runs.run(following)
         if not following or (told and _told(runs) == told):
             return
@@ -164,7 +164,7 @@ def _search(runs: _Runs, moves: tuple[search.Move, ...], capacity: int) -> None:
 def _micro_batches(runs: _Runs) -> list[search.Move]:
     """Cut the batch into ever more parts, for as long as it does not fit and each cut helps."""
     found: list[search.Move] = []
-    counts, least = moves.accumulations(runs.found[Knobs()].samples), runs.found[Knobs()].peak_reserved
+    counts, least = search.accumulations(runs.found[Knobs()].samples), runs.found[Knobs()].peak_reserved
     for before, count in itertools.pairwise(counts):
         measured = runs.found.get(Knobs(accumulation=before))
         if measured is None or measured.fits or measured.peak_reserved >= least:
@@ -172,7 +172,7 @@ def _micro_batches(runs: _Runs) -> list[search.Move]:
         least = measured.peak_reserved
         knobs = Knobs(accumulation=count)
         runs.run([knobs])
-        found.append(moves.move_of(knobs, runs.model))
+        found.append(search.move_of(knobs, runs.model))
     return found
 
 
@@ -203,7 +203,7 @@ def _largest(runs: _Runs, chosen: list[Knobs], samples: int, capacity: int) -> d
     searches: dict[Knobs, Generator[int, Tried, Largest]] = {}
     asked: dict[Knobs, int] = {}
     for knobs in chosen:
-        searches[knobs] = moves.largest_batch(samples, capacity, unit=knobs.accumulation or 1)
+        searches[knobs] = search.largest_batch(samples, capacity, unit=knobs.accumulation or 1)
         asked[knobs] = next(searches[knobs])
     while asked:
         settings = {knobs: knobs if batch == samples else knobs.replace(batch=batch) for knobs, batch in asked.items()}
@@ -246,7 +246,7 @@ def _bigger(runs: _Runs, device: devices.Gpu) -> list[Measured]:
 
 def _plain_option(measured: Measured, written: Measured, model: torch.nn.Module) -> Option:
     pace, more = slow_down(measured, written), extra_flops(measured, written)
-    return Option(measured, pace, more, moves.alters(measured.knobs, model), None, "")
+    return Option(measured, pace, more, search.alters(measured.knobs, model), None, "")
 
 
 def _option(step: Step, measured: Measured, written: Measured, largest: Largest | None) -> Option:
