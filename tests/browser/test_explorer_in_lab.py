@@ -145,8 +145,9 @@ SWITCHES = {
     "expandable segments": EXPANDABLE,
 }
 LINES = {
-    "Checkpoint": Knobs(checkpoint="layers 1 2"),
-    "Freeze": Knobs(frozen=("1", "2")),
+    "Checkpoint": ("1 2", Knobs(checkpoint="layers 1 2")),
+    "Freeze": ("1 2", Knobs(frozen=("1", "2"))),
+    "LoRA": ("7", Knobs(lora="7")),
 }
 
 
@@ -163,11 +164,14 @@ def test_every_knob_by_keyboard(explored: Any) -> None:
         explored.page.get_by_label(label, exact=True).press("Space")
         wait_for(explored, knobs)
         back(explored)
-    for label, knobs in LINES.items():
+    for label, (names, knobs) in LINES.items():
         line = knob(explored, label, "input[type=text]")
-        line.press_sequentially("1 2")
+        line.press_sequentially(names)
         line.press("Enter")
         wait_for(explored, knobs)
+        if label == "LoRA":
+            knob(explored, "LoRA rank", ".noUi-handle").press("ArrowRight")
+            wait_for(explored, Knobs(lora="7", lora_rank=16), knobs)
         back(explored)
 
 
@@ -244,6 +248,37 @@ def test_history_code_and_trade_offs(explored: Any) -> None:
         "() => document.querySelector('.memexplore-sheet [aria-current] button').textContent === 'as written'"
     )
     assert rows.count() == 2
+
+
+def test_what_was_left_out_is_on_the_screen(explored: Any) -> None:
+    knob(explored, "Checkpoint", "select").select_option("norms, activations")
+    knobs = Knobs(checkpoint="norms")
+    wait_for(explored, knobs)
+    left = ran(knobs)[0].applied.left_out
+    assert left
+    for one in left:
+        explored.page.get_by_text(f"{one.where}: {one.reason}").wait_for()
+
+
+def test_lines_can_be_copied(explored: Any) -> None:
+    page = explored.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    knob(explored, "Optimizer", "select").select_option("SGD")
+    wait_for(explored, Knobs(optimizer="SGD"))
+    page.get_by_role("tab", name="Code", exact=True).click()
+    code = page.wait_for_selector(".memexplore-code").inner_text()
+    page.get_by_role("button", name="Copy", exact=True).click()
+    page.get_by_role("button", name="Copied", exact=True).wait_for()
+    assert page.evaluate("() => navigator.clipboard.readText()").strip() == code.strip()
+
+
+def test_what_would_fit(explored: Any) -> None:
+    page = explored.page
+    page.get_by_role("button", name="What would fit?").click()
+    page.get_by_role("tab", name="Advice", exact=True).wait_for(timeout=240_000)
+    page.get_by_text("It fits as written").filter(visible=True).wait_for()
+    # The first row is the step as it is.
+    assert page.locator(".memexplore-sheet button").filter(visible=True).first.inner_text() == "as written"
 
 
 def test_zoom_stays_at_its_moment(explored: Any) -> None:
