@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from memexplore import capture, devices
-from memexplore.curves import peak
+from memexplore import capture
 from memexplore.devices import Gpu
 from memexplore.whatif.apply import Applied, apply
 from memexplore.whatif.cost import measuring
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.searching.measured import ENDLESS, Measured, fits
+from memexplore.whatif.searching.measured import Measured, measured_by
 from memexplore.whatif.trial import Trial
 
 _NEEDS_STEP = {
@@ -134,22 +133,8 @@ class Cell:
 
         `known` is the trial of the knobs where it was run before. Raises as `run` does.
         """
-        knobs = knobs or Knobs()
-        device = devices.find(knobs.gpu or gpu)
-        trial = whole = known or self.run(knobs, gpu=gpu, release=release)
-        if not fits(trial.tape):
-            whole = self.run(knobs.replace(gpu=None), gpu=dataclasses.replace(device, total=ENDLESS), release=release)
-        return trial, Measured(
-            knobs=knobs,
-            gpu=device.key,
-            capacity=device.capacity,
-            fits=fits(trial.tape),
-            peak_allocated=peak(whole.tape)[0],
-            peak_reserved=peak(whole.tape, "reserved")[0],
-            flops=whole.cost.flops,
-            seconds=whole.cost.seconds(device),
-            samples=1,
-            applied=whole.applied,
+        return measured_by(
+            lambda turned, on: self.run(turned, gpu=on, release=release), knobs or Knobs(), gpu, samples=1, known=known
         )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from memexplore import devices
 from memexplore.curves import peak
+from memexplore.devices import Gpu
 from memexplore.tape import Action, Tape
 from memexplore.tradeoffs import Point
 from memexplore.whatif.apply import Applied
@@ -63,11 +65,21 @@ def measure(
     Raises what `run` raises.
     """
     knobs = knobs or Knobs()
+    samples = knobs.batch or step.batch_size
+    return measured_by(lambda turned, on: run(step, turned, gpu=on, release=release), knobs, gpu, samples)
+
+
+def measured_by(
+    run: Callable[[Knobs, str | Gpu], Trial], knobs: Knobs, gpu: str, samples: int, known: Trial | None = None
+) -> tuple[Trial, Measured]:
+    """Run some knobs with a function of knobs and GPU, and once more with memory without end where they do not fit.
+
+    `samples` are those of a step, `known` is the trial of the knobs where it was run before. Raises what `run` raises.
+    """
     device = devices.find(knobs.gpu or gpu)
-    trial = whole = run(step, knobs, gpu=gpu, release=release)
+    trial = whole = known or run(knobs, gpu)
     if not fits(trial.tape):
-        endless = dataclasses.replace(device, total=ENDLESS)
-        whole = run(step, knobs.replace(gpu=None), gpu=endless, release=release)
+        whole = run(knobs.replace(gpu=None), dataclasses.replace(device, total=ENDLESS))
     return trial, Measured(
         knobs=knobs,
         gpu=device.key,
@@ -77,7 +89,7 @@ def measure(
         peak_reserved=peak(whole.tape, "reserved")[0],
         flops=whole.cost.flops,
         seconds=whole.cost.seconds(device),
-        samples=knobs.batch or step.batch_size,
+        samples=samples,
         applied=whole.applied,
     )
 
