@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from memexplore import measure
 from memexplore.figures import bands, static, tables, text
+from memexplore.figures.hover import hover_texts
 from memexplore.figures.layers import ROOT, layer_of, layers_figure
 from memexplore.figures.palette import COLOURS, Theme, byte_ticks, event_ticks, ink
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import hover_texts, timeline, timeline_arrays, timeline_layout
+from memexplore.figures.timeline import timeline, timeline_arrays, timeline_layout
 from memexplore.tape import Action, Category, Phase, Source, Tape
 from tests.sample_tapes import CPU, GIB, T4, Program, big_tape, oom_tape, small_tape, training_tape
 

@@ -7,7 +7,7 @@ import pytest
 
 from memexplore import measure
 from memexplore.figures.highlight import highlight, layer_arrays
-from memexplore.figures.timeline import timeline
+from memexplore.figures.timeline import timeline_traces
 from memexplore.tables import NO_LAYER
 from memexplore.tape import Category
 from tests.sample_tapes import small_tape, training_tape
@@ -32,12 +32,12 @@ def test_root_and_no_layer_hold_everything() -> None:
 
 
 def test_legend_names_each_category_once() -> None:
-    figure = highlight(timeline(small_tape()), small_tape(), "fc")
-    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
+    traces = highlight(timeline_traces(small_tape()), small_tape(), "fc")
+    legend = [trace["name"] for trace in traces if trace.get("showlegend") is not False]
     assert len(legend) == len(set(legend))
     assert {"activation", "input", "temporary"} < set(legend)
 
 
 def test_unknown_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="no layer 'conv'"):
-        highlight(timeline(small_tape()), small_tape(), "conv")
+        highlight(timeline_traces(small_tape()), small_tape(), "conv")

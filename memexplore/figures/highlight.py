@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from memexplore.curves import blocks, lives
@@ -55,29 +56,34 @@ def _pale(colour: str) -> str:
     return f"rgba({red},{green},{blue},{_PALE})"
 
 
-def highlight(figure: go.Figure, tape: Tape, layer: str) -> go.Figure:
-    """A timeline of the tape with one layer lit: what it holds stands on the axis in full colour, all else is pale.
+def highlight(traces: list[dict[str, Any]], tape: Tape, layer: str) -> list[dict[str, Any]]:
+    """The traces of the tape's timeline with one layer lit: what it holds is in full colour before the rest, now pale.
 
-    Changes and returns the figure. Raises ValueError for a layer that is not on the tape.
+    Raises ValueError for a layer that is not on the tape.
     """
-    rows = next(trace.x for trace in figure.data if trace.name == "allocated")
+    rows = next(trace["x"] for trace in traces if trace["name"] == "allocated")
     lit = layer_arrays(tape, layer, rows)
     words = {kind.text: kind for kind in Category}
-    for trace in figure.data:
-        if trace.stackgroup == "allocated":
-            kind = words[trace.name]
+    behind = []
+    for trace in traces:
+        if trace.get("stackgroup") == "allocated":
+            kind = words[trace["name"]]
             # plotly's opacity of a trace leaves its area as it is; the legend names each category once, at its place.
-            trace.update(fillcolor=_pale(COLOURS[kind]), showlegend=kind not in lit, legendrank=int(kind))
-    for kind, sizes in lit.items():
-        figure.add_scatter(
-            x=rows,
-            y=sizes,
-            name=kind.text,
-            stackgroup="layer",
-            mode="lines",
-            line={"shape": "hv", "width": 0, "color": COLOURS[kind]},
-            fillcolor=COLOURS[kind],
-            hoverinfo="skip",
-            legendrank=int(kind),
-        )
-    return figure
+            trace = {**trace, "fillcolor": _pale(COLOURS[kind]), "showlegend": kind not in lit, "legendrank": int(kind)}
+        behind.append(trace)
+    before = [
+        {
+            "type": "scatter",
+            "x": rows,
+            "y": sizes,
+            "name": kind.text,
+            "stackgroup": "layer",
+            "mode": "lines",
+            "line": {"shape": "hv", "width": 0, "color": COLOURS[kind]},
+            "fillcolor": COLOURS[kind],
+            "hoverinfo": "skip",
+            "legendrank": int(kind),
+        }
+        for kind, sizes in lit.items()
+    ]
+    return behind + before

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from memexplore.curves import by_category, curve, lives, peak
+from memexplore.curves import by_category, curve, peak
 from memexplore.figures import bands
+from memexplore.figures.hover import hover_texts
 from memexplore.figures.moments import same_moment, window_on
-from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks, plain
+from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks
 from memexplore.figures.scale import scale
-from memexplore.tape import Action, Category, Phase, Source, Tape
+from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.units import size_text
 
 Window = tuple[float, float] | None
@@ -91,62 +91,6 @@ def _kept(
     filled = np.pad(np.stack([allocated, -allocated, reserved]), ((0, 0), (0, full * length - count)), mode="edge")
     extremes = np.argmax(filled.reshape(3, full, length), axis=2) + begins
     return np.unique(np.minimum(np.concatenate([begins, extremes.ravel(), extra]), count - 1))
-
-
-def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
-    """What the mouse is told at each of these rising rows: the event, its layer and op, and every category's bytes.
-
-    A free tells of the layer and the op that made the block. The time is told where it was measured.
-    """
-    rows = np.asarray(rows, dtype=np.int64)
-    if not len(rows):
-        return []
-    span = slice(int(rows[0]), int(rows[-1]) + 1)
-    by_kind = by_category(tape, window=span)[:, rows - span.start]
-    # A clock that only counts rows is none, and the time that a prediction took is not the time that the run takes.
-    clocked = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
-    makers = _makers(tape)[rows].tolist()
-    # What holds parameters and the like is as large on most rows.
-    told, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
-    modules, ops = [plain(name) for name in tape.modules], [plain(name) for name in tape.ops]
-    texts = []
-    for row, maker, sizes in zip(rows.tolist(), makers, by_kind.T.tolist(), strict=True):
-        step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))
-        place = [f"step {step}" if step else "set-up", *([phase.text] if phase is not Phase.OTHER else [])]
-        if clocked:
-            place.append(f"{tape.time[row] / 1e6:.1f} ms")
-        lines = [", ".join(place), _event_text(tape, row, maker)]
-        for name, table, number in (("layer", modules, tape.module[maker]), ("op", ops, tape.op[maker])):
-            if number >= 0 and table[number]:
-                lines.append(f"{name}: {table[number]}")
-        lines.append(f"<b>{told(sum(sizes))} allocated</b>")
-        lines += [f"{told(sizes[kind])} {text}" for kind, text in kinds if sizes[kind]]
-        texts.append("<br>".join(lines))
-    return texts
-
-
-def _makers(tape: Tape) -> NDArray[np.int64]:
-    """For each free the row that made its block, for each other row the row itself."""
-    life = lives(tape)
-    makers = np.arange(len(tape) + 1)
-    for gone in (life.completed, life.requested):
-        is_free = np.isin(tape.action[np.minimum(gone, len(tape) - 1)], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
-        makers[gone[is_free]] = life.born[is_free]
-    return makers[:-1]
-
-
-def _event_text(tape: Tape, row: int, maker: int) -> str:
-    action, size = Action(int(tape.action[row])), size_text(int(tape.size[maker]))
-    kind = Category(int(tape.category[maker])).text
-    words = {
-        Action.ALLOC: f"+{size} {kind}",
-        Action.PREEXISTING: f"{size} {kind}, there before",
-        Action.FREE_REQUESTED: f"−{size} {kind}",
-        Action.FREE_COMPLETED: f"free of {size} {kind} completed",
-        Action.OOM: f"out of memory: {size} asked for",
-        Action.MARK: "border",
-    }
-    return words.get(action, f"{action.name.lower().replace('_', ' ')} of {size}")
 
 
 def timeline_layout(
@@ -261,13 +205,18 @@ def timeline_parts(
 ) -> dict[str, Any]:
     """What `timeline` draws as plain `data` and `layout`: a plotly figure checks every value, which takes its time."""
     traces = timeline_traces(tape, window, points)
+    allocated = named(traces, "allocated")
+    allocated |= hovering(tape, allocated["x"])
     if before is not None:
         traces.insert(-1, outline_trace(before, tape, window, points // 2))
     return {"data": traces, "layout": timeline_frame(tape, window, theme, width, before)}
 
 
 def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> list[dict[str, Any]]:
-    """The traces of a timeline, from the bottom up; the last is the peak, before which an outline goes."""
+    """The traces of a timeline, from the bottom up; the last is the peak, before which an outline goes.
+
+    None tells the mouse anything: the texts take longer to make than all the rest (`hovering`).
+    """
     arrays = timeline_arrays(tape, window, points)
     rows = arrays["row"]
     steps_like = {"shape": "hv"}
@@ -293,8 +242,8 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
             "name": "allocated",
             "mode": "lines",
             "line": {**steps_like, "width": 0.5, "color": RESERVED},
-            "text": hover_texts(tape, rows),
-            "hovertemplate": "%{text}<extra></extra>",
+            # The mouse is heard, and told nothing.
+            "hoverinfo": "none",
             "showlegend": False,
         }
     )
@@ -324,6 +273,16 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
         }
     )
     return traces
+
+
+def hovering(tape: Tape, rows: NDArray[Any]) -> dict[str, Any]:
+    """What the `allocated` trace of these rows needs to tell the mouse of each."""
+    return {"text": hover_texts(tape, rows), "hoverinfo": "text", "hovertemplate": "%{text}<extra></extra>"}
+
+
+def named(traces: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The trace of a name."""
+    return next(trace for trace in traces if trace["name"] == name)
 
 
 def timeline_frame(

@@ -11,19 +11,16 @@ from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 from IPython.display import display
-from IPython.utils.capture import capture_output
 
 from memexplore import measure
-from memexplore.notebook import controls, sheets
+from memexplore.notebook import sheets
 from memexplore.notebook.controls import Control
 from memexplore.notebook.idle import MainThread
 from memexplore.notebook.view import View, keep_live
 from memexplore.whatif import words
-from memexplore.whatif.cell import Cell
 from memexplore.whatif.cost import interruptible
 from memexplore.whatif.knobs import Checkpoint, CheckpointKind, Knobs
-from memexplore.whatif.searching import measured as numbers
-from memexplore.whatif.searching.advise import Advice, advise
+from memexplore.whatif.searching.advise import Advice
 from memexplore.whatif.searching.measured import Measured
 from memexplore.whatif.searching.sweep import Progress
 from memexplore.whatif.step import Step
@@ -31,7 +28,12 @@ from memexplore.whatif.trial import Trial, built
 
 _PATIENCE = 0.3
 """Seconds of rest before neighbours of the present setting are prepared."""
-_OF_LAYERS = {"checkpoint": "Checkpoint", "frozen": "Freeze", "lora": "LoRA"}
+_REST = 0.1
+"""Seconds after the drawing in which another turn of a knob finds the kernel idle."""
+_UNSEEN = 1.0
+"""Seconds after which a browser that has drawn nothing is not waited for."""
+OF_LAYERS = {"checkpoint": "Checkpoint", "frozen": "Freeze", "lora": "LoRA"}
+"""Fields of `Knobs` that name layers, and what is done to those."""
 _ASK = "What would fit?"
 _CLICK = "Click a layer in the chart of layers to choose it."
 
@@ -56,7 +58,8 @@ class Explorer(widgets.VBox):
     """The widget of `explore`: knobs to the left, the view to the right, the sentence above.
 
     `knobs` are the present setting and can be set: the widgets move, and the step is run. `trial` is what came of the
-    last setting that ran, `view` the view of its tape, `history` every setting that was on the screen.
+    last setting that ran, `view` the view of its tape, `history` every setting that was on the screen. `neighbours` of
+    the setting on the screen are run while nobody turns a knob.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class Explorer(widgets.VBox):
         step: Step | None = None,
         search: Search | None = None,
         greyed: Mapping[str, str],
+        neighbours: Callable[[Control, Knobs], list[Knobs]] = Control.neighbours,
     ) -> None:
         self._run_step, self._step, self._greyed, self._search = run, step, greyed, search
+        self._neighbours = neighbours
         self._thread = MainThread()
         self._lock = threading.Lock()
         self._knobs = Knobs()
@@ -90,11 +95,11 @@ class Explorer(widgets.VBox):
         self.view.observe(self._layer_selected, "selection")
         self._headline, self._hints, self._selected = _words("headline"), _words("hints"), _words("selected")
         self._asks = widgets.Button(description=_ASK, tooltip="Search the settings for those that fit this GPU")
-        self._asks.disabled = search is None
+        self._asks.disabled, self._asks.tooltip = search is None, greyed.get("advise", self._asks.tooltip)
         self._asks.on_click(lambda _: self._thread.run(self._advise))
-        self._takers = {field: widgets.Button(description=text) for field, text in _OF_LAYERS.items()}
+        self._takers = {field: widgets.Button(description=text) for field, text in OF_LAYERS.items()}
         for field, button in self._takers.items():
-            button.tooltip = f"{_OF_LAYERS[field]} the selected layer, or leave it alone again"
+            button.tooltip = f"{OF_LAYERS[field]} the selected layer, or leave it alone again"
             button.on_click(lambda _, field=field: self._take_selected(field))
         for control in self._controls:
             control.widget.observe(self._listener(control), "value")
@@ -186,11 +191,25 @@ class Explorer(widgets.VBox):
             self._before, self._shown = self._shown, tried
             if tried.trial.knobs not in self._history:
                 self._history.append(tried.trial.knobs)
-        self._write_headline()
         self.view.show(tried.trial.tape, self._before.trial.tape if self._before else None)
-        self._begin_chores()
+        self._write_headline()
+        if self._thread.is_kernel:
+            self._begin_chores_when_drawn()
+        else:
+            self._begin_chores()
 
     # -- what follows when the picture stands
+
+    def _begin_chores_when_drawn(self) -> None:
+        """Until it has drawn, the browser needs the machine more; and where there is none, it is not waited for."""
+        self._chores = unseen = iter(())
+
+        def begin() -> None:
+            if self._chores is unseen:
+                self._begin_chores()
+
+        self.view.when_drawn(lambda: self._thread.run_after(_REST, begin))
+        self._thread.run_after(_UNSEEN, begin)
 
     def _begin_chores(self) -> None:
         self._chores = chores = self._chores_of(self._shown)
@@ -223,7 +242,7 @@ class Explorer(widgets.VBox):
         turned = self._turned
         if tried is not self._shown or turned is None or self._pending or self._thread.is_wanted():
             return
-        for knobs in turned.neighbours(tried.trial.knobs):
+        for knobs in self._neighbours(turned, tried.trial.knobs):
             if knobs not in self._tried:
                 # What fails here will fail again, and be told, when it is wanted.
                 with contextlib.suppress(_Wanted, Exception), interruptible(self._give_way):
@@ -340,7 +359,7 @@ class Explorer(widgets.VBox):
         children = []
         for title, panel in panels.items():
             inside = [control.widget for control in panel]
-            if any(control.field in _OF_LAYERS for control in panel if hasattr(control.widget, "placeholder")):
+            if any(control.field in OF_LAYERS for control in panel if hasattr(control.widget, "placeholder")):
                 inside = [self._selected, widgets.HBox(list(self._takers.values())), *inside]
             group = widgets.VBox([widgets.HTML(f"<h4>{title}</h4>"), *inside])
             group.add_class("memexplore-group")
@@ -379,66 +398,3 @@ def _words(name: str) -> Any:
 def _short(text: str, most: int = 400) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def explore(step: Step, gpu: str = "T4", *, release: str | None = None) -> Explorer:
-    """Turn the knobs of a training step, and see at once what becomes of its memory.
-
-    Every setting is run on a virtual GPU, `gpu` where the knobs name none; `release` is the torch release whose rules
-    apply. The model comes back as it was. The knobs can be set from code too: ``explorer.knobs = mx.Knobs(batch=16)``.
-
-    >>> import torch
-    >>> explorer = explore(Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean))
-    >>> explorer.knobs = Knobs(batch=128)
-    >>> explorer.trial.knobs.batch, len(explorer.history)
-    (128, 2)
-
-    Raises what the step raises as it is written, but for running out of memory; ValueError for an unknown GPU.
-    """
-    if not isinstance(step, Step):
-        raise TypeError(f"explore takes mx.Step(model, batch, loss=..., optimizer=...), not {type(step).__name__}")
-    panels = {
-        "Model": controls.of_model(),
-        "Batch": controls.of_batch(step),
-        "Optimizer": controls.of_optimizer(),
-        "Layers": [*(controls.layers_text(field, text) for field, text in _OF_LAYERS.items()), controls.rank()],
-        "GPU and allocator": controls.of_device(gpu),
-    }
-    greyed = {} if step.input_size else {"input_size": "this batch has neither images nor sequences"}
-
-    def run(knobs: Knobs) -> tuple[Trial, Measured]:
-        return numbers.measure(step, knobs, gpu=gpu, release=release)
-
-    def search(knobs: Knobs, told: Callable[[Progress], object]) -> Advice:
-        return advise(step, knobs.gpu or gpu, release=release, progress=told)
-
-    return Explorer(run, panels, step=step, search=search, greyed=greyed)
-
-
-def explore_cell(
-    cell: Cell, known: Trial, sliders: Mapping[str, list[Any]], gpu: str = "T4", *, release: str | None = None
-) -> Explorer:
-    """Turn the knobs of a cell that was run as written (`known`); `sliders` are the values of variables of the cell.
-
-    Raises ValueError for a variable that the cell does not assign, or an unknown GPU.
-    """
-    greyed = cell.greyed()
-    own = cell.assigned()
-    missing = [name for name in sliders if name not in own]
-    if missing:
-        raise ValueError(f"the cell assigns no variable {missing[0]!r}; it assigns {', '.join(own) or 'none'}")
-    panels = {"Variables": [controls.of_variable(name, values, own[name]) for name, values in sliders.items()]}
-    panels |= {
-        "Model": controls.of_model(),
-        "Batch": controls.of_batch(None),
-        "Optimizer": controls.of_optimizer(),
-        "Layers": [*(controls.layers_text(field, text) for field, text in _OF_LAYERS.items()), controls.rank()],
-        "GPU and allocator": controls.of_device(gpu),
-    }
-
-    def run(knobs: Knobs) -> tuple[Trial, Measured]:
-        # What a cell displays would appear below whatever cell ran last.
-        with capture_output():
-            return cell.measure(knobs, gpu=gpu, release=release, known=known if knobs == Knobs() else None)
-
-    return Explorer(run, {title: panel for title, panel in panels.items() if panel}, greyed=greyed)

@@ -2,56 +2,11 @@
 // here, and nothing is kept but what is on the screen.
 
 const PATIENCE = 1500; // ms without an answer until the static picture is shown instead
+const RESTED = 150; // ms without another tape until the chart of the layers is drawn
 const SETTLED = 150; // ms without a further zoom until the kernel is asked for the window
 // Buttons are listed one by one: among plotly's own is one that uploads the chart.
 // Two clicks within 600 ms are a double click: plotly's own 300 ms are too short on a busy machine.
 const CONFIG = { displaylogo: false, responsive: false, doubleClick: false, doubleClickDelay: 600 };
-
-// All notebooks of a page share one plotly.js, by version.
-const libraries = (globalThis.__memexplore ??= new Map());
-
-function library(version) {
-  if (!libraries.has(version)) libraries.set(version, { Plotly: null, asked: -Infinity, waiting: [] });
-  return libraries.get(version);
-}
-
-async function unzip(buffer) {
-  const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
-}
-
-async function plotly(model, isAlive) {
-  const shared = library(model.get("plotly"));
-  while (!shared.Plotly && isAlive()) {
-    // Whoever asked may be gone before the answer came.
-    if (Date.now() - shared.asked > 30_000) {
-      shared.asked = Date.now();
-      model.send({ ask: "plotly" });
-    }
-    await new Promise((done) => {
-      shared.waiting.push(done);
-      setTimeout(done, 1000);
-    });
-  }
-  return shared.Plotly;
-}
-
-async function takePlotly(version, buffer) {
-  const shared = library(version);
-  if (shared.Plotly) return;
-  // The bundle writes itself into `window.Plotly`, where JupyterLab's own plotly renderer may keep another version.
-  const before = Object.getOwnPropertyDescriptor(globalThis, "Plotly");
-  const url = URL.createObjectURL(new Blob([await unzip(buffer)], { type: "text/javascript" }));
-  try {
-    await import(url);
-    shared.Plotly = globalThis.Plotly;
-  } finally {
-    URL.revokeObjectURL(url);
-    if (before) Object.defineProperty(globalThis, "Plotly", before);
-    else delete globalThis.Plotly;
-  }
-  shared.waiting.splice(0).forEach((done) => done());
-}
 
 function element(tag, name, text = "") {
   const made = document.createElement(tag);
@@ -163,7 +118,10 @@ class Page {
     this.problem = element("p", "problem");
     this.oom = element("p", "oom");
     this.waiting = element("p", "waiting", "Waiting for the kernel. Until it answers, this is a still picture.");
+    this.stage = element("div", "stage");
     this.timeline = element("div", "timeline");
+    this.areas = new Areas(this.timeline);
+    this.stage.append(this.areas.canvas, this.timeline, this.areas.legend);
     this.timeline.style.height = `${this.model.get("height")}px`;
     this.timeline.tabIndex = 0;
     this.timeline.setAttribute("aria-label", "Timeline of allocated memory; left and right arrow move the cursor");
@@ -194,7 +152,7 @@ class Page {
     this.growth = element("table", "growth");
     this.panels.Growth.append(this.grew, this.growth);
     this.root.append(this.sentence, this.fits, this.oom, this.notes, this.problem, this.waiting);
-    this.root.append(this.timeline, this.tabs, this.moment);
+    this.root.append(this.stage, this.tabs, this.moment);
     this.root.append(...Object.values(this.panels));
     this.open("Layers");
   }
@@ -228,7 +186,7 @@ class Page {
       return this.busy();
     }
     const content = {};
-    for (const buffer of buffers) Object.assign(content, JSON.parse(await unzip(buffer)));
+    for (let at = 0; at < buffers.length; at += 2) Object.assign(content, await unpack(buffers[at], buffers[at + 1]));
     if (message.tape !== undefined) content.tape = message.tape;
     if (answer === "everything") return this.drawEverything(content);
     if (!this.Plotly) this.early.push([answer, content]);
@@ -276,6 +234,7 @@ class Page {
     await this.drawTape(content);
     await this.drawDetails(content);
     this.timeline.on("plotly_relayout", (change) => this.zoomed(change));
+    for (const change of ["plotly_relayout", "plotly_relayouting"]) this.timeline.on(change, () => this.areas.draw());
     this.timeline.on("plotly_doubleclick", () => this.show(null));
     this.timeline.on("plotly_click", ({ points }) => this.ask({ ask: "cursor", row: points[0].x }));
     this.layers.on("plotly_icicleclick", ({ points }) => this.ask({ ask: "select", box: points[0].id }));
@@ -301,23 +260,62 @@ class Page {
     // Questions about the tape before get no answer.
     [this.answered, this.mapped] = [this.number, this.blocksAsked];
     await this.drawTimeline({ data: [...content.data, ...content.outline], layout: content.layout });
+    // The kernel begins with the rest when this is on the screen, and a page in the background draws no frames.
+    const told = () => content.tape === this.tape && this.ask({ ask: "drawn" });
+    const late = setTimeout(told, 100);
+    requestAnimationFrame(() => {
+      clearTimeout(late);
+      setTimeout(told);
+    });
   }
 
   async drawDetails(content) {
     if (content.tape < this.tape) return;
     this.showGrowth(content.growth);
-    await this.drawLayers(content.layers);
+    await this.drawHover(content.hover);
     await this.showMoment(content);
+    if (!this.layers.data) return this.drawLayersOf(content);
+    // It takes longer than all the rest: a slider that is being dragged does not wait for it.
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.later(() => this.drawLayersOf(content)), RESTED);
+  }
+
+  async drawLayersOf(content) {
+    if (content.tape < this.tape) return;
+    await this.drawLayers(content.layers);
     this.told = content.tape;
+  }
+
+  // What the mouse is told comes later than what it is told about.
+  async drawHover({ window, text, ...rest }) {
+    const same = JSON.stringify(window) === JSON.stringify(this.window);
+    if (!same || this.timeline.data[0].x.length !== text.length) return; // a zoom has brought its own
+    await this.unlessHeld(() => this.Plotly.restyle(this.timeline, { text: [text], ...rest }, [0]));
   }
 
   async drawTimeline(figure) {
     const layout = themed({ ...figure.layout, ...this.size(this.timeline), uirevision: "kept" }, this.root);
-    this.figure = figure;
+    this.figure = this.timeline.figure = figure;
     layout.shapes = this.shapes();
-    const all = { name: "all", title: "Show all", icon: this.Plotly.Icons.home, click: () => this.show(null) };
-    const modeBarButtons = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", all]];
-    await this.Plotly.react(this.timeline, figure.data, layout, { ...CONFIG, modeBarButtons });
+    layout.showlegend = false;
+    const { Icons } = this.Plotly;
+    const all = { name: "all", title: "Show all", icon: Icons.home, click: () => this.show(null) };
+    const save = { name: "save", title: "Download plot as a PNG", icon: Icons.camera, click: () => this.download() };
+    const modeBarButtons = [[save], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", all]];
+    // plotly has the axes, the words and the mouse; one trace that is not seen tells it where the events are.
+    const events = { ...figure.data.find(({ name }) => name === "allocated"), mode: "none" };
+    await this.Plotly.react(this.timeline, [events], layout, { ...CONFIG, modeBarButtons });
+    this.areas.take(figure.data);
+    this.areas.draw();
+  }
+
+  // The picture as plotly draws the whole of it.
+  download() {
+    const data = this.figure.data.filter(({ name }) => !this.areas.hidden.has(name));
+    const layout = themed({ ...this.figure.layout, ...this.size(this.timeline) }, this.root);
+    layout.xaxis = { ...layout.xaxis, range: this.timeline.layout.xaxis.range };
+    layout.paper_bgcolor = getComputedStyle(this.root).getPropertyValue("--memexplore-paper").trim();
+    return this.Plotly.downloadImage({ data, layout }, { format: "png", filename: "memexplore" });
   }
 
   // Only while it is looked at: a map of thousands of blocks is more than all the rest.
@@ -579,8 +577,7 @@ class Page {
 
   close() {
     this.alive = false;
-    clearTimeout(this.late);
-    clearTimeout(this.settling);
+    for (const timer of [this.late, this.settling, this.resting]) clearTimeout(timer);
     this.cleanups.forEach((cleanup) => cleanup());
     if (this.Plotly) for (const graph of this.graphs()) this.Plotly.purge(graph);
   }

@@ -19,7 +19,6 @@ import numpy as np
 
 # Questions are answered in another thread while a cell runs: plotly would find a pandas there that is half imported.
 import pandas  # noqa: F401
-import plotly.graph_objects as go
 import plotly.offline
 import traitlets
 from IPython.display import display
@@ -32,7 +31,16 @@ from memexplore.figures.layers import layer_of, layers_figure
 from memexplore.figures.moments import same_moment, window_on
 from memexplore.figures.static import svg
 from memexplore.figures.text import timeline_text
-from memexplore.figures.timeline import HEIGHT, NARROWEST, Window, outline_trace, timeline_frame, timeline_traces
+from memexplore.figures.timeline import (
+    HEIGHT,
+    NARROWEST,
+    Window,
+    hovering,
+    named,
+    outline_trace,
+    timeline_frame,
+    timeline_traces,
+)
 from memexplore.notebook.moment import alive, growing, lines, moment_text
 from memexplore.tape import Tape
 
@@ -60,7 +68,7 @@ class Shown(NamedTuple):
 Sheet = dict[str, Any]
 """A tab beside those of the tape: `kind` ("figure", "table" or "code") and what that kind shows (view.js)."""
 
-_drawings: weakref.WeakKeyDictionary[Tape, dict[Any, bytes]] = weakref.WeakKeyDictionary()
+_drawings: weakref.WeakKeyDictionary[Tape, dict[Any, list[bytes]]] = weakref.WeakKeyDictionary()
 
 
 def keep_live(*widgets: Any) -> None:
@@ -73,16 +81,28 @@ def keep_live(*widgets: Any) -> None:
             widget.comm._reply_subshell_for = lambda data, default: default
 
 
-def _packed(content: dict[str, Any]) -> bytes:
-    return gzip.compress(json.dumps(content, default=_plain).encode(), compresslevel=1)
+_LONG = 1 << 15
+"""Characters from which on text travels compressed: before, unpacking takes the browser longer than the way."""
 
 
-def _plain(value: Any) -> Any:
-    """A numpy array as plotly.js reads it without a loss."""
-    array = np.ascontiguousarray(value)
-    if array.dtype != np.float64:
-        return array.tolist()
-    return {"dtype": "f8", "bdata": base64.b64encode(array.tobytes()).decode()}
+def _packed(content: dict[str, Any]) -> list[bytes]:
+    """Two buffers: text, and the float arrays, which the text names by their first place and their length."""
+    arrays: list[np.ndarray[Any, Any]] = []
+    place = 0
+
+    def named(value: Any) -> Any:
+        nonlocal place
+        array = np.ascontiguousarray(value)
+        if array.dtype != np.float64:
+            return array.tolist()
+        arrays.append(array)
+        place += array.size
+        return {"place": place - array.size, "length": array.size}
+
+    text = json.dumps(content, default=named).encode()
+    if len(text) > _LONG:
+        text = gzip.compress(text, compresslevel=1)
+    return [text, b"".join(array.tobytes() for array in arrays)]
 
 
 def _cut(window: Window, count: int) -> Window:
@@ -101,7 +121,7 @@ class View(anywidget.AnyWidget):
     `tape` is set to another tape, and `before` to one whose curve is to be a pale outline behind it.
     """
 
-    _esm = (_HERE / "view.js").read_text(encoding="utf-8")
+    _esm = "".join((_HERE / f"{part}.js").read_text(encoding="utf-8") for part in ("wire", "areas", "view"))
     _css = (_HERE / "view.css").read_text(encoding="utf-8")
 
     # These are all the state that a notebook could save: what is drawn is asked for by the browser.
@@ -118,6 +138,7 @@ class View(anywidget.AnyWidget):
         self._shown = Shown()
         self._sheets: dict[str, Sheet] = {}
         self._pickers: list[Callable[[str, int], None]] = []
+        self._afterwards: Callable[[], None] | None = None
         # The browser's questions may be answered in another thread than the one that changes the tape.
         self._lock = threading.RLock()
         super().__init__(
@@ -167,16 +188,21 @@ class View(anywidget.AnyWidget):
                 cursor = min(round(float(same_moment(np.array([float(self.cursor)]), old, tape)[0])), len(tape) - 1)
             kept = self.selection in (None, tables.NO_LAYER) or self.selection in tables.parents(tape.modules)
             window = _cut(window_on(self._shown.window, old, tape), len(tape))
-            self._tape, self._before = tape, before
+            self._tape, self._before, self._afterwards = tape, before, None
             self._shown = self._shown._replace(number=self._shown.number + 1, window=window, told=False)
             self.cursor, self.selection = cursor, self.selection if kept else None
             self._shown = self._shown._replace(told=True)
-            self.send({"answer": "tape", "tape": self._shown.number}, [self._lasting(), _packed(self._passing())])
+            self.send({"answer": "tape", "tape": self._shown.number}, [*self._lasting(), *_packed(self._passing())])
+
+    def when_drawn(self, action: Callable[[], None]) -> None:
+        """Have a function called once, when a browser has drawn the tape that was shown last."""
+        with self._lock:
+            self._afterwards = action
 
     def tell_details(self) -> None:
         """Draw tables and layers of the tape that `show` has put on the screen."""
         with self._lock:
-            self.send({"answer": "details", "tape": self._shown.number}, [self._detailed()])
+            self.send({"answer": "details", "tape": self._shown.number}, self._detailed())
 
     def put_sheets(self, sheets: dict[str, Sheet]) -> None:
         """Add tabs beside those of the tape, in this order, or change what they hold."""
@@ -242,7 +268,7 @@ class View(anywidget.AnyWidget):
             tab = "Layers" if any(self.tape.modules) else "Lines"
             sheets = [{"name": name, **sheet} for name, sheet in self._sheets.items()]
             told = {"tab": tab, "sheets": sheets, **self._drawing(), **self._passing(), **self._details()}
-            self.send({"answer": "everything", "tape": self._shown.number}, [_packed(told)])
+            self.send({"answer": "everything", "tape": self._shown.number}, _packed(told))
         elif asked == "timeline":
             window = question["window"]
             window = (window[0], window[1]) if window else None
@@ -252,6 +278,10 @@ class View(anywidget.AnyWidget):
             figure = blocks_figure(self.tape, max(self.cursor, 0) if len(self.tape) else None, self.selection)
             words = fragmentation_text(self.tape, self.cursor) if self.cursor >= 0 else ""
             self._tell("blocks", number=question["number"], blocks=json.loads(figure.to_json()), text=words)
+        elif asked == "drawn":
+            action, self._afterwards = self._afterwards, None
+            if action is not None:
+                action()
         elif asked == "cursor":
             # A click can land a little beside the first or the last row.
             self.cursor = min(max(round(question["row"]), 0), len(self.tape) - 1)
@@ -265,9 +295,9 @@ class View(anywidget.AnyWidget):
                 picker(question["sheet"], question["number"])
 
     def _tell(self, answer: str, **content: Any) -> None:
-        self.send({"answer": answer}, [_packed(content)])
+        self.send({"answer": answer}, _packed(content))
 
-    def _lasting(self) -> bytes:
+    def _lasting(self) -> list[bytes]:
         """What `show` tells of a tape whatever was there before; remembered, so that what was seen is drawn at once."""
         if self._shown.window is not None or self.selection is not None:
             return _packed(self._drawing())
@@ -276,8 +306,8 @@ class View(anywidget.AnyWidget):
             known["drawing"] = _packed(self._drawing())
         return known["drawing"]
 
-    def _detailed(self) -> bytes:
-        if self.cursor != measure.peak(self.tape)[1]:
+    def _detailed(self) -> list[bytes]:
+        if self._shown.window is not None or self.cursor != measure.peak(self.tape)[1]:
             return _packed(self._details())
         known = _drawings.setdefault(self.tape, {})
         if "details" not in known:
@@ -303,16 +333,20 @@ class View(anywidget.AnyWidget):
 
     def _details(self) -> dict[str, Any]:
         layers = json.loads(layers_figure(self.tape).to_json())
-        return {"growth": growing(self.tape), "layers": layers, **self._moment()}
+        hover = {"window": self._shown.window, **hovering(self.tape, named(self._traces(), "allocated")["x"])}
+        return {"growth": growing(self.tape), "layers": layers, "hover": hover, **self._moment()}
 
     def _timeline(self) -> dict[str, Any]:
-        return {"data": [*self._traces(), *self._outline()], "layout": self._frame()}
+        traces = self._traces()
+        allocated = named(traces, "allocated")
+        allocated |= hovering(self.tape, allocated["x"])
+        return {"data": [*traces, *self._outline()], "layout": self._frame()}
 
     def _traces(self) -> list[dict[str, Any]]:
         traces = timeline_traces(self.tape, self._shown.window)
         if self.selection is None:
             return traces
-        return list(highlight(go.Figure(traces), self.tape, self.selection).to_dict()["data"])
+        return highlight(traces, self.tape, self.selection)
 
     def _outline(self) -> list[dict[str, Any]]:
         return [] if self._before is None else [outline_trace(self._before, self.tape, self._shown.window)]

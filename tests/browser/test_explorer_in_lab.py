@@ -17,13 +17,13 @@ from memexplore.whatif.trial import Trial
 pytestmark = pytest.mark.browser
 
 SET_UP = """import memexplore as mx
-from memexplore.notebook.explorer import explore
+from memexplore.notebook.explorers import explore
 from tests.browser.test_explorer_in_lab import small_step
 explorer = explore(small_step())"""
 HEAD = "document.querySelector('.memexplore-headline')"
 GRAPH = "document.querySelector('.memexplore-timeline')"
-DRAWN = f"""() => {{ const points = name => {GRAPH}.calcdata.find(each => each[0].trace.name === name) ?? [];
-    const highest = name => Math.max(0, ...points(name).map(point => point.y).filter(Number.isFinite));
+DRAWN = f"""() => {{ const bytes = name => {GRAPH}.figure.data.find(trace => trace.name === name)?.y ?? [];
+    const highest = name => Math.max(0, ...bytes(name));
     return {{ sentence: {HEAD}.textContent.trim(), peak: highest('peak'), before: highest('before') }} }}"""
 
 

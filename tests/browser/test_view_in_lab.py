@@ -56,7 +56,7 @@ def click_timeline(book: Any, row: float) -> int:
 
 def test_the_browser_draws_the_tape(shown: Any) -> None:
     tape = training_tape(steps=STEPS)
-    names = shown.page.evaluate(f"() => {{ {GRAPH} return graph.data.map(trace => trace.name) }}")
+    names = shown.page.evaluate(f"() => {{ {GRAPH} return graph.figure.data.map(trace => trace.name) }}")
     assert names[:2] == ["parameter", "buffer"]
     assert names[-3:] == ["allocated", "reserved", "peak"]
     rows = shown.page.evaluate(ROWS)
@@ -144,9 +144,8 @@ def test_click_moves_the_cursor_and_the_next_cell_knows(shown: Any) -> None:
 
 
 def test_click_on_a_layer_lights_it_and_the_next_cell_knows(shown: Any) -> None:
-    lit = (
-        f"() => {{ {GRAPH} return graph.data.filter(trace => trace.stackgroup === 'layer').map(trace => trace.name) }}"
-    )
+    lit = f"""() => {{ {GRAPH}
+        return graph.figure.data.filter(trace => trace.stackgroup === 'layer').map(trace => trace.name) }}"""
     assert shown.page.evaluate(lit) == []
     shown.settle()
     shown.page.locator(".memexplore-layers .slice").filter(has_text="encoder").first.click()
