@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
     gpus = command("gpus", "List the GPU catalogue, or one GPU with the source of each number.")
     gpus.add_argument("gpu", nargs="?", help="a name or a size")
+    gpus.add_argument("--torch", metavar="RELEASE", help="under another torch release than the installed, such as 2.11")
     gpus.add_argument("--json", action="store_true", help="print one JSON object")
 
     command("lab", "Open JupyterLab on the first notebook; further arguments are JupyterLab's.")
@@ -110,8 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if not options.script.is_file():
         raise _UsageError(f"there is no script {str(options.script)!r}")
-    if options.torch is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", options.torch):
-        raise _UsageError(f"{options.torch!r} is no torch release: write one such as 2.11")
+    _check_release(options.torch)
     if options.gpu is not None:
         _gpu(options.gpu)
     for path in (options.html, options.output):
@@ -150,6 +151,11 @@ def _gpu(text: str) -> devices.Gpu:
         return devices.find(text)
     except ValueError as error:
         raise _UsageError(str(error)) from None
+
+
+def _check_release(text: str | None) -> None:
+    if text is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
+        raise _UsageError(f"{text!r} is no torch release: write one such as 2.11")
 
 
 def _private_stdout() -> Any:
@@ -343,24 +349,26 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gpus(options: argparse.Namespace) -> int:
+    _check_release(options.torch)
+    # Read off the package: importing torch takes a second.
+    release = options.torch or importlib.metadata.version("torch")
     if options.gpu is not None:
-        gpu = _gpu(options.gpu)
+        gpu = _gpu(options.gpu).under(release)
         if options.json:
             import dataclasses
 
             print(json.dumps(dataclasses.asdict(gpu) | {"capacity": gpu.capacity}, indent=2))
             return FITS
         print(f"{gpu.key}: {gpu.name}, compute capability {'.'.join(map(str, gpu.compute_capability))}")
-        for name, size, source in (
-            ("total", gpu.total, gpu.sources.total),
-            ("outside the allocator", gpu.outside, gpu.sources.outside),
-        ):
-            print(f"  {name}: {size_text(size)} ({source})")
+        low, high = map(size_text, gpu.outside_range)
+        between = f"{low} to {high} by what a process runs; " if gpu.outside else ""
+        print(f"  total: {size_text(gpu.total)} ({gpu.sources.total})")
+        print(f"  outside the allocator: {size_text(gpu.outside)} ({between}{gpu.sources.outside})")
         print(f"  capacity: {size_text(gpu.capacity)}\n  speed: {gpu.sources.performance}")
         if gpu.note:
             print(f"  {gpu.note}")
         return FITS
-    table = devices.gpus()
+    table = devices.gpus(release)
     if options.json:
         print(json.dumps({"gpus": json.loads(table.reset_index().to_json(orient="records"))}, indent=2))
         return FITS

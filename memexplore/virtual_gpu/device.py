@@ -89,7 +89,7 @@ class VirtualGpu:
     def __init__(self, gpu: Gpu, release: str, settings: Settings) -> None:
         # torch's fake mode imports much of torch, which must not see anything patched.
         tensor.fake_mode()
-        self.gpu = gpu
+        self.gpu = gpu = gpu.under(release)
         self.release = release
         self.settings = settings
         numbers = release_of(release)

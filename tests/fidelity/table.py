@@ -123,7 +123,7 @@ def row(case: Case) -> Row:
             said += [None] * (len(TOOLS) - len(said))
         gc.collect()
     measured = float("inf") if case.measured == "OOM" else float(case.measured) * unit
-    capacity = devices.find(case.gpu).capacity
+    capacity = devices.find(case.gpu).under(case.torch).capacity
     text = case.measured if case.measured == "OOM" else f"{case.measured} {case.unit}"
     return Row(case.name, case.torch, case.unit, measured, text, capacity, tuple(said), tuple(reasons))
 

@@ -1,0 +1,256 @@
+"""What lies outside the allocator in a training process: readings of CUDA context and kernels, by GPU and release.
+
+What the readings say:
+
+- **The release does not matter.** A T4 held 140.875 MiB after training steps with torch 2.10 (CUDA 12.8) and with 2.14
+  (CUDA 13.0), to the byte; RTX 4090s 0.45 to 0.48 GiB with 2.2 to 2.9, with 2.6, with 2.11 and later; RTX 5090s
+  0.49 GiB after loading weights with 2.9 or 2.10 and with 2.11 or later.
+- **What ran does.** Kernels are loaded when they are first called: the T4 held 104.875 MiB before it computed anything,
+  and after training of convolutions, with one release, 0.15 or 0.20 GiB.
+- **A context alone grows with the threads that are resident on the GPU**, whatever the architecture: `context`.
+
+So a reading of the very card is taken, of the release asked for where there is one, else of the nearest; a card without
+a reading gets its context and what kernels take on other cards of its compute capability, marked as an estimate.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import NamedTuple
+
+_MIB = 1024**2
+_NEWEST = (99, 0)
+
+
+class Ran(enum.Enum):
+    """What a process had run when it was read."""
+
+    CONTEXT = "nothing computed"
+    FORWARD = "forward passes"
+    """Put down too where nobody says what ran."""
+    TRAINING = "training"
+
+
+class Reading(NamedTuple):
+    """One process on one GPU, read once."""
+
+    gpu: str
+    """Key of the catalogue entry."""
+    release: str
+    """Of torch: one (`2.11`), several that write the same text (`2.2-2.9`, `2.11+`), or empty where nobody says."""
+    cuda: str
+    """The toolkit that torch was built with; empty where nobody says."""
+    mib: float
+    ran: Ran
+    source: str
+    within: float = 15
+    """How far off it may be, in MiB: texts print hundredths of a GiB."""
+
+
+class Outside(NamedTuple):
+    """Bytes outside the allocator, and between what they lie."""
+
+    bytes: int
+    low: int
+    high: int
+    estimated: bool
+    """Whether no training or forward pass on this very card was read."""
+    source: str
+
+
+def _text(in_use: float, allocated: float, unallocated: float) -> float:
+    """MiB by an OutOfMemoryError text in GiB: in use by the process - allocated - reserved but unallocated."""
+    return round((in_use - allocated - unallocated) * 1024)
+
+
+# Texts say which releases they may be of: until 2.1 they advise max_split_size_mb, from 2.2 expandable_segments, just
+# before 2.11 in PYTORCH_ALLOC_CONF, from 2.11 on they lead to docs.pytorch.org (pytorch/pytorch, pull request 172327).
+_OOM = "an OutOfMemoryError text: "
+_FITCHECK = "total - free - reserved (github Anassbzdd/fitcheck, data/measurements)"
+_YOLO = "the log of a YOLO training run on Colab: "
+_LINYUN = "OutOfMemoryError texts of a CS336 language model (github LINYUNLinYun/CS336-assignment2-systems): "
+_SEEN = "OutOfMemoryError texts: "
+
+# fmt: off
+READINGS: tuple[Reading, ...] = (
+    # Pascal to Turing
+    Reading("P100", "2.1", "", _text(15.82, 15.36, 168.02 / 1024), Ran.TRAINING,
+            _OOM + "a 15.89 GiB card (github andimarafioti/florence2-finetuning, issue 17)"),
+    Reading("V100 16GB", "2.2-2.9", "", _text(15.75, 14.89, 497.13 / 1024), Ran.TRAINING,
+            _OOM + "a vision transformer with autocast on a 15.77 GiB card"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(31.54, 28.49, 2.68), Ran.TRAINING, _OOM + "backward on a 31.73 GiB card"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(13.60, 13.07, 162.31 / 1024), Ran.TRAINING,
+            _OOM + "training of a capsule network on a 31.73 GiB card"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(31.72, 29.66, 1.68), Ran.FORWARD, _OOM + "relu on a 31.73 GiB card"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(7.31, 7.00, 12 / 1024), Ran.CONTEXT,
+            _OOM + "KernelBench on a Tesla V100-SXM2-32GB"),
+    Reading("T4", "2.14", "13.0", 140.875, Ran.TRAINING, _FITCHECK, within=0),
+    Reading("T4", "2.10", "12.8", 140.875, Ran.TRAINING, _FITCHECK, within=0),
+    Reading("T4", "2.11", "12.8", _text(14.54, 13.90, 504.07 / 1024), Ran.TRAINING, _YOLO + "yolo26s at 960 pixels"),
+    Reading("T4", "2.11", "12.8", _text(14.56, 13.86, 511.64 / 1024), Ran.TRAINING,
+            _YOLO + "yolo26s at 960 pixels after another model"),
+    Reading("T4", "2.9-2.10", "", _text(13.75, 13.44, 153.73 / 1024), Ran.TRAINING, _OOM + "unsloth on Kaggle"),
+    Reading("T4", "2.8", "12.8", _text(15.22, 15.08, 19.46 / 1024), Ran.FORWARD, _OOM + "fish-speech, first forward"),
+    Reading("T4", "2.1", "", _text(14.54, 14.38, 30.60 / 1024), Ran.FORWARD, _OOM + "attention on a 14.58 GiB card"),
+    Reading("T4", "2.10", "12.8", 104.875, Ran.CONTEXT, _FITCHECK, within=0),
+    # Ampere
+    Reading("A100 40GB", "2.11+", "", _text(39.31, 38.33, 499.39 / 1024), Ran.TRAINING,
+            _OOM + "cross-attention in training, a 39.49 GiB card, August 2026"),
+    Reading("A100 80GB", "2.11+", "", _text(79.23, 78.42, 336.78 / 1024), Ran.TRAINING,
+            _OOM + "a CS336 language model on a 79.25 GiB card"),
+    Reading("A100 80GB", "2.1", "", 481, Ran.FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
+    Reading("RTX 3080", "", "", 266, Ran.FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB cards"),
+    Reading("RTX 3090", "2.2-2.10", "", _text(17.29, 15.78, 1.21), Ran.TRAINING, _OOM + "backward on a 23.56 GiB card"),
+    Reading("RTX 3090", "2.2-2.9", "", _text(22.60, 19.46, 2.83), Ran.FORWARD, _OOM + "inference on a 23.56 GiB card"),
+    Reading("RTX 3090", "2.2-2.9", "", _text(6.62, 5.45, 836.77 / 1024), Ran.FORWARD,
+            _OOM + "inference on a 23.56 GiB card"),
+    Reading("RTX A6000", "2.2+", "", _text(47.34, 45.65, 1.37), Ran.TRAINING,
+            _OOM + "first forward of training on a 47.40 GiB card, September 2026"),
+    Reading("RTX A6000", "2.2-2.9", "", _text(43.59, 38.33, 4.95), Ran.FORWARD, _OOM + "a GRU on a 47.53 GiB card"),
+    Reading("RTX A6000", "", "", 307, Ran.FORWARD, _SEEN + "0.29, 0.30, 0.30, 0.31 GiB on 47.53 GiB cards"),
+    Reading("A10", "2.2-2.9", "", _text(22.03, 20.51, 1.22), Ran.FORWARD,
+            _OOM + "inference on the card that Modal gives for A10 and A10G, 22.06 GiB"),
+    Reading("A10", "2.1", "", _text(21.87, 21.65, 1.49 / 1024), Ran.CONTEXT, _OOM + "loading, a 21.99 GiB card"),
+    Reading("A10G", "", "", _text(21.25, 21.00, 0), Ran.CONTEXT, _OOM + "blocks of 1 GiB on a 22.06 GiB card"),
+    Reading("A40", "", "", 317, Ran.FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB card"),
+    # Ada
+    Reading("RTX 4070", "", "", 246, Ran.FORWARD, _SEEN + "0.24 GiB"),
+    Reading("RTX 4090", "2.11", "", 471, Ran.TRAINING, _LINYUN + "0.46 GiB", within=5),
+    Reading("RTX 4090", "2.11+", "", _text(23.37, 22.53, 376.96 / 1024), Ran.FORWARD, _OOM + "quantizing, July 2026"),
+    Reading("RTX 4090", "2.6", "12.1", _text(22.80, 22.10, 222.14 / 1024), Ran.FORWARD,
+            _OOM + "generation (github pytorch/torchchat, issue 1341)"),
+    Reading("RTX 4090", "2.2-2.9", "", _text(22.14, 21.66, 15.86 / 1024), Ran.FORWARD, _OOM + "batch_norm"),
+    Reading("RTX 4090", "2.2-2.9", "", _text(22.90, 21.91, 554.26 / 1024), Ran.FORWARD, _OOM + "attention"),
+    Reading("RTX 4090", "2.10", "12.8", 386, Ran.CONTEXT, _OOM + "github Project-MONAI/MONAI, issue 8735", within=1),
+    Reading("RTX 6000 Ada", "2.10", "13.0", 426, Ran.CONTEXT,
+            "nvidia-smi after mem_get_info (github unslothai/unsloth-zoo, pull request 1053)", within=1),
+    Reading("L4", "2.11", "12.8", _text(22.01, 21.62, 135.82 / 1024), Ran.TRAINING, _YOLO + "yolo11s-seg"),
+    Reading("L4", "", "", _text(21.96, 21.65, 66.83 / 1024), Ran.FORWARD, _OOM + "a solver on a 22.03 GiB card"),
+    Reading("L4", "", "", _text(21.96, 21.69, 65.15 / 1024), Ran.CONTEXT, _OOM + "loading on a 22.03 GiB card"),
+    Reading("L40S", "2.2-2.9", "", _text(44.37, 43.42, 458.52 / 1024), Ran.FORWARD, _OOM + "an export, 44.40 GiB card"),
+    Reading("L40S", "2.2-2.9", "", _text(17.52, 17.03, 6.95 / 1024), Ran.FORWARD, _OOM + "inference, 44.40 GiB card"),
+    Reading("L40S", "", "", 420, Ran.CONTEXT, _SEEN + "0.41 GiB"),
+    # Hopper
+    Reading("H100 PCIe", "2.2-2.9", "", _text(79.13, 77.91, 648.28 / 1024), Ran.TRAINING,
+            _OOM + "training in float32, card named"),
+    Reading("H100 SXM", "2.2-2.9", "", _text(61.32, 60.39, 268.86 / 1024), Ran.FORWARD,
+            _OOM + "scaled_dot_product_attention on a 79.18 GiB card"),
+    Reading("H100 NVL", "2.2+", "", _text(92.94, 77.61, 14.58), Ran.TRAINING,
+            _OOM + "first batch of training, a 93.10 GiB card, August 2026"),
+    Reading("H100 NVL", "2.2-2.9", "", _text(15.94, 15.16, 122.11 / 1024), Ran.FORWARD, _OOM + "a 93.10 GiB card"),
+    Reading("H200", "2.2-2.9", "", _text(139.75, 138.59, 508.12 / 1024), Ran.FORWARD,
+            _OOM + "inference on a 139.81 GiB card"),
+    Reading("H200", "2.2-2.9", "", _text(139.60, 138.14, 824.86 / 1024), Ran.FORWARD, _OOM + "a 139.72 GiB card"),
+    Reading("H200", "2.11+", "", _text(139.20, 2.05, 136.64), Ran.CONTEXT, _OOM + "loading on a 139.81 GiB card"),
+    # Blackwell
+    Reading("B200", "2.2+", "", _text(168.34, 167.64, 4.62 / 1024), Ran.FORWARD,
+            _OOM + "178.35 GiB card (github stas00/ml-engineering)"),
+    Reading("RTX 5060 Ti 16GB", "2.2+", "12.8", 128, Ran.CONTEXT, _OOM + "before loading, card named", within=1),
+    Reading("RTX 5080", "", "", 394, Ran.FORWARD, _SEEN + "0.38, 0.39 GiB on 16 GB Blackwell cards"),
+    Reading("RTX 5090", "2.2-2.9", "", _text(31.34, 30.74, 19.41 / 1024), Ran.FORWARD,
+            _OOM + "github Wan-Video/Wan2.1, issue 465"),
+    Reading("RTX 5090", "2.2-2.9", "", _text(31.33, 27.89, 2.84), Ran.FORWARD, _OOM + "inference on a 31.36 GiB card"),
+    Reading("RTX 5090", "2.11+", "", _text(31.29, 30.80, 2.80 / 1024), Ran.CONTEXT, _OOM + "loading for quantization"),
+    Reading("RTX 5090", "2.9-2.10", "", _text(31.33, 30.81, 33.90 / 1024), Ran.CONTEXT,
+            _OOM + "loading for quantization"),
+    Reading("RTX PRO 6000", "2.11", "", 655, Ran.TRAINING, _LINYUN + "0.63 to 0.65 GiB", within=10),
+)
+# fmt: on
+
+THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
+"""Threads that are resident on a multiprocessor, 1536 elsewhere (CUDA programming guide, compute capabilities)."""
+
+KERNELS: dict[tuple[int, int], tuple[int, int, int]] = {
+    (6, 0): (66, 66, 66),
+    (7, 0): (52, 53, 57),
+    (7, 5): (39, 49, 103),
+    (8, 0): (61, 66, 72),
+    (8, 6): (48, 54, 78),
+    (8, 9): (69, 84, 90),
+    (9, 0): (147, 158, 246),
+    (10, 0): (130, 130, 130),
+    (12, 0): (90, 104, 131),
+}
+"""MiB beyond `context` by compute capability: least, median and most of the readings of training, or else forward."""
+
+_CONTEXT = 27, 1.874
+"""MiB, and KiB for each resident thread: the line through RTX 5060 Ti (128), RTX 4090 (386) and RTX 6000 Ada (426)."""
+_SPREAD = 0.08
+"""How far contexts that were read lie off that line."""
+
+
+def context(capability: tuple[int, int], multiprocessors: int) -> float:
+    """MiB of a context alone: 27 and 1.874 KiB for each resident thread, 8 % more or less.
+
+    The driver keeps local memory for every thread that can be resident. The line goes through three cards whose
+    context was read to the MiB; the others that were read lie up to 8 % off it.
+
+    >>> round(context((8, 9), 128))  # an RTX 4090, where 386 MiB were read
+    387
+    """
+    base, of_a_thread = _CONTEXT
+    return base + of_a_thread * multiprocessors * THREADS.get(capability, 1536) / 1024
+
+
+def outside(gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None) -> Outside:
+    """Bytes outside the allocator in a training process on a card of the catalogue, and between what they lie.
+
+    `gpu` is the key of the entry, `release` a torch release such as ``2.11``, the newest that was read where it is
+    None. Readings of training come before those of forward passes, then nearer releases before others.
+
+    >>> outside("T4", (7, 5), 40, "2.14").bytes / 1024**2, outside("RTX 4090", (8, 9), 128, "2.11").bytes / 1024**2
+    (140.875, 471.0)
+
+    Raises ValueError where the release is none.
+    """
+    wanted = _NEWEST if release is None else _release(release)
+    known = [reading for reading in READINGS if reading.gpu == gpu]
+    ran = [reading for reading in known if reading.ran is not Ran.CONTEXT]
+    if ran:
+        best = min(ran, key=lambda reading: (reading.ran is not Ran.TRAINING, _distance(wanted, reading.release)))
+        return Outside(
+            bytes=round(best.mib * _MIB),
+            low=round(min(reading.mib - reading.within for reading in ran) * _MIB),
+            high=round(max(reading.mib + reading.within for reading in ran) * _MIB),
+            estimated=False,
+            source=_said(best),
+        )
+    alone = next((reading for reading in known), None)
+    start = context(capability, multiprocessors) if alone is None else alone.mib
+    off = _SPREAD * start if alone is None else alone.within
+    family = capability if capability in KERNELS else max(key for key in KERNELS if key <= max(capability, (6, 0)))
+    least, usual, most = KERNELS[family]
+    read = "a context by its multiprocessors" if alone is None else f"its context ({_said(alone)})"
+    return Outside(
+        bytes=round((start + usual) * _MIB),
+        low=round((start - off + least) * _MIB),
+        high=round((start + off + most) * _MIB),
+        estimated=True,
+        source=f"estimate: {read}, {start:.0f} MiB, and {usual} MiB of kernels as on other cards of compute "
+        f"capability {family[0]}.{family[1]}",
+    )
+
+
+def _said(reading: Reading) -> str:
+    of = f"torch {reading.release}" if reading.release else "a release not told"
+    return f"{of}, {reading.ran.value}: {reading.source}"
+
+
+def _release(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no torch release: write one such as 2.11")
+    return int(match[1]), int(match[2])
+
+
+def _distance(wanted: tuple[int, int], releases: str) -> float:
+    """How far a release is from those of a reading: 0 from the one, little from several it is among."""
+    if not releases:
+        return 1000
+    first = _release(releases)
+    last = _NEWEST if releases.endswith("+") else _release(releases.partition("-")[2] or releases)
+    if first <= wanted <= last:
+        return 0 if first == last else 0.5
+    near = first if wanted < first else last
+    return 100 * abs(wanted[0] - near[0]) + abs(wanted[1] - near[1])
