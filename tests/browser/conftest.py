@@ -23,6 +23,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.browser.explored import SET_UP
+
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # An old kernel may never read the first request after a notebook opened (ipykernel issue 1554, mended in 7.4.0).
 UNANSWERED = 20_000
@@ -288,3 +290,14 @@ def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterato
         one.shut_down()
     context.close()
     assert not problems, problems
+
+
+@pytest.fixture
+def explored(notebook: Callable[..., Any]) -> Any:
+    """A notebook with an explorer on the screen, and a cell that takes it back to as written."""
+    book = notebook(SET_UP, "explorer", "explorer.knobs = mx.whatif.Knobs()", "print(explorer.knobs)")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.settle()
+    return book

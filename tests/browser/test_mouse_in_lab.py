@@ -1,0 +1,115 @@
+"""What a person does in the explorer with the mouse alone: layers that are clicked, text, the legend, the search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memexplore.whatif import Knobs
+from tests.browser.explored import GRAPH, back, knob, ran, wait_for
+
+pytestmark = pytest.mark.browser
+
+
+def click_layer(book: Any, name: str) -> None:
+    """Click a layer in the chart of the layers."""
+    book.settle()
+    book.page.locator(".memexplore-layers .slice").filter(has_text=f"{name} · ").first.click()
+    book.page.locator(".memexplore-chip", has_text=f"{name} ✕").wait_for()
+
+
+def take(book: Any, words: str) -> None:
+    """Click the button that takes the selected layer for a knob."""
+    button = book.page.locator(".memexplore-group button").filter(has_text=words)
+    assert button.is_enabled()
+    button.click()
+
+
+def test_freeze_takes_the_clicked_layer_and_gives_it_back(explored: Any) -> None:
+    click_layer(explored, "2")
+    take(explored, "Freeze")
+    wait_for(explored, Knobs(frozen=("2",)))
+    assert knob(explored, "Freeze", "input[type=text]").input_value() == "2"
+    explored.settle()
+    take(explored, "Freeze")
+    wait_for(explored, Knobs(), Knobs(frozen=("2",)))
+
+
+def test_lora_takes_the_clicked_layer_and_its_rank_is_dragged(explored: Any) -> None:
+    click_layer(explored, "7")
+    take(explored, "LoRA")
+    wait_for(explored, Knobs(lora=("7",)))
+    explored.settle()
+    track = knob(explored, "LoRA rank", ".noUi-base").bounding_box()
+    handle = knob(explored, "LoRA rank", ".noUi-handle").bounding_box()
+    mouse = explored.page.mouse
+    mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    mouse.down()
+    mouse.move(track["x"] + track["width"], handle["y"] + handle["height"] / 2, steps=4)
+    mouse.up()
+    # The right end of the ranks is 256; on the way there the ranks between may be drawn, or not.
+    explored.page.wait_for_function(
+        f"peak => {GRAPH}.figure.data.find(trace => trace.name === 'peak').y[0] === peak",
+        arg=ran(Knobs(lora=("7",), lora_rank=256))[1].peak_allocated,
+    )
+
+
+def test_text_counts_when_the_mouse_goes_elsewhere(explored: Any) -> None:
+    for label, text, knobs in (
+        ("Checkpoint", "1 2", Knobs(checkpoint="layers 1 2")),
+        ("Freeze", "1 2", Knobs(frozen=("1", "2"))),
+        ("LoRA", "7", Knobs(lora="7")),
+    ):
+        line = knob(explored, label, "input[type=text]")
+        line.click()
+        explored.page.keyboard.insert_text(text)
+        explored.page.locator(".memexplore-sentence").click()
+        wait_for(explored, knobs)
+        back(explored)
+
+
+def test_search_ends_when_a_knob_is_turned(explored: Any) -> None:
+    page = explored.page
+    page.get_by_role("button", name="What would fit?").click()
+    page.get_by_role("button", name="tried").wait_for()
+    knob(explored, "Batch", ".noUi-handle").press("ArrowLeft")
+    wait_for(explored, Knobs(batch=32))
+    explored.settle()
+    assert page.get_by_role("button", name="What would fit?").is_visible()
+    assert page.get_by_role("tab", name="Advice", exact=True).count() == 0
+
+
+# The colour in the middle of the activations, at the row at which they are most.
+MIDDLE = f"""() => {{ const {{ xaxis, yaxis }} = {GRAPH}._fullLayout, scale = devicePixelRatio;
+    const stack = {GRAPH}.figure.data.filter(trace => trace.stackgroup);
+    const {{ x, y }} = stack.find(trace => trace.name === 'activation'), at = y.indexOf(Math.max(...y));
+    const below = stack.slice(0, stack.findIndex(trace => trace.name === 'activation'));
+    const height = below.reduce((sum, trace) => sum + trace.y[at], y[at] / 2);
+    const pen = document.querySelector('.memexplore-areas').getContext('2d');
+    // The canvas begins 8 pixels before the axes, and a row holds until the next.
+    const place = [8 + (xaxis.d2p(x[at]) + xaxis.d2p(x[at + 1])) / 2, 8 + yaxis.d2p(height)];
+    return [...pen.getImageData(place[0] * scale, place[1] * scale, 1, 1).data] }}"""
+
+
+def test_legend_hides_a_category_and_shows_it_again(explored: Any) -> None:
+    orange = [0xE6, 0x9F, 0x00, 255]  # #E69F00, DESIGN's colour of activations
+    entry = explored.page.locator(".memexplore-entry", has_text="activation")
+    assert explored.page.evaluate(MIDDLE) == orange
+    entry.click()
+    assert explored.page.evaluate(MIDDLE) != orange
+    # What is hidden stays so when a knob is turned.
+    knob(explored, "Batch", ".noUi-handle").press("ArrowLeft")
+    wait_for(explored, Knobs(batch=32))
+    explored.settle()
+    assert entry.get_attribute("aria-pressed") == "false"
+    entry.click()
+    assert explored.page.evaluate(MIDDLE) == orange
+
+
+def test_picture_can_be_saved(explored: Any) -> None:
+    explored.page.locator(".memexplore-timeline").hover()
+    with explored.page.expect_download() as saved:
+        explored.page.locator(".memexplore-timeline [data-title='Download plot as a PNG']").click()
+    with open(saved.value.path(), "rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
