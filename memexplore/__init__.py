@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memexplore.figures.timeline import timeline
     from memexplore.groups import diff
     from memexplore.measure import peak
-    from memexplore.notebook.explorer import explore
+    from memexplore.notebook.explorers import explore
     from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
     from memexplore.notebook.view import view
     from memexplore.snapshot import load, save_snapshot
@@ -36,7 +36,7 @@ _HOMES = {
     "advise": "whatif.searching.advise",
     "apply": "whatif.apply",
     "diff": "groups",
-    "explore": "notebook.explorer",
+    "explore": "notebook.explorers",
     "gpus": "devices",
     "load": "snapshot",
     "load_ipython_extension": "notebook.magics",

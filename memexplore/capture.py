@@ -16,7 +16,7 @@ from memexplore.allocator import Settings
 from memexplore.devices import Gpu
 from memexplore.recorder import history, modules, tapes
 from memexplore.recorder.ops import Recorder
-from memexplore.recorder.real import RealDevice
+from memexplore.recorder.real import Others, RealDevice
 from memexplore.tape import Meta, Source, Tape
 from memexplore.virtual_gpu import tensor as virtual_tensor
 from memexplore.virtual_gpu import values
@@ -98,8 +98,11 @@ def settings_of(text: str) -> Settings:
 
 
 @contextlib.contextmanager
-def record() -> Iterator[Recording]:
+def record(device: str | torch.device | None = None, others: Others = Others.KEPT) -> Iterator[Recording]:
     """Record the memory of the code in the block: on the virtual GPU that is on, else the real one, else the CPU.
+
+    `device` names a real one, such as ``cpu`` where there is a GPU too. `others` says whether the tape of a GPU has
+    the tensors that were there before and that the block does not use.
 
     >>> with record() as recording:
     ...     x = torch.zeros(1000)
@@ -107,18 +110,20 @@ def record() -> Iterator[Recording]:
     >>> tape.meta.device, int(tape.size.max())
     ('cpu', 4000)
 
-    Raises RuntimeError where a recording is running already.
+    Raises RuntimeError where a recording is running already, or the CPU is named while a virtual GPU is on.
     """
     if _running:
         raise RuntimeError("a recording is running already; end it before another begins")
     recording = Recording()
-    device = active()
-    if device is None:
-        real = RealDevice(_versions(torch.__version__))
+    virtual_gpu = active()
+    if virtual_gpu is not None and device is not None and torch.device(device).type == "cpu":
+        raise RuntimeError(f"a virtual {virtual_gpu.gpu.name} is on: leave its block before the CPU is recorded")
+    if virtual_gpu is None:
+        real = RealDevice(_versions(torch.__version__), None if device is None else torch.device(device), others)
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
-        recorder = Recorder(virtual_tensor.live, device.mode.bring if device.mode.leftovers else None)
-        meta, watching = predicted(device), device.watch(recorder)
+        recorder = Recorder(virtual_tensor.live, virtual_gpu.mode.bring if virtual_gpu.mode.leftovers else None)
+        meta, watching = predicted(virtual_gpu), virtual_gpu.watch(recorder)
     _running.append(recorder)
     recording._recorder = recorder
     try:
@@ -128,11 +133,11 @@ def record() -> Iterator[Recording]:
         _running.clear()
         recording._recorder = None
         recorder.finish()
-        if device is not None:
+        if virtual_gpu is not None:
             meta = meta._replace(notes=(*meta.notes, *values.assumptions))
         tape = tapes.build(recorder, meta)
         tapes.leave_origins(recorder, tape)
-        recording._tape = tape if device is not None else real.finish(tape)
+        recording._tape = tape if virtual_gpu is not None else real.finish(tape)
 
 
 def _versions(release: str) -> dict[str, str]:

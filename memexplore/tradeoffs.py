@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memexplore.tape import Source
+
 
 class Point(NamedTuple):
     """What one setting costs in time and needs in memory."""
@@ -12,12 +14,14 @@ class Point(NamedTuple):
     setting: str
     """The knobs in words."""
     slow_down: float
-    """Expected time of a sample over the time of a sample as written; 1 is as fast."""
+    """Time of a sample over the time of a sample as written; 1 is as fast."""
     extra_flops: float
     """Share of FLOPs beyond those as written, for a sample: 0.31 is 31 % more."""
     peak_reserved: int
     """Bytes that the setting needs, more than the GPU has where it does not fit."""
     fits: bool
+    source: Source = Source.PREDICTED
+    """Whether memory and time were measured."""
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memexplore import measure
-from memexplore.tape import Action, Category
+from memexplore.tape import Action, Category, Source
 from memexplore.whatif import Knobs
 from memexplore.whatif.cell import Cell
 
@@ -160,6 +160,60 @@ def test_out_of_memory_ends_the_run_and_is_on_the_tape() -> None:
 def test_other_exceptions_come_through() -> None:
     with pytest.raises(ZeroDivisionError):
         Cell("1 / 0", NAMES).run()
+
+
+# -- for real, on this machine's CPU
+
+REAL = """model.eval()
+for _ in range(2):
+    model(torch.ones(64, 256)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_cell_is_measured_on_the_cpu(names: dict[str, object]) -> None:
+    trial, measured = Cell(f"size = 64\n{REAL.replace('64, 256', 'size, 256')}", names).measure(
+        Knobs(variables={"size": 128}), gpu="cpu"
+    )
+    assert (trial.tape.meta.source, measured.source) == (Source.MEASURED, Source.MEASURED)
+    # 128 rows of 256 numbers of 4 bytes
+    assert 128 * 256 * 4 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
+
+
+def test_real_run_gives_back_weights_gradients_states_and_random_numbers(names: dict[str, object]) -> None:
+    model, optimizer = names["model"], names["optimizer"]
+    model(torch.ones(64, 256)).sum().backward()  # type: ignore[operator]
+    optimizer.step()  # type: ignore[attr-defined]
+
+    def everything() -> list[object]:
+        states = [value for state in optimizer.state.values() for value in state.values()]  # type: ignore[attr-defined]
+        weights = list(model.parameters())  # type: ignore[attr-defined]
+        tensors = [*model.state_dict().values(), *states, *(weight.grad for weight in weights)]  # type: ignore[attr-defined]
+        told = [[tensor.tolist() for tensor in tensors], [weight.data_ptr() for weight in weights]]
+        return [
+            told,
+            model.training,
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        ]
+
+    before = everything()
+    Cell(f"import random, numpy\nrandom.random(); numpy.random.rand(); torch.rand(3)\n{REAL}", names).run(gpu="cpu")
+    assert everything() == before
+
+
+def test_knobs_are_put_onto_a_real_model(names: dict[str, object]) -> None:
+    trial = Cell(REAL, names).run(Knobs(precision="bf16"), gpu="cpu")
+    assert trial.applied.texts == ("bf16 autocast",)
+    assert 64 * 256 * 2 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
+
+
+def test_cell_that_fails_for_real_leaves_all_as_it_was(names: dict[str, object]) -> None:
+    before = [value.tolist() for value in names["model"].state_dict().values()]  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError):
+        Cell(f"{REAL}\n1 / 0", names).run(gpu="cpu")
+    assert [value.tolist() for value in names["model"].state_dict().values()] == before  # type: ignore[attr-defined]
 
 
 def test_knobs_that_need_structure_are_greyed() -> None:

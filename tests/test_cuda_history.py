@@ -28,6 +28,11 @@ def whole() -> Tape:
 
 @pytest.fixture(scope="module")
 def explained(whole: Tape) -> Tape:
+    return explain(*_cut(whole))
+
+
+def _cut(whole: Tape) -> tuple[Tape, Tape]:
+    """The allocator's history of a run, and what was noted of it."""
     count = len(whole)
     is_mark = whole.action == Action.MARK
     history = Tape.from_columns(
@@ -50,7 +55,7 @@ def explained(whole: Tape) -> Tape:
         stacks=whole.stacks,
     )
     assert len(noted) < count
-    return explain(history, noted)
+    return history, noted
 
 
 @pytest.mark.parametrize("name", ["action", "address", "size"])
@@ -74,3 +79,13 @@ def test_what_stays_beside_the_outputs_is_a_workspace(whole, explained):
 def test_phases_begin_where_they_began(whole, explained):
     marks = explained.phase[explained.action == Action.MARK].tolist()
     assert marks[:4] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
+
+
+def test_out_of_memory_has_the_op_and_the_layer_that_were_noted():
+    tape = mx.simulate(_run, gpu="12MiB", torch="2.13")
+    history, noted = _cut(tape)
+    found = explain(history, noted.replace(size=np.where(noted.action == Action.OOM, 0, noted.size)))
+    [row], [there] = np.flatnonzero(found.action == Action.OOM), np.flatnonzero(tape.action == Action.OOM)
+    assert found.size[row] == tape.size[there]
+    assert found.ops[found.op[row]] == tape.ops[tape.op[there]]
+    assert found.modules[found.module[row]] == tape.modules[tape.module[there]]

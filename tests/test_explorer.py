@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 from memexplore import measure
-from memexplore.notebook import explorer as module
 from memexplore.notebook import sheets
 from memexplore.notebook.controls import Control
-from memexplore.notebook.explorer import Explorer, explore, explore_cell
+from memexplore.notebook.explorer import Explorer
+from memexplore.notebook.explorers import explore, explore_cell
 from memexplore.notebook.idle import MainThread
-from memexplore.whatif import Checkpoint, Knobs, Step
+from memexplore.tape import Source
+from memexplore.whatif import Checkpoint, Knobs, Step, places
 from memexplore.whatif.cell import Cell
+from memexplore.whatif.searching.advise import advise
+from memexplore.whatif.searching.sweep import Progress
 from memexplore.whatif.trial import run
 
 BATCH = 64
@@ -51,7 +54,7 @@ def turn(shown: Explorer, field: str, value: Any, number: int = 0) -> None:
 
 
 def headline(shown: Explorer) -> str:
-    return re.sub(r"<[^>]*>", " ", shown._headline.value).strip()
+    return html.unescape(re.sub(r"<[^>]*>", " ", shown._headline.value)).strip()
 
 
 def test_begins_as_written(shown: Explorer) -> None:
@@ -268,16 +271,26 @@ class Loop:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], Any]] = []
+        self.later: list[tuple[float, Callable[[], Any]]] = []
 
     def add_callback(self, action: Callable[[], Any]) -> None:
         self.waiting.append(action)
 
     def call_later(self, seconds: float, action: Callable[[], Any]) -> None:
-        """Nothing in these tests waits so long."""
+        self.later.append((seconds, action))
 
     def run(self) -> None:
         while self.waiting:
             self.waiting.pop(0)()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let some seconds go by, from when everything was asked for."""
+        self.run()
+        due = [action for after, action in self.later if after <= seconds]
+        self.later = [(after, action) for after, action in self.later if after > seconds]
+        for action in due:
+            action()
+        self.run()
 
 
 def test_slider_drawn_quickly_runs_the_last_value_only(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +312,26 @@ def test_chores_of_a_setting_that_is_passed_are_dropped(shown: Explorer, monkeyp
     turn(shown, "batch", 1)
     loop.waiting.pop(0)()  # draws, and leaves the chores for later
     turn(shown, "batch", 2)
-    loop.run()
+    loop.pass_time(2)
     assert told == [2]
+
+
+def test_chores_wait_for_the_browser_and_no_longer_than_a_second(
+    shown: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, told = Loop(), []
+    monkeypatch.setattr(shown._thread, "_loop", loop)
+    monkeypatch.setattr(shown.view, "tell_details", lambda: told.append(shown.trial.knobs.batch))
+    turn(shown, "batch", 1)
+    loop.pass_time(0.9)
+    assert told == []
+    shown.view._handle_custom_msg({"ask": "drawn", "tape": shown.view._shown.number}, [])
+    loop.pass_time(0.1)
+    assert told == [1]
+    # a browser that is not there says nothing
+    turn(shown, "batch", 2)
+    loop.pass_time(1)
+    assert told == [1, 2]
 
 
 def test_neighbours_are_prepared_and_stop_when_something_comes(
@@ -321,11 +352,77 @@ def test_neighbours_are_prepared_and_stop_when_something_comes(
     assert shown.trial.knobs == Knobs(batch=8)
 
 
+# -- on a real device
+
+
+@pytest.fixture
+def real() -> Explorer:
+    return explore(step(), gpu="cpu")
+
+
+def test_real_device_is_the_first_of_the_list_and_named_in_the_sentence(real: Explorer) -> None:
+    options = control(real, "gpu").widget.options
+    assert options[0] == ("this machine's CPU", "cpu")
+    assert headline(real).startswith("As written: peak ")
+    assert "· measured on this machine's CPU, " in headline(real)
+    assert real.trial.tape.meta.source is Source.MEASURED
+
+
+def test_real_device_measures_every_knob_and_predicts_another_gpu(real: Explorer) -> None:
+    turn(real, "batch", 32)
+    assert headline(real).startswith("Batch of 32: peak ")
+    assert "measured on this machine's CPU" in headline(real)
+    turn(real, "gpu", "T4")
+    assert headline(real).endswith("fits a T4 · predicted")
+    assert real.trial.tape.meta.gpu == "T4"
+    turn(real, "gpu", "cpu")
+    assert real.trial.knobs == Knobs(batch=32)
+    assert "measured on this machine's CPU" in headline(real)
+
+
+def test_knobs_that_a_cpu_does_not_have_are_greyed_with_the_reason(real: Explorer) -> None:
+    for number in range(4):
+        widget = control(real, "settings", number).widget
+        assert (widget.disabled, widget.tooltip) == (True, "a CPU has no caching allocator")
+    assert real._asks.disabled
+    assert "gpu= the name of one" in real._asks.tooltip
+
+
+def test_nothing_is_run_ahead_on_a_real_device(real: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn(real, "batch", 32)
+    monkeypatch.setattr(MainThread, "is_wanted", lambda _: False)
+    monkeypatch.setattr(real, "_run_step", lambda knobs: pytest.fail(f"{knobs} was run"))
+    real._prepare(real._shown)
+
+
+def test_tabs_of_a_real_device_tell_time_and_memory(real: Explorer) -> None:
+    turn(real, "batch", 32)
+    figure = real.view._sheets[sheets.TRADE_OFFS]["figure"]
+    points = next(trace for trace in figure["data"] if trace["name"] == "fits")
+    assert list(points["y"]) == [measure.peak(real._tried[knobs].trial.tape, "reserved")[0] for knobs in real.history]
+    assert figure["layout"]["yaxis"]["title"]["text"] == "peak reserved, measured"
+    assert [row["cells"][0] for row in real.view._sheets[sheets.HISTORY]["rows"]] == ["as written", "batch 32"]
+
+
+def test_failing_setting_on_a_real_device_keeps_the_last_picture(real: Explorer) -> None:
+    good = real.trial
+    turn(real, "frozen", "nowhere")
+    assert "nowhere" in headline(real)
+    assert real.trial is good
+
+
+def test_without_a_place_the_gpu_is_the_real_one_or_a_t4(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(places, "here", lambda: asked.append(1) or "A100 40GB")
+    assert explore(step()).trial.tape.meta.gpu == "A100 40GB"
+    assert asked == [1]
+
+
 # -- advice
 
 
 def test_advice_is_a_tab_whose_settings_can_be_taken(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "_search", lambda knobs, told: module.advise(step(), budget=6, progress=told))
+    monkeypatch.setattr(shown, "_search", lambda knobs, told: advise(step(), budget=6, progress=told))
     shown._asks.click()
     rows = shown.view._sheets[sheets.ADVICE]["rows"]
     assert rows
@@ -337,7 +434,7 @@ def test_advice_is_a_tab_whose_settings_can_be_taken(shown: Explorer, monkeypatc
 def test_turned_knob_ends_the_search(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     def search(knobs: Knobs, told: Callable[[Any], object]) -> Any:
         shown._pending = True
-        told(module.Progress(1, 0, 10, 1.0, None))
+        told(Progress(1, 0, 10, 1.0, None))
         raise AssertionError("the search went on")
 
     monkeypatch.setattr(shown, "_search", search)
@@ -375,6 +472,15 @@ def test_knobs_that_a_cell_cannot_have_are_greyed_with_the_reason(of_cell: Explo
         assert widget.tooltip == Cell(CODE, {}).greyed()[field]
     assert of_cell._asks.disabled
     assert not control(of_cell, "precision").widget.disabled
+
+
+def test_cell_is_explored_on_the_cpu() -> None:
+    code = CODE.replace(".cuda()", "").replace(', device="cuda"', "")
+    cell = Cell(code, {"torch": torch})
+    explorer = explore_cell(cell, cell.run(gpu="cpu"), {"batch": [64, 128, 256]}, "cpu")
+    turn(explorer, "variables", 256)
+    assert headline(explorer).startswith("Batch = 256: peak ")
+    assert headline(explorer).endswith("· measured on this machine's CPU")
 
 
 def test_slider_of_a_variable_that_is_not_assigned_is_an_error() -> None:

@@ -287,7 +287,7 @@ def test_memgpu_tells_its_state(shell: Shell) -> None:
     assert "No virtual GPU is on" in shell.text
     shell.run("%memgpu T4")
     shell.run("%memgpu")
-    assert f"Virtual Tesla T4 is on: {size_text(find('T4').capacity)} usable" in shell.text
+    assert f"Virtual Tesla T4 is on: {size_text(find('T4').under(torch.__version__).capacity)} usable" in shell.text
     shell.run("%memgpu off")
     assert "Tesla T4 is off" in shell.text
 
@@ -303,6 +303,53 @@ def test_another_gpu_while_one_is_on_is_an_error(shell: Shell) -> None:
 def test_memgpu_cannot_change_inside_a_profile(shell: Shell) -> None:
     assert isinstance(shell.run("%%memprofile --gpu T4\n%memgpu off").error_in_exec, UsageError)
     assert len(shell.shown) == 1
+
+
+# -- a real device
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+PLAIN = "count = 128\nx = torch.ones(count)"
+
+
+def test_cpu_is_measured_where_it_is_named(shell: Shell) -> None:
+    shell.run(f"%%memprofile --gpu cpu\n{PLAIN}").raise_error()
+    (tape,) = shell.shown
+    assert (str(tape.meta.source), tape.meta.device, measure.peak(tape)[0]) == ("measured", "cpu", 512)
+
+
+def test_cell_is_explored_where_it_ran(shell: Shell, explored: list[Any]) -> None:
+    shell.run(f"%%memprofile --gpu cpu --slider count=128:256:128\n{PLAIN}").raise_error()
+    (shown,) = explored
+    assert (str(shown.trial.tape.meta.source), measure.peak(shown.trial.tape)[0]) == ("measured", 512)
+    shown.knobs = Knobs(variables={"count": 256})
+    assert (str(shown.trial.tape.meta.source), measure.peak(shown.trial.tape)[0]) == ("measured", 1024)
+    assert shell["count"] == 128
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_gpu_that_is_not_there_is_one_clear_error(shell: Shell) -> None:
+    error = shell.run("%%memprofile --gpu cuda\n1").error_in_exec
+    assert isinstance(error, UsageError)
+    assert "torch finds no GPU on this machine" in str(error)
+
+
+def test_real_device_follows_the_torch_that_is_installed(shell: Shell) -> None:
+    assert isinstance(shell.run("%%memprofile --gpu cpu --torch 2.11\n1").error_in_exec, UsageError)
+
+
+def test_cell_is_explored_on_the_real_gpu_where_there_is_one(
+    shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(magics, "_as_again", lambda device, gpu: capture.record() if device is None else None)
+    monkeypatch.setattr(magics, "_explore", lambda explored, tape, options: contexts.append("explored"))
+    shell.run("%%memprofile --explore\n1").raise_error()
+    assert contexts == ["enter record", "leave record", "explored"]
 
 
 # -- which GPU is taken, and in which order contexts are entered and left

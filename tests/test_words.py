@@ -142,3 +142,32 @@ def test_first_sentence_tells_fit_or_place() -> None:
 @pytest.mark.parametrize(("ratio", "words"), [(0.47, "−53 %"), (1.0, "+0 %"), (1.004, "+0.4 %"), (3, "+200 %")])
 def test_percent_has_its_sign(ratio: float, words: str) -> None:
     assert percent_text(ratio) == words
+
+
+# -- measured
+
+
+CPU = Meta(Source.MEASURED, "cpu")
+H200 = Meta(Source.MEASURED, "NVIDIA H200", gpu="H200", capacity=139 * GIB)
+
+
+def test_measured_trial_says_where_and_how_long_a_step_took() -> None:
+    told = first_sentence(trial(2, meta=CPU)._replace(seconds=2.5))
+    assert told == "As written: peak 2.00 GiB · measured on this machine's CPU, 2.5 s a step"
+    told = sentence(trial(4, meta=H200), trial(2, Knobs(batch=4), meta=H200)._replace(seconds=0.0204))
+    assert told == (
+        "Batch 4: peak 4.00 → 2.00 GiB (−50 %), fits an H200 · measured on this machine's NVIDIA H200, 20.4 ms a step"
+    )
+
+
+def test_prediction_beside_a_measurement_is_called_one() -> None:
+    told = sentence(trial(4, meta=CPU), trial(4, Knobs(gpu="T4")))
+    assert told == "GPU T4: peak 4.00 GiB as before, fits a T4 · predicted"
+
+
+def test_what_ran_out_of_memory_for_real_needs_what_is_predicted() -> None:
+    told = first_sentence(trial(100, oom=50, meta=H200), whole=numbers(180, fits=False))
+    assert told == (
+        "As written: peak 180 GiB, does not fit an H200: out of memory in step 1, forward of conv1 · "
+        "measured on this machine's NVIDIA H200 up to there, what it would need is predicted"
+    )

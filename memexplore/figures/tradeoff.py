@@ -9,6 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, plain
+from memexplore.tape import Source
 from memexplore.tradeoffs import Point, frontier
 from memexplore.units import size_text
 
@@ -118,6 +119,8 @@ def tradeoff(
         if across.of(points[number]) > edge
     ]
     values, texts = byte_ticks(top)
+    sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
+    measured = str(Source.MEASURED) in sources
     figure.update_layout(
         height=HEIGHT,
         margin={"l": 76, "r": 24, "t": 32, "b": 44},
@@ -130,13 +133,13 @@ def tradeoff(
         shapes=shapes,
         annotations=annotations,
         xaxis={
-            "title": {"text": across.value},
+            "title": {"text": across.value.replace("expected time", "time") if measured else across.value},
             "range": [0, edge * _HEADROOM],
             "gridcolor": GRID,
             "zerolinecolor": GRID,
         },
         yaxis={
-            "title": {"text": "peak reserved, predicted"},
+            "title": {"text": f"peak reserved, {' or '.join(sources)}"},
             "range": [0, top],
             "tickvals": values,
             "ticktext": texts,

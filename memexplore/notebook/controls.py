@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from memexplore import devices
+from memexplore.whatif import places
 from memexplore.whatif.knobs import (
     Checkpoint,
     CheckpointKind,
@@ -232,10 +233,11 @@ def rank() -> Control:
 
 
 def of_device(gpu: str) -> list[Control]:
-    """The GPU and its allocator's settings; `gpu` is the one as written."""
+    """The GPU and its allocator's settings; `gpu` is the place as written, the first of the list where it is real."""
     names = [str(key) for key in devices.gpus().index]
-    own = devices.find(gpu).key
-    options = [(name, name) for name in ([] if own in names else [own]) + names]
+    own = gpu if places.is_real(gpu) else devices.find(gpu).key
+    options = [(places.title(own) if places.is_real(own) else own, own)] if own not in names else []
+    options += [(name, name) for name in names]
     widget = widgets.Dropdown(options=options, value=own, description="GPU", style=_STYLE, layout=_LAYOUT)
     mebibytes = [("unlimited", ""), *((f"{size} MiB", str(size)) for size in (20, 32, 64, 128, 256, 512, 1024))]
     divisions = [("off", ""), *((f"{count} steps", str(count)) for count in (2, 4, 8, 16))]

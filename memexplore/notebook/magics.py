@@ -6,7 +6,7 @@ import ast
 import contextlib
 import keyword
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
@@ -66,11 +66,12 @@ class MemoryMagics(Magics):
             %memprofile [the same options] STATEMENT
 
         --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
-                         24GiB. Without it: the GPU of %memgpu, else the real GPU, else a virtual T4.
+                         24GiB; cuda is the real GPU, cpu plain training without one. Without it: the GPU of %memgpu,
+                         else the real GPU, else a virtual T4.
         --torch RELEASE  the PyTorch release whose rules the virtual GPU follows, such as 2.13.
         -o NAME          keep the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
-        --explore        show the knobs beside the picture: turning one runs the cell again, on a virtual GPU.
+        --explore        show the knobs beside the picture: turning one runs the cell again, where it ran first.
         --slider NAME=LOW:HIGH:STEP
                          a slider for a variable that the cell assigns, such as batch=8:256:8; may be given again.
                          The variable gets the value wherever the cell assigns it outside of functions.
@@ -78,7 +79,8 @@ class MemoryMagics(Magics):
         The cell is first run as it is written. --explore and --slider then run it in a copy of the names that it
         found, and drop what it prints. Models, optimizers, schedulers and random states of earlier cells come back as
         they were. What cannot be undone: files that the cell writes, iterators and generators of earlier cells that it
-        moves on, what it changes in other objects of earlier cells, and what it runs on the CPU, which runs for real.
+        moves on, what it changes in other objects of earlier cells, and what it runs on the CPU beside a virtual GPU,
+        which runs for real.
 
         Variables, results and exceptions are those of an ordinary cell.
         """
@@ -139,7 +141,8 @@ class MemoryMagics(Magics):
         if gpu is None:
             print("No virtual GPU is on; %memgpu T4 makes this notebook run on one.")
         else:
-            print(f"Virtual {gpu.name} is on: {size_text(gpu.capacity)} usable. %memgpu off ends it.")
+            usable = size_text(gpu.under(capture.release_or_installed(None)).capacity)
+            print(f"Virtual {gpu.name} is on: {usable} usable. %memgpu off ends it.")
 
     # -- a profile
 
@@ -154,12 +157,25 @@ class MemoryMagics(Magics):
         return options, statement
 
     def _virtual_gpu(self, options: Options) -> str | None:
-        """The virtual GPU to switch on for this profile; None where the running one or the real one is taken."""
-        import torch
+        """The virtual GPU to switch on for this profile; None where the running one or a real device is taken."""
+        from memexplore.virtual_gpu.device import active
+        from memexplore.whatif import places
 
-        on = self._notebook_gpu
-        if on is not None and (options.explore or options.sliders):
+        on, again = self._notebook_gpu, options.explore or options.sliders
+        if on is not None and again:
             raise UsageError(f"--explore needs a GPU of its own: run %memgpu off first, {on.name} is on")
+        if on is None and active() is not None and options.gpu is None and not again:
+            return None
+        place = options.gpu or ("" if on is not None else places.here())
+        if places.is_real(place):
+            if options.torch is not None:
+                raise UsageError("--torch needs --gpu: a real GPU follows the PyTorch that is installed")
+            if options.gpu is not None:
+                try:
+                    places.device_of(place)
+                except (ValueError, RuntimeError) as error:
+                    raise UsageError(str(error)) from None
+            return None
         if options.gpu is not None:
             found = _find(options.gpu)
             if on is not None and found != on:
@@ -171,11 +187,7 @@ class MemoryMagics(Magics):
             if options.torch is not None:
                 raise UsageError(f"--torch needs a GPU of its own: run %memgpu off first, {on.name} is on")
             return None
-        if options.gpu is None and torch.cuda.is_available() and not (options.explore or options.sliders):
-            if options.torch is not None:
-                raise UsageError("--torch needs --gpu: a real GPU follows the PyTorch that is installed")
-            return None
-        return options.gpu or "T4"
+        return place
 
     def _begin(self, options: Options, *, cell: str | None) -> None:
         from memexplore import capture
@@ -187,18 +199,20 @@ class MemoryMagics(Magics):
         gpu = self._virtual_gpu(options)
         explored = None
         with contextlib.ExitStack() as contexts:
+            # Before the GPU is on: the cell is to find everything as it is now when it is run again.
+            again = self._cell(cell or "", options) if options.explore or options.sliders else None
+            device: Any = None
             if gpu is not None:
-                # Before the GPU is on: the cell is to find everything as it is now when it is run again.
-                again = self._cell(cell or "", options) if options.explore or options.sliders else None
                 try:
                     device = contexts.enter_context(capture.virtual(gpu, torch=options.torch))
                 except (ValueError, RuntimeError) as error:
                     raise UsageError(str(error)) from None
-                if again is not None:
-                    from memexplore.whatif.cost import measuring
-
-                    explored = _Explored(again, contexts.enter_context(measuring(device.mode)))
-            recording = contexts.enter_context(capture.record())
+            if again is None:
+                on_cpu = options.gpu == "cpu"
+                recording = contexts.enter_context(capture.record(device="cpu") if on_cpu else capture.record())
+            else:
+                explored = _Explored(again, contexts.enter_context(_metered(device)))
+                recording = contexts.enter_context(_as_again(device, options.gpu))
             self._run = _Run(options, contexts.pop_all(), recording, cell, explored)
 
     def _cell(self, raw: str, options: Options) -> Cell:
@@ -231,6 +245,11 @@ class MemoryMagics(Magics):
         if run.options.name is not None:
             self.shell.user_ns[run.options.name] = tape
         if run.explored is not None and _ran_to_its_end(error):
+            if error is not None:
+                from memexplore.whatif.real import without_locals
+
+                # What its frames hold on a real GPU would leave no room to try a knob.
+                without_locals(error)
             _explore(run.explored, tape, run.options)
         else:
             _show(tape)
@@ -306,13 +325,37 @@ def _ran_to_its_end(error: BaseException | None) -> bool:
     return error is None or isinstance(error, torch.OutOfMemoryError)
 
 
+def _metered(device: Any) -> contextlib.AbstractContextManager[Meter]:
+    """Note the work of a virtual GPU, and none where the cell runs for real."""
+    from memexplore.whatif.cost import Meter, measuring
+
+    return contextlib.nullcontext(Meter()) if device is None else measuring(device.mode)
+
+
+@contextlib.contextmanager
+def _as_again(device: Any, gpu: str | None) -> Iterator[Recording]:
+    """Record a cell in the way in which `Cell.run` will do it again."""
+    from memexplore import capture
+    from memexplore.recorder import alone
+    from memexplore.recorder.real import Others
+    from memexplore.whatif import places
+
+    if device is not None:
+        with capture.record() as recording:
+            yield recording
+        return
+    found = places.device_of(gpu or places.CUDA)
+    with alone.emptied(found), capture.record(found, Others.LEFT_OUT) as recording:
+        yield recording
+
+
 def _explore(explored: _Explored, tape: Tape, options: Options) -> None:
-    from memexplore.notebook.explorer import explore_cell
+    from memexplore.notebook.explorers import explore_cell
     from memexplore.whatif import Applied, Knobs, Trial
 
     trial = Trial(Knobs(), tape, Applied(), explored.meter.total())
     sliders = dict(options.sliders)
-    display(explore_cell(explored.cell, trial, sliders, options.gpu or "T4", release=options.torch))
+    display(explore_cell(explored.cell, trial, sliders, options.gpu, release=options.torch))
 
 
 def _show(tape: Tape) -> None:

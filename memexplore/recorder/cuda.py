@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from memexplore import snapshot
+from memexplore import devices, snapshot
+from memexplore.devices import Gpu
 from memexplore.tape import Action, Category, Meta, Source, Tape
 
 MAX_EVENTS = 4_000_000
+COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
 
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
@@ -24,10 +27,31 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
     return Meta(
         source=Source.MEASURED,
         device=torch.cuda.get_device_name(device),
+        gpu=twin(device).key,
         capacity=free + reserved,
         total=total,
         settings=os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
         versions=dict(versions),
+    )
+
+
+def twin(device: torch.device) -> Gpu:
+    """The virtual GPU that is like a CUDA device: its entry in the catalogue with the memory that this one has.
+
+    A card that the catalogue does not know is like one of its size and compute capability.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    table = devices.gpus()
+    # The RTX 3060 was sold with 8 and with 12 GB under one name.
+    named = (table[table["name"] == properties.name]["total"] - properties.total_memory).abs()
+    if len(named):
+        return dataclasses.replace(devices.find(str(named.idxmin())), total=properties.total_memory)
+    return dataclasses.replace(
+        devices.find(f"{properties.total_memory}B"),
+        name=properties.name,
+        compute_capability=(properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        note="The catalogue does not know this card: its memory outside the allocator and its speed are not known.",
     )
 
 
@@ -58,22 +82,7 @@ def explain(history: Tape, noted: Tape) -> Tape:
     workspace where it stays. Marks of the noted tape come in front of the request that follows them.
     """
     match = _matches(history, noted)
-    columns: dict[str, Any] = {
-        name: getattr(history, name).copy()
-        for name in (
-            "time",
-            "action",
-            "address",
-            "size",
-            "stream",
-            "category",
-            "phase",
-            "step",
-            "op",
-            "module",
-            "stack",
-        )
-    }
+    columns: dict[str, Any] = {name: getattr(history, name).copy() for name in COLUMNS}
     rows = np.flatnonzero((match >= 0) & (noted.action != Action.FREE_REQUESTED))
     matched = match[rows]
     for name in ("category", "phase", "step"):
@@ -97,7 +106,7 @@ def explain(history: Tape, noted: Tape) -> Tape:
 
 
 def _matches(history: Tape, noted: Tape) -> Any:
-    """For each noted row that makes or frees a block the history row that does the same, -1 for none."""
+    """For each noted row that makes or frees a block or finds no memory the history row that does so, -1 for none."""
     places: dict[tuple[int, int], list[int]] = {}
     born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
     for row in np.flatnonzero(born)[::-1].tolist():
@@ -111,6 +120,10 @@ def _matches(history: Tape, noted: Tape) -> Any:
     for block, row in _frees(noted).items():
         if result[block] >= 0:
             result[row] = freed.get(int(result[block]), -1)
+    # Backwards, as an op may find no memory for a first try and for a second with less.
+    failed = [np.flatnonzero(tape.action == Action.OOM)[::-1] for tape in (noted, history)]
+    for row, found in zip(*failed, strict=False):
+        result[row] = found
     return result
 
 
@@ -160,7 +173,7 @@ def _with_marks(tape: Tape, noted: Tape, match: Any) -> Tape:
     for row in range(len(noted) - 1, -1, -1):
         following[row] = match[row] if match[row] >= 0 else following[row + 1]
     columns: dict[str, Any] = {}
-    for name in ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack"):
+    for name in COLUMNS:
         columns[name] = np.insert(getattr(tape, name), following[marks], getattr(noted, name)[marks])
     place = np.insert(np.zeros(len(tape), dtype=bool), following[marks], True)
     columns["stack"][place] = -1

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memexplore.recorder import cuda
+from memexplore.recorder import alone, cuda
 from memexplore.recorder.ops import Recorder
 from memexplore.tape import Category, Meta, Source, Tape
+from memexplore.units import size_text
 from memexplore.virtual_gpu.tensor import StorageRef
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _UNKNOWN = Category.UNKNOWN
 # `torch.tensor` fills its memory out of the dispatcher's sight and hands it in by this op.
 _LIFT = torch.ops.aten.lift_fresh.default
+
+
+class Others(enum.Enum):
+    """What becomes of tensors on a GPU that were there before and that the recorded code does not use."""
+
+    KEPT = "kept"
+    LEFT_OUT = "left out"
 
 
 class RealMode(TorchDispatchMode):
@@ -36,6 +45,7 @@ class RealMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.recorder.op(func, args)
+        self.meet(args)
         try:
             result = func(*args, **(kwargs or {}))
         except torch.OutOfMemoryError:
@@ -47,6 +57,9 @@ class RealMode(TorchDispatchMode):
                 if isinstance(output, torch.Tensor):
                     self._note(output, func, args, index)
         return result
+
+    def meet(self, args: Any) -> None:
+        """Take notice of what an op is given; on the CPU nobody knows whether it was there before."""
 
     def _note(self, output: torch.Tensor, func: Any, args: Any, index: int) -> None:
         if output.device != self.device or output.layout is not torch.strided:
@@ -88,6 +101,21 @@ class RealMode(TorchDispatchMode):
             self.recorder.free(ref.address, ref.size)
 
 
+class CudaMode(RealMode):
+    """A `RealMode` that notes what an op is given too: the allocator's history tells since when it was there."""
+
+    def meet(self, args: Any) -> None:
+        """Note the storages that an op is given and nobody saw made."""
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if value.layout is torch.strided and value.device == self.device:
+                    with torch._C.DisableTorchFunction():
+                        if _untyped_storage(value)._cdata not in self.live:
+                            self.adopt(value)
+            elif isinstance(value, tuple | list):
+                self.meet(value)
+
+
 def _shares(key: int, args: Any) -> bool:
     for value in args:
         if isinstance(value, torch.Tensor):
@@ -99,16 +127,21 @@ def _shares(key: int, args: Any) -> bool:
 
 
 class RealDevice:
-    """A recording on the CPU or on the current CUDA device."""
+    """A recording on a device: the current CUDA device where there is one, else the CPU, unless another is named."""
 
-    def __init__(self, versions: Mapping[str, str]) -> None:
-        on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        self.mode = RealMode(self.device)
+    def __init__(
+        self, versions: Mapping[str, str], device: torch.device | None = None, others: Others = Others.KEPT
+    ) -> None:
+        if device is None:
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        on_gpu = device.type == "cuda"
+        if on_gpu and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self.mode = (CudaMode if on_gpu else RealMode)(device)
         self.history: Tape | None = None
-        self.meta = (
-            cuda.meta(self.device, versions) if on_gpu else Meta(Source.MEASURED, "cpu", versions=dict(versions))
-        )
+        self.meta = cuda.meta(device, versions) if on_gpu else Meta(Source.MEASURED, "cpu", versions=dict(versions))
+        self._others = others
 
     @property
     def recorder(self) -> Recorder:
@@ -132,4 +165,15 @@ class RealDevice:
     def finish(self, noted: Tape) -> Tape:
         """The tape of the recording: on a GPU the allocator's rows, explained by the noted ones."""
         self.mode.live.clear()
-        return noted if self.history is None else cuda.explain(self.history, noted)
+        if self.history is None:
+            return noted
+        if self._others is Others.KEPT:
+            return cuda.explain(self.history, noted)
+        history, held = alone.without_others(self.history, noted)
+        meta = noted.meta
+        if held:
+            note = (
+                f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
+            )
+            meta = meta._replace(capacity=(meta.capacity or held) - held, notes=(*meta.notes, note))
+        return cuda.explain(history, noted.replace(meta=meta))

@@ -1,4 +1,4 @@
-"""A notebook cell that can be run again on a virtual GPU, with other values of its variables and other knobs."""
+"""A notebook cell that can be run again, with other values of its variables and other knobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import io
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from memexplore import capture
 from memexplore.devices import Gpu
+from memexplore.recorder.real import Others
+from memexplore.whatif import places, real
 from memexplore.whatif.apply import Applied, apply
-from memexplore.whatif.cost import measuring
+from memexplore.whatif.cost import Cost, measuring
 from memexplore.whatif.knobs import Knobs
 from memexplore.whatif.searching.measured import Measured, measured_by
-from memexplore.whatif.trial import Trial
+from memexplore.whatif.trial import Trial, place_of
 
 _NEEDS_STEP = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -44,10 +47,10 @@ class Cell:
     """The source of a notebook cell and the names it finds, to be run again and again.
 
     `namespace` is copied (the dictionary, not what is in it). `filename` is what the cell is called in stacks.
-    A run on the virtual GPU is undone: modules, optimizers, schedulers and gradient scalers that the namespace holds,
-    the random states and the names come back as they were. What a run cannot undo: files that the cell writes,
-    iterators and generators of earlier cells that it moves on, what it does to other objects of earlier cells (a list
-    it appends to), and what runs on the CPU, which runs for real.
+    A run is undone: modules, optimizers, schedulers and gradient scalers that the namespace holds, the random states
+    and the names come back as they were. What a run cannot undo: files that the cell writes, iterators and generators
+    of earlier cells that it moves on, what it does to other objects of earlier cells (a list it appends to, a tensor
+    it writes into on a real device), and what runs on the CPU beside a virtual GPU, which runs for real.
 
     >>> cell = Cell("size = 1000\\nx = torch.zeros(size, device='cuda')", {"torch": torch})
     >>> from memexplore import measure
@@ -94,9 +97,10 @@ class Cell:
         return dict(_NEEDS_STEP)
 
     def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
-        """Run the cell with some knobs on a fresh virtual GPU; arguments as those of `trial.run`.
+        """Run the cell with some knobs on a fresh virtual GPU or on a real device; arguments as those of `trial.run`.
 
-        The knobs of a model are put onto every model when it is first called. What the cell prints is dropped.
+        The knobs of a model are put onto every model when it is first called. What the cell prints is dropped. On a
+        real device neither FLOPs nor time are taken: a cell is not one step.
 
         Raises what the cell raises, but for running out of memory; ValueError for a knob that is greyed, or a variable
         that the cell does not assign.
@@ -106,25 +110,28 @@ class Cell:
             if name in _NEEDS_STEP:
                 raise ValueError(f"{name} cannot be changed in a cell: {_NEEDS_STEP[name]}; explore a Step instead")
         program = compile(_with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
+        place = place_of(knobs, gpu)
+        if isinstance(place, str) and places.is_real(place):
+            return self._really(program, knobs, places.device_of(place, release))
         names = dict(self.namespace)
-        applied: list[Applied] = []
         with (
             self._found.as_it_was(),  # type: ignore[attr-defined]
-            capture.virtual(knobs.gpu or gpu, torch=release, settings=knobs.settings or "") as device,
+            capture.virtual(place, torch=release, settings=knobs.settings or "") as device,
             contextlib.ExitStack() as stack,
         ):
-            with (
-                capture.record() as recording,
-                measuring(device.mode) as meter,
-                _on_models(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
-                contextlib.redirect_stdout(io.StringIO()),
-                contextlib.redirect_stderr(io.StringIO()),
-                contextlib.suppress(torch.OutOfMemoryError),
-            ):
-                exec(program, names)
-                applied = [each.settled() for each in applied]
+            with capture.record() as recording, measuring(device.mode) as meter:
+                applied = _executed(program, names, knobs, stack)
             names.clear()
-        return Trial(knobs, recording.tape, sum(applied, Applied())._replace(later=()), meter.total())
+        return Trial(knobs, recording.tape, applied, meter.total())
+
+    def _really(self, program: CodeType, knobs: Knobs, device: torch.device) -> Trial:
+        names = dict(self.namespace)
+        found = self._found  # type: ignore[attr-defined]
+        with real.borrowed(device), found.as_it_was(), found.with_its_values(), contextlib.ExitStack() as stack:
+            with capture.record(device, Others.LEFT_OUT) as recording:
+                applied = _executed(program, names, knobs, stack)
+            names.clear()
+        return Trial(knobs, recording.tape, applied, Cost())
 
     def measure(
         self, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None, known: Trial | None = None
@@ -136,6 +143,20 @@ class Cell:
         return measured_by(
             lambda turned, on: self.run(turned, gpu=on, release=release), knobs or Knobs(), gpu, samples=1, known=known
         )
+
+
+def _executed(program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack) -> Applied:
+    """Run a program with knobs put onto its models, to its end or out of memory; `stack` takes them off."""
+    applied: list[Applied] = []
+    with (
+        _on_models(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        real.ending_out_of_memory(),
+    ):
+        exec(program, names)
+        applied = [each.settled() for each in applied]
+    return sum(applied, Applied())._replace(later=())
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -250,6 +271,23 @@ class _Found:
             for optimizer in self._unused:
                 optimizer.state.clear()
             yield
+
+    @contextlib.contextmanager
+    def with_its_values(self) -> Iterator[None]:
+        """Have all weights, buffers, gradients and states hold afterwards what they hold now; they wait on the CPU."""
+        weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
+        tensors: list[Any] = [*weights, *(weight.grad for weight in weights)]
+        tensors += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        tensors += [value for table in (*states, *map(vars, self._plain)) for value in table.values()]
+        held = {id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values()
+        before = [(tensor, tensor.data, tensor.data.to("cpu", copy=True)) for tensor in held]
+        try:
+            yield
+        finally:
+            for tensor, data, values in before:
+                tensor.data = data
+                data.copy_(values)
 
 
 _KINDS = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)

@@ -1,32 +1,38 @@
-"""One run of a step with given knobs on a virtual GPU."""
+"""One run of a step with given knobs, on a virtual GPU or on a real device."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import gc
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from memexplore import capture, devices
+from memexplore import capture
+from memexplore.curves import peak
 from memexplore.devices import Gpu
 from memexplore.tape import Tape
+from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.modules import swap
 from memexplore.virtual_gpu.plans import fake_host
 from memexplore.virtual_gpu.tensor import VirtualTensor
-from memexplore.whatif import inplace, loop
+from memexplore.whatif import inplace, loop, places, real
 from memexplore.whatif.apply import Applied, apply
 from memexplore.whatif.cost import Cost, measuring
 from memexplore.whatif.knobs import InPlace, Knobs, Optimizer, Precision, Update
 from memexplore.whatif.repeat import First, Program, first, program
 from memexplore.whatif.step import Step
+from memexplore.whatif.untouched import attributes_kept, random_states_kept
 
 STEPS = 2
 """The optimizer's state is there from the second step on, so the second is the one that all others are like."""
+_ENDLESS = 1 << 50
+"""Bytes of a GPU on which every step fits: a PiB."""
 
 
 class Trial(NamedTuple):
@@ -37,13 +43,17 @@ class Trial(NamedTuple):
     applied: Applied
     cost: Cost
     """Of the first step."""
+    seconds: float = math.nan
+    """Of one step on a real device, measured; not a number where the tape is predicted or ends out of memory."""
 
 
 def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
-    """Run two steps with some knobs on a virtual GPU.
+    """Run two steps with some knobs, on a virtual GPU or on a real device.
 
-    `gpu` counts where the knobs name none; `release` is the torch release whose rules apply. The model comes back as it
-    was. What was traced before is not traced again (see `repeat`); the tape is the one that `traced` gives.
+    `gpu` is a name of the catalogue or a size, which mean a virtual GPU, ``cuda`` for the real GPU of this machine, or
+    ``cpu`` for its CPU. It counts where the knobs name none; what they name is virtual, and so is a GPU under other
+    allocator settings. `release` is the torch release whose rules apply on a virtual GPU. The model comes back as it
+    was. On a virtual GPU what was traced before is not traced again (see `repeat`); the tape is the one of `traced`.
 
     >>> linear = torch.nn.Linear(1024, 1024, bias=False)
     >>> trial = run(Step(linear, torch.zeros(4, 1024), loss=torch.mean, optimizer=torch.optim.SGD))
@@ -51,16 +61,77 @@ def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", releas
     >>> int(trial.tape.size[trial.tape.category == Category.PARAMETER].sum())  # 1024 * 1024 weights of 4 bytes
     4194304
 
-    Raises what the step raises, but for running out of memory; ValueError for knobs that do not suit the step.
+    Raises what the step raises, but for running out of memory on a GPU; ValueError for knobs that do not suit the step
+    or the device; MemoryError for a setting that needs more memory than this machine's CPU has.
     """
     knobs = knobs or Knobs()
+    if isinstance(gpu, str) and places.is_real(place_of(knobs, gpu)):
+        return _really(step, knobs, gpu, release)
+    return placed(step, knobs, gpu, release) or _run(step, knobs, _place(knobs, gpu, release), _past(step))
+
+
+def was_seen(step: Step, knobs: Knobs, gpu: str | Gpu, release: str | None) -> bool:
+    """Whether the requests of a setting on a virtual GPU are known from one where the same kernels run."""
+    return _same(knobs, _place(knobs, gpu, release)) in _past(step).same
+
+
+def placed(step: Step, knobs: Knobs, gpu: str | Gpu, release: str | None) -> Trial | None:
+    """The trial of a setting whose requests are known; None where they are not, or do not fit the virtual GPU."""
     place = _place(knobs, gpu, release)
     seen = _past(step).same.get(_same(knobs, place))
-    if seen is not None:
-        tape = seen.on(place)
-        if tape is not None:
-            return Trial(knobs, tape, seen.applied, seen.cost)
-    return _run(step, knobs, place, _past(step))
+    tape = None if seen is None else seen.on(place)
+    return None if seen is None or tape is None else Trial(knobs, tape, seen.applied, seen.cost)
+
+
+def place_of(knobs: Knobs, gpu: str | Gpu) -> str | Gpu:
+    """Where a run with some knobs takes place: what they name, or else the place that was asked for.
+
+    Allocator settings are those of the whole process, and other tensors live under them: with others a run takes place
+    on the virtual GPU that is like the real one.
+
+    >>> place_of(Knobs(gpu="T4"), "cpu"), place_of(Knobs(batch=4), "cpu")
+    ('T4', 'cpu')
+
+    Raises ValueError for settings of an allocator that the CPU does not have.
+    """
+    if knobs.gpu is not None:
+        return knobs.gpu
+    if knobs.settings is None or not places.is_real(gpu):
+        return gpu
+    if gpu == places.CPU:
+        raise ValueError("settings= are those of the allocator of a GPU, which a CPU does not have: name a GPU as well")
+    return places.find(gpu)
+
+
+def _really(step: Step, knobs: Knobs, gpu: str, release: str | None) -> Trial:
+    """Run a step on a real device; what a run there cannot tell is told by the virtual GPU that is like it."""
+    device = places.device_of(gpu, release)
+    twin = places.twin(gpu)
+    cost, sites = Cost(), None
+    notes: tuple[str, ...] = ()
+    try:
+        sites = _sites(step, knobs, _place(knobs, twin, None), _past(step))
+        foreseen = run(step, knobs, gpu=dataclasses.replace(twin, total=_ENDLESS))
+    except Exception as error:
+        # What is wrong with the knobs or the step is raised by the real run as well.
+        notes = (f"FLOPs are not known, since no virtual GPU can run this step: {type(error).__name__}: {error}",)
+    else:
+        cost = foreseen.cost
+        if gpu == places.CPU:
+            _check_memory(knobs, peak(foreseen.tape)[0])
+    ran = real.run(step, knobs, device, STEPS, sites)
+    applied = ran.applied._replace(notes=(*ran.applied.notes, *notes))
+    return Trial(knobs, ran.tape, applied, cost, ran.seconds)
+
+
+def _check_memory(knobs: Knobs, needed: int) -> None:
+    # A GPU says no; a machine that has no memory left kills the whole process.
+    left = places.available_memory()
+    if needed > left:
+        raise MemoryError(
+            f"{knobs}: not run, as it would need {size_text(needed)} by prediction and this machine has "
+            f"{size_text(left)} left; take a smaller batch, or a virtual GPU"
+        )
 
 
 def traced(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
@@ -72,9 +143,7 @@ def traced(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", rel
 def _place(knobs: Knobs, gpu: str | Gpu, release: str | None) -> VirtualGpu:
     """The virtual GPU that a trial is for, off."""
     settings = capture.settings_of(knobs.settings or "")
-    chosen = knobs.gpu or gpu
-    found = chosen if isinstance(chosen, Gpu) else devices.find(chosen)
-    return VirtualGpu(found, capture.release_or_installed(release), settings)
+    return VirtualGpu(places.find(place_of(knobs, gpu)), capture.release_or_installed(release), settings)
 
 
 class _Seen(NamedTuple):
@@ -196,7 +265,7 @@ def _sites(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past) -> Any:
     key = looked, place.rules
     if key not in past.sites:
         model = built(step)
-        endless = dataclasses.replace(place.gpu, total=1 << 50)
+        endless = dataclasses.replace(place.gpu, total=_ENDLESS)
         with (
             _undisturbed(),
             _as_it_was(model),
@@ -223,35 +292,31 @@ def built(step: Step) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep the garbage collector from going over all that was there before: 150 ms in the middle of a run of 200 ms."""
-    if gc.get_freeze_count():  # somebody else's doing
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    """Keep random states, and the garbage collector from going over all that was there before (150 ms of 200)."""
+    with random_states_kept():
+        if gc.get_freeze_count():  # somebody else's doing
+            yield
+            return
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager
 def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
-    """Take the gradients away for the block; gradients, buffers and modes are the model's own again afterwards."""
+    """Take the gradients away for the block; gradients and attributes are the model's own again afterwards."""
     weights = [(weight, weight.grad, weight.requires_grad) for weight in model.parameters()]
-    buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for weight, _, _ in weights:
-            weight.grad = None
-        yield
-    finally:
-        for weight, gradient, needed in weights:
-            weight.requires_grad_(needed)
-            weight.grad = gradient
-        for module, name, buffer in buffers:
-            module._buffers[name] = buffer
-        for module, mode in modes:
-            module.training = mode
+    with attributes_kept(model):
+        try:
+            for weight, _, _ in weights:
+                weight.grad = None
+            yield
+        finally:
+            for weight, gradient, needed in weights:
+                weight.requires_grad_(needed)
+                weight.grad = gradient
 
 
 @contextlib.contextmanager

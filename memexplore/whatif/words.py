@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import numpy as np
 
 from memexplore import measure
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Source, Tape
 from memexplore.units import size_text
 from memexplore.whatif.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
 from memexplore.whatif.searching.measured import Measured
@@ -44,7 +45,7 @@ def sentence(
 
     `gpu` is how the GPU of `after` is called in the sentence; its short name unless given. `whole` are the numbers of
     both: where a step ran out of memory they tell what it would have needed, else its peak is only known to be over
-    what it got to.
+    what it got to. Where one of the two was measured, it is said what the second was.
 
     >>> from memexplore.whatif import Applied
     >>> from memexplore.whatif.cost import Cost
@@ -59,7 +60,9 @@ def sentence(
     name = gpu or after.tape.meta.gpu or after.tape.meta.device
     peaks = _peaks(before.tape, after.tape, whole)
     parts = [peaks, _fit(before, after, measure.with_article(name)), _flops(before, after, whole)]
-    return f"{change(before, after)}: " + ", ".join(part for part in parts if part)
+    told = f"{change(before, after)}: " + ", ".join(part for part in parts if part)
+    measured = Source.MEASURED in (before.tape.meta.source, after.tape.meta.source)
+    return f"{told} · {origin(after)}" if measured else told
 
 
 def first_sentence(trial: Trial, gpu: str | None = None, whole: Measured | None = None) -> str:
@@ -77,15 +80,38 @@ def first_sentence(trial: Trial, gpu: str | None = None, whole: Measured | None 
     over = out_of_memory(trial.tape) if whole is None else 0
     needed = size_text(over or (measure.peak(trial.tape)[0] if whole is None else whole.peak_allocated))
     text = f"{trial.knobs}: peak {'over ' if over else ''}{needed}"
+    source = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
     if trial.tape.meta.capacity is None:
-        return text[0].upper() + text[1:]
+        return text[0].upper() + text[1:] + source
     row = int(np.flatnonzero(trial.tape.action == Action.OOM)[-1]) if not fits(trial) else -1
     fit = (
         f"fits {name}"
         if fits(trial)
         else f"does not fit {name}: out of memory in {measure.place_text(trial.tape, row)}"
     )
-    return f"{text[0].upper()}{text[1:]}, {fit}"
+    return f"{text[0].upper()}{text[1:]}, {fit}{source}"
+
+
+def origin(trial: Trial) -> str:
+    """Where the numbers of a trial come from: measured, and on what, or predicted.
+
+    >>> from memexplore.whatif import Applied
+    >>> from memexplore.whatif.cost import Cost
+    >>> from memexplore.tape import Meta
+    >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> origin(Trial(Knobs(), tape, Applied(), Cost(), seconds=0.0123))
+    "measured on this machine's CPU, 12.3 ms a step"
+    """
+    meta = trial.tape.meta
+    if meta.source is not Source.MEASURED:
+        return str(meta.source)
+    where = f"this machine's {'CPU' if meta.device == 'cpu' else meta.device}"
+    if not fits(trial):
+        return f"measured on {where} up to there, what it would need is predicted"
+    if math.isnan(trial.seconds):
+        return f"measured on {where}"
+    time = f"{trial.seconds * 1000:.3g} ms" if trial.seconds < 1 else f"{trial.seconds:.3g} s"
+    return f"measured on {where}, {time} a step"
 
 
 def change(before: Trial, after: Trial) -> str:

@@ -26,7 +26,8 @@ GOALS = {"resnet50": 300, "gpt2": 300, "llama7b": 700}
 SEEN = 60
 RUNS = 20
 CELL = """import torch, memexplore as mx
-from memexplore.notebook.explorer import Explorer, explore
+from memexplore.notebook.explorer import Explorer
+from memexplore.notebook.explorers import explore
 from memexplore.whatif import Step
 from tests.models import MODELS
 Explorer._prepare = lambda *_: None

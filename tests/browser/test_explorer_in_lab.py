@@ -189,6 +189,7 @@ def test_lines_can_be_copied(explored: Any) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     knob(explored, "Optimizer", "select").select_option("SGD")
     wait_for(explored, Knobs(optimizer="SGD"))
+    explored.settle()
     page.get_by_role("tab", name="Code", exact=True).click()
     code = page.wait_for_selector(".memexplore-code").inner_text()
     page.get_by_role("button", name="Copy", exact=True).click()

@@ -1,7 +1,8 @@
 """Record the golden scenarios on a real NVIDIA GPU: `python -m tests.gpu.record`, from the repository's root.
 
-Needs torch alone (no notebook packages, no memexplore). Each scenario runs in a process of its own; one that fails is
-recorded as failed and stops nothing. Takes under five minutes and writes one file into tests/data.
+Needs torch alone (no notebook packages), and memexplore for the scenarios with knobs. Each scenario runs in a process
+of its own; one that fails is recorded as failed and stops nothing. Takes under five minutes and writes one file into
+tests/data.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Training steps whose memory is recorded on a real GPU and predicted on the virtual one: ordinary CUDA code.
 
-Torch alone is needed. Each scenario is a function without arguments; `SCENARIOS` maps its name to it and to the
-allocator settings it runs under. None of them makes a reference cycle that holds a tensor, so that memory comes back
-at the same moment in every run.
+Torch alone is needed, and memexplore for the scenarios with knobs. Each scenario is a function without arguments;
+`SCENARIOS` maps its name to it and to the allocator settings it runs under. None of them makes a reference cycle
+that holds a tensor, so that memory comes back at the same moment in every run.
 """
 
 import contextlib
@@ -346,6 +346,69 @@ def embedding_bag():
         optimizer.zero_grad()
         F.cross_entropy(model(ids, offsets), targets).backward()
         optimizer.step()
+
+
+# --- knobs: what a run of the explorer does, measured here and predicted ---------------------------------------------
+
+
+def with_knobs(model, data, loss, **settings):
+    """Train two steps with knobs, by the code that the explorer runs on a real GPU and on a virtual one."""
+    from memexplore.whatif import Knobs, Step, apply, loop
+
+    knobs = Knobs(**settings)
+    model.cuda()
+    kept = []
+    with apply(loop.of_apply(knobs), model):
+        loop.train(Step(model, data, loss=loss), knobs, model, range(2), kept)
+
+
+def on_host(batch):
+    return tuple(tensor.cpu() for tensor in batch)
+
+
+@scenario()
+def knobs_mlp_fused_accumulated():
+    with_knobs(Mlp(), on_host(vectors()), F.cross_entropy, update="fused", accumulation=4)
+
+
+@scenario()
+def knobs_mlp_optimizer_in_backward():
+    with_knobs(Mlp(), on_host(vectors()), F.cross_entropy, optimizer="Adam", update="in backward")
+
+
+@scenario()
+def knobs_mlp_lora():
+    with_knobs(Mlp(), on_host(vectors()), F.cross_entropy, lora=("layers.0", "layers.2"))
+
+
+@scenario()
+def knobs_mlp_offloaded():
+    with_knobs(Mlp(), on_host(vectors()), F.cross_entropy, offload="saved tensors on the CPU")
+
+
+@scenario()
+def knobs_resnet_channels_last_fp16():
+    with_knobs(ResNet(), on_host(images()), F.cross_entropy, memory_format="channels last", precision="fp16")
+
+
+@scenario()
+def knobs_resnet_inference():
+    with_knobs(ResNet(), on_host(images()), F.cross_entropy, mode="inference", batch=16)
+
+
+@scenario()
+def knobs_transformer_checkpointed_bf16():
+    with_knobs(Transformer(), on_host(sentences()), token_loss, checkpoint="every 1", precision="bf16")
+
+
+@scenario()
+def knobs_transformer_keeping_matmuls():
+    with_knobs(Transformer(), on_host(sentences()), token_loss, checkpoint="keep matmuls")
+
+
+@scenario()
+def knobs_transformer_all_bf16():
+    with_knobs(Transformer(), on_host(sentences()), token_loss, precision="all bf16", optimizer="Adafactor")
 
 
 # --- the allocator --------------------------------------------------------------------------------------------------
