@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -104,11 +105,13 @@ def place_text(tape: Tape, row: int) -> str:
 def with_article(name: str) -> str:
     """The name of a device with its article, as it stands in a sentence.
 
-    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB card")]
-    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB card']
+    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB card", "8.00 GiB")]
+    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB card', 'a GPU with 8.00 GiB']
     """
     if name.startswith("cuda:"):
         return name
+    if re.fullmatch(r"[\d.]+ \w+", name):
+        return f"a GPU with {name}"
     first = name.split()[0] if name.split() else name
     spelled = first.isupper() and not first.isdigit()
     vowel = first[:1] in "AEFHILMNORSX" if spelled else first[:1] in "AEIOaeio" or first.startswith(("8", "11", "18"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +18,21 @@ from memexplore.tape import Category
 from memexplore.whatif import Knobs, Step, run
 from memexplore.whatif.code import lines
 from memexplore.whatif.inplace.legal import legal_sites
-from tests.small_nets import Deep, flat, images, step_of
+from tests.small_nets import SHAPES, Deep, flat, images, step_of
 from tests.test_loop import SGD, at_end_of_forward, trained
 
 STEPS = 3
 
 
 def executed(text: str, step: Step, batches: list[Any], optimizer: Callable[..., Any]) -> dict[str, Any]:
-    """Run lines as a script would; where they have no loop, one as of old follows. The state afterwards."""
+    """Run lines as a script would; the state afterwards."""
     torch.manual_seed(1)
+    script(text, step, batches, optimizer)
+    return {name: value.detach().clone() for name, value in step.model.state_dict().items()}
+
+
+def script(text: str, step: Step, batches: Iterable[Any], optimizer: Callable[..., Any]) -> dict[str, Any]:
+    """Run lines with what they find in a script, and with a loop as of old where they have none; all names."""
     names: dict[str, Any] = {
         "model": step.model,
         "batches": batches,
@@ -34,12 +41,16 @@ def executed(text: str, step: Step, batches: list[Any], optimizer: Callable[...,
         "optimizer": optimizer(step.model.parameters()),
     }
     exec(text, names)
-    if "in batches" not in text:
+    if not re.search(r"in (enumerate\()?batches", text):
         for batch in names["batches"]:
-            step.loss_of(names["model"], batch).backward()
+            found = step.loss_of(names["model"], batch)
+            for names["loss"] in found if isinstance(found, Iterator) else [found]:
+                names["loss"].backward()
             names["optimizer"].step()
             names["optimizer"].zero_grad()
-    return {name: value.detach().clone() for name, value in step.model.state_dict().items()}
+    if "hooks" in names:
+        names["hooks"].__exit__()
+    return names
 
 
 LOOP = [
@@ -333,10 +344,60 @@ def test_what_stands_outside_pytorch() -> None:
     ]
 
 
-def test_segments_that_no_sequential_calls_are_named() -> None:
+def test_segments_that_no_sequential_calls_are_put_together_as_they_are_called() -> None:
     # √5 is about 2: blocks 0 to 2 and 3 to 4.
     text = lines(step_of(Deep), Knobs(checkpoint="sqrt"))
-    assert text.splitlines()[-2:] == ["# blocks.0 to blocks.2", "# blocks.3 to blocks.4"]
+    assert text.splitlines()[-7:-4] == [
+        "    ['blocks.0', 'blocks.1', 'blocks.2'],",
+        "    ['blocks.3', 'blocks.4'],",
+        "]",
+    ]
+
+
+def bags(batch: Any, samples: int) -> Any:
+    """So many bags of three entries, and where each begins."""
+    return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
+
+
+def bag_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(*batch).square().mean()
+
+
+def test_micro_batches_of_a_batch_that_nobody_can_cut_are_loaded() -> None:
+    torch.manual_seed(0)
+    step = Step(nn.EmbeddingBag(9, 2), bags(None, 8), loss=bag_loss, optimizer=SGD, samples=8, resized=bags)
+    text = lines(step, Knobs(accumulation=2))
+    assert "for number, (inputs, targets) in enumerate(batches, 1):" in text
+    start = {name: value.clone() for name, value in step.model.state_dict().items()}
+    result = executed(text, step, [bags(None, 4)] * 2 * STEPS, SGD)
+    step.model.load_state_dict(start)
+    torch.testing.assert_close(result, trained(step, Knobs(accumulation=2), STEPS), rtol=1e-6, atol=1e-7)
+
+
+def test_adapters_need_an_optimizer_made_after_them() -> None:
+    text = lines(step_of(Deep, SGD), Knobs(lora="head", lora_rank=2))
+    *_, put_on, optimizer = text.splitlines()
+    assert "Adapted(" in put_on
+    assert optimizer == "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+
+
+def overwriting() -> nn.Module:
+    """A convolution whose result is overwritten."""
+    return nn.Sequential(
+        *(layer for inputs in (3, 4) for layer in (nn.Conv2d(inputs, 4, 3, padding=1), nn.ReLU(inplace=True))),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+SHAPES[overwriting] = SHAPES[images]
+
+
+def test_what_matrix_products_made_is_not_overwritten_where_it_stays() -> None:
+    step = step_of(overwriting, SGD)
+    text = lines(step, Knobs(checkpoint="keep matmuls"))
+    assert "for name in ['1', '3']:" in text
+    result = executed(text, step, [step.batch] * STEPS, SGD)
+    torch.testing.assert_close(result, trained(step_of(overwriting, SGD), Knobs(), STEPS), rtol=1e-10, atol=1e-12)
 
 
 def test_knobs_that_contradict_each_other_have_no_lines() -> None:

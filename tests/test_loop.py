@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -159,6 +160,44 @@ def test_a_larger_batch_has_the_samples_again() -> None:
 def test_micro_batches_must_divide_the_batch(knobs: Knobs) -> None:
     with pytest.raises(ValueError, match=f"accumulation={knobs.accumulation} does not divide"):
         trained(step_of(flat), knobs)
+
+
+# Several losses in a step.
+
+
+def two(model: nn.Module, batch: Any) -> Iterator[torch.Tensor]:
+    """The loss of the whole network, then, when that has gone backward, a penalty on its first layer."""
+    yield functional.cross_entropy(model(batch[0]), batch[1])
+    assert model[0].weight.grad is not None
+    yield 0.1 * model[0](batch[0]).square().mean()
+
+
+@pytest.mark.parametrize(
+    "knobs", [Knobs(), Knobs(accumulation=4), Knobs(precision="bf16"), Knobs(checkpoint="every 1")], ids=str
+)
+def test_several_losses_train_as_their_loop_written_out(knobs: Knobs) -> None:
+    dtype = torch.float32 if "precision" in knobs.changed() else torch.float64
+    step = step_of(flat, SGD, dtype)
+    torch.manual_seed(1)
+    optimizer = SGD(step.model.parameters())
+    for _ in range(3):
+        for part in step.micro_batches(step.batch, knobs.accumulation or 1):
+            losses = two(step.model, part)
+            for _ in range(2):
+                with torch.autocast("cpu", torch.bfloat16, enabled="precision" in knobs.changed()):
+                    loss = next(losses) / (knobs.accumulation or 1)
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = {name: value.clone() for name, value in step.model.state_dict().items()}
+    assert_equal(trained(dataclasses.replace(step_of(flat, SGD, dtype), loss=two), knobs), expected)
+
+
+def test_several_losses_without_training() -> None:
+    step = dataclasses.replace(step_of(flat), loss=lambda model, batch: (model(batch[0]).mean() for _ in range(2)))
+    kept: list[Any] = []
+    train(step, Knobs(mode="inference"), step.model, range(1), kept)
+    assert not kept[-1].requires_grad
 
 
 # zero_grad, precision, inference, and what is left behind.

@@ -159,6 +159,116 @@ def test_recomputation_is_an_activation_of_the_backward_pass(reentrant):
     assert tape.modules[tape.module[again[0]]].endswith("1")
 
 
+class Chained(nn.Module):
+    """Two blocks, computed again in backward by the form of checkpoints that runs forward without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(64, 64, bias=False), nn.Sigmoid()) for _ in range(2))
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
+def _kinds(tape: Tape, phase: str) -> list[tuple[str, str]]:
+    """Op and category of each block that was made in a phase."""
+    frame = tape.to_pandas()
+    frame = frame[(frame["action"] == "alloc") & (frame["phase"] == phase) & (frame["category"] != "workspace")]
+    return list(zip(frame["op"], frame["category"], strict=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_results_of_a_reentrant_checkpoint_are_activations_and_what_is_inside_is_none(device):
+    def run() -> None:
+        Chained().to(device)(torch.ones(8, 64, device=device, requires_grad=True)).sum().backward()
+
+    if device == "cuda":
+        tape = mx.simulate(run, gpu="T4")
+    else:
+        with mx.record() as recording:
+            run()
+        tape = recording.tape
+    first, second = ("aten::mm", "temporary"), ("aten::sigmoid", "activation")
+    assert _kinds(tape, "forward")[:4] == [first, second] * 2
+    assert "unknown" not in {category for _, category in _kinds(tape, "backward")}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # there are no gradients in the outer one
+def test_results_of_a_checkpoint_inside_a_reentrant_one_are_activations_when_it_runs_again():
+    outer = Chained()
+
+    def run() -> None:
+        model, x = outer.cuda(), torch.ones(8, 64, device="cuda", requires_grad=True)
+        checkpoint(model, x, use_reentrant=True).sum().backward()
+
+    kinds = _kinds(mx.simulate(run, gpu="T4"), "backward")
+    # The outer one runs both blocks again, then each block runs a third time, the last one first.
+    made = [kind for kind in kinds if kind[0] == "aten::sigmoid"]
+    assert made == [("aten::sigmoid", "activation")] * 4
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        kept = x.exp()
+        ctx.save_for_backward(kept)
+        return (kept + 1) * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0] * 2
+
+
+class Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Doubled.apply(x)
+
+
+def test_what_an_autograd_function_keeps_and_returns_is_an_activation():
+    def run() -> None:
+        Doubling()(torch.ones(1000, device="cuda", requires_grad=True)).sum().backward()
+
+    kinds = _kinds(mx.simulate(run, gpu="T4"), "forward")
+    assert kinds[:3] == [("aten::exp", "activation"), ("aten::add", "temporary"), ("aten::mul", "activation")]
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_all_that_a_forward_pass_makes_without_gradients_is_temporary(without):
+    kept = []
+
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(64, 64), Doubling()).cuda()
+        for _ in range(2):
+            with without():
+                kept.append(model(torch.ones(8, 64, device="cuda")))
+
+    tape = mx.simulate(run, gpu="T4")
+    once = [("aten::addmm", "temporary"), *((f"aten::{op}", "temporary") for op in ("exp", "add", "mul"))]
+    assert _kinds(tape, "forward") == once * 2
+
+
+def test_a_model_that_is_not_trained_inside_one_that_is_makes_temporaries():
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                wanted = Doubled.apply(self.teacher(x))
+            return (self.student(x) - wanted).square()
+
+    def run() -> None:
+        Distilled().cuda()(torch.ones(8, 64, device="cuda")).sum().backward()
+
+    kinds = _kinds(mx.simulate(run, gpu="T4"), "forward")
+    # The teacher's product and what the function made of it, then the student's product.
+    assert [category for _, category in kinds[:5]] == ["temporary"] * 4 + ["activation"]
+
+
 def test_accumulated_micro_batches_are_one_step():
     def run() -> None:
         model = nn.Linear(10, 1).cuda()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,37 @@ from tests.families import FAMILIES
 
 pytest.importorskip("transformers")
 GPU = "A100-80GB"
-# Several losses in one step, or a batch that is a graph or a list of visits and not so many samples.
-OTHERS = {name for name in FAMILIES if name in ("gan", "graph", "recommender")}
+
+
+def graphs(batch: Any, samples: int) -> Any:
+    """So many graphs as the first one side by side, which are one graph."""
+    features, edges, labels, labelled = (value[:200] if value.shape[0] != 2 else value[:, :1000] for value in batch)
+    shifted = torch.cat([edges + 200 * number for number in range(samples)], 1)
+    return features.repeat(samples, 1), shifted, labels.repeat(samples), labelled.repeat(samples)
+
+
+def visits(batch: Any, samples: int) -> Any:
+    """So many visits, each with three entries of each category."""
+    return (
+        torch.zeros(samples, 8),
+        torch.zeros(4, 3 * samples, dtype=torch.long),
+        torch.arange(0, 3 * samples, 3),
+        torch.zeros(samples),
+    )
+
+
+RESIZED = {"graph": {"samples": 1, "resized": graphs}, "recommender": {"resized": visits}}
+"""How a batch whose samples do not lie along the first dimension gets another number of them."""
 
 
 @functools.cache
 def step_of(name: str) -> Step:
     family = FAMILIES[name]
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return next(family.losses(model, batch))
+    def loss(model: nn.Module, batch: Any) -> Iterator[torch.Tensor]:
+        return family.losses(model, batch)
 
-    return Step(lambda: family.build().train(), family.batch("cpu"), loss=loss)
+    return Step(lambda: family.build().train(), family.batch("cpu"), loss=loss, **RESIZED.get(name, {}))
 
 
 def same(step: Step, knobs: Knobs) -> None:
@@ -42,13 +62,31 @@ def same(step: Step, knobs: Knobs) -> None:
     assert quick.cost.flops == plain.cost.flops
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - OTHERS))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_quick_answer_is_that_of_a_trace(name: str) -> None:
     step = step_of(name)
     run(step, gpu=GPU)
     same(step, Knobs(settings="expandable_segments:True"))
     same(step, Knobs(batch=2 * step.batch_size))
     same(step, Knobs(batch=step.batch_size + 1))
+
+
+@pytest.mark.parametrize("name", ["gan", "graph", "recommender"])
+@pytest.mark.parametrize("knobs", [Knobs(precision="bf16"), Knobs(accumulation=2), Knobs(mode="inference")], ids=str)
+def test_quick_answer_of_unusual_steps_in_every_loop(name: str, knobs: Knobs) -> None:
+    step = step_of(name)
+    batch = 2 * step.batch_size
+    run(step, knobs.replace(batch=batch), gpu=GPU)
+    same(step, knobs.replace(batch=2 * batch))
+
+
+def test_several_losses_go_backward_one_after_the_other() -> None:
+    tape = run(step_of("gan"), gpu=GPU).tape
+    first = (tape.action == Action.MARK) & (tape.step == 1)
+    # The discriminator's loss, then the generator's, then one optimizer.
+    assert [Phase(phase).text for phase in tape.phase[first]] == [
+        *("forward", "backward") * 2, "optimizer", "other",
+    ]  # fmt: skip
 
 
 def deep(width: int = 64) -> Step:

@@ -83,6 +83,28 @@ def test_micro_batches_of_different_sizes_are_refused() -> None:
         list(step.micro_batches(step.batch, 3))
 
 
+def bags(batch: Any, samples: int) -> Any:
+    """So many bags of three entries, and where each begins."""
+    return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
+
+
+def test_a_batch_that_knows_how_it_grows() -> None:
+    step = Step(nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resized=bags)
+    assert (step.batch_size, step.input_size) == (4, None)
+    assert step.batch_of() == step.batch
+    assert shapes(step.batch_of(6)) == [(18,), (6,)]
+    assert [shapes(part) for part in step.micro_batches(step.batch_of(6), 3, 6)] == [[(6,), (2,)]] * 3
+
+
+def test_a_batch_whose_samples_nobody_can_tell_apart_is_fixed() -> None:
+    step = Step(LINEAR, torch.zeros(5, 4), samples=1)
+    assert step.batch_of(1) is not None
+    with pytest.raises(ValueError, match="no tensor of the batch has its 1 sample along the first dimension"):
+        step.batch_of(2)
+    with pytest.raises(ValueError, match="accumulation=2 does not divide the batch of 1"):
+        list(step.micro_batches(step.batch, 2))
+
+
 class Answers(nn.Module):
     def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
         return SimpleNamespace(loss=x.sum(), logits=x)
@@ -123,3 +145,11 @@ def test_the_loss_of_the_output() -> None:
 def test_what_is_no_step(kind: type[Exception], given: tuple[Any, ...]) -> None:
     with pytest.raises(kind):
         Step(*given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(ValueError, {"samples": 0}), (ValueError, {"samples": 2.0}), (TypeError, {"resized": 3})]
+)
+def test_what_is_no_number_of_samples(kind: type[Exception], given: dict[str, Any]) -> None:
+    with pytest.raises(kind):
+        Step(LINEAR, ONES, **given)

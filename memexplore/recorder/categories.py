@@ -27,6 +27,7 @@ def decide(
 
     A block made in a forward pass (recomputation included) with gradients enabled is an **activation** where it
     outlives the call of the module that made it, or outside any module the forward pass itself; else a **temporary**.
+    What a forward pass makes without gradients is a temporary too: nothing of it is kept for a backward pass.
 
     >>> one = lambda value: np.array([value])
     >>> Category(int(decide(one(Phase.FORWARD), one(1), one(Category.UNKNOWN), one(3), one(9), one(5),
@@ -43,9 +44,8 @@ def decide(
     outlives_phase = dies > phase_end
     outlives_call = np.where(call_end >= 0, dies >= call_end, dies >= phase_end)
     forward = open_ & ((phase == Phase.FORWARD) | ((phase == Phase.BACKWARD) & (grad == 1)))
-    result[forward & (grad == 1)] = Category.TEMPORARY
+    result[forward] = Category.TEMPORARY
     result[forward & (grad == 1) & outlives_call] = Category.ACTIVATION
-    result[forward & (grad == 0) & ~outlives_phase] = Category.TEMPORARY
     result[open_ & (phase == Phase.BACKWARD) & (grad == 0)] = Category.TEMPORARY
 
     optimizer = open_ & (phase == Phase.OPTIMIZER)

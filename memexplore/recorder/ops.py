@@ -15,6 +15,7 @@ from memexplore.recorder.stacks import Stacks, caller
 from memexplore.tape import Action, Category, Phase
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
+_forward_mode: Callable[[], bool] = torch._C._is_fwd_grad_enabled
 _sequence = torch._C._autograd._get_sequence_nr
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _DETACH = torch.ops.aten.detach.default
@@ -28,7 +29,10 @@ _ALLOC, _FREE, _MARK, _OOM, _PREEXISTING = (
 
 
 class Event(NamedTuple):
-    """One noted event; `grad` tells whether gradients were enabled, `call` which module call was open."""
+    """One noted event; `grad` tells whether gradients were enabled, `call` which module call was open.
+
+    In the forward of a `torch.autograd.Function` both are those of the code that applied it.
+    """
 
     time: int
     action: int
@@ -87,7 +91,10 @@ class Recorder:
         """Address -> row of the block that is there now."""
         self._op_numbers: dict[Any, int] = {}
         self._owner_of: dict[int, int] = {}
-        self._calls: list[tuple[int, int, tuple[int, int], int]] = []
+        self._calls: list[tuple[int, int, tuple[int, int], int, int]] = []
+        """Open calls: module, number, stack, identity, and the call outside of the autograd function that runs it."""
+        self._enabled = True
+        """Whether gradients were enabled when code outside the forward of an autograd function last ran."""
         self._forwards: dict[int, dict[int, tuple[int, int, str]]] = {}
         self._sequences: dict[int, int] = {}
         self._phase = _OTHER
@@ -196,7 +203,9 @@ class Recorder:
         node = _current_node()
         calls = self._calls
         module, call = calls[-1][:2] if calls else (-1, -1)
-        grad = torch.is_grad_enabled()
+        grad = self._gradients(node)
+        if grad and calls and not torch.is_grad_enabled():
+            call = calls[-1][4]
         if node is None or self._in_backward:
             phase = self._phase
             if phase == _OPTIMIZER:
@@ -220,6 +229,21 @@ class Recorder:
         if (self.step, phase) != self._border:
             self._mark(phase)
         return phase, module, stack, int(grad), call
+
+    def _gradients(self, node: Any) -> bool:
+        """Whether gradients are enabled, or were where the autograd function was applied whose forward runs.
+
+        Such a forward, a checkpoint with re-entrance among them, runs without gradients and, unlike `no_grad`, without
+        forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.
+        """
+        if torch.is_grad_enabled():
+            self._enabled = True
+            return True
+        if _forward_mode() or torch.is_inference_mode_enabled():
+            self._enabled = False
+            return False
+        # In backward only a recomputation runs forwards, and it calls modules.
+        return self._enabled and (node is None or bool(self._calls))
 
     def _stack_now(self) -> int:
         if self._stack < 0:
@@ -260,10 +284,11 @@ class Recorder:
 
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """A module is called."""
-        calls = self._calls
+        calls, node = self._calls, _current_node()
+        applied = self._gradients(node) and not torch.is_grad_enabled()
         if not calls:
             self.names.root(module)
-            if _current_node() is None:
+            if node is None:
                 self.note(module)
                 self._in_backward = False
                 self._phase = _FORWARD
@@ -275,17 +300,18 @@ class Recorder:
         number = self.names.number(module, calls[-1][0] if calls else -1)
         call = len(self.call_ends_at)
         self.call_ends_at.append(-1)
-        calls.append((number, call, self.stacks.enter(frame), id(module)))
+        outside = (calls[-1][4] if calls else -1) if applied else call
+        calls.append((number, call, self.stacks.enter(frame), id(module), outside))
 
     def call_ends(self, module: torch.nn.Module) -> None:
         """A module returned, or raised."""
         while self._calls:
-            _, call, before, identity = self._calls.pop()
+            _, call, before, identity, _ = self._calls.pop()
             self.call_ends_at[call] = len(self.events)
             self.stacks.leave(before)
             if identity == id(module):
                 break
-        if not self._calls and not torch.is_grad_enabled() and self._phase == _FORWARD:
+        if not self._calls and self._phase == _FORWARD and not self._gradients(None):
             self._phase = _OTHER
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
@@ -377,7 +403,7 @@ class Recorder:
 
     def finish(self) -> None:
         """End all calls that an exception left open."""
-        for _, call, _before, _identity in self._calls:
+        for _, call, *_ in self._calls:
             self.call_ends_at[call] = len(self.events)
         self._calls.clear()
 

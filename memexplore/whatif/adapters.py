@@ -1,10 +1,14 @@
-"""Which weights train: layers frozen, and linear layers with low-rank adapters beside them (LoRA)."""
+"""Which weights train: layers frozen, and linear layers with low-rank adapters beside them (LoRA).
+
+Linear layers are `torch.nn.Linear` and the `Conv1D` of transformers, whose weight lies the other way around.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -26,15 +30,16 @@ class Adapted(nn.Module):
     True
     """
 
-    def __init__(self, base: nn.Linear, rank: int, seed: int) -> None:
+    def __init__(self, base: nn.Module, rank: int, seed: int) -> None:
         super().__init__()
-        device, dtype = base.weight.device, base.weight.dtype
+        weight: torch.Tensor = base.weight  # type: ignore[assignment]
+        self.in_features, self.out_features = features(base)
         generator = torch.Generator().manual_seed(seed)
-        bound = 1 / math.sqrt(base.in_features)
-        down = torch.empty(rank, base.in_features).uniform_(-bound, bound, generator=generator)
+        bound = 1 / math.sqrt(self.in_features)
+        down = torch.empty(rank, self.in_features).uniform_(-bound, bound, generator=generator)
         self.base = base
-        self.down = nn.Parameter(down.to(device, dtype))
-        self.up = nn.Parameter(torch.zeros(base.out_features, rank, device=device, dtype=dtype))
+        self.down = nn.Parameter(down.to(weight.device, weight.dtype))
+        self.up = nn.Parameter(torch.zeros(self.out_features, rank, device=weight.device, dtype=weight.dtype))
         self.train(base.training)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -44,22 +49,38 @@ class Adapted(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The base's weight, for code that looks at a layer's size or type."""
-        return self.base.weight
+        return self.base.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The base's bias."""
-        return self.base.bias
+        return self.base.bias  # type: ignore[return-value]
 
-    @property
-    def in_features(self) -> int:
-        """Inputs of the base."""
-        return self.base.in_features
 
-    @property
-    def out_features(self) -> int:
-        """Outputs of the base."""
-        return self.base.out_features
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by a weight matrix and adds a bias, and does nothing else.
+
+    >>> is_linear(nn.Linear(1, 1)), is_linear(nn.Conv1d(1, 1, 1))
+    (True, False)
+    """
+    return isinstance(module, nn.Linear) or _is_transposed(module)
+
+
+def features(linear: nn.Module) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer.
+
+    >>> features(nn.Linear(3, 5))
+    (3, 5)
+    """
+    weight: torch.Tensor = linear.weight  # type: ignore[assignment]
+    first, second = weight.shape
+    return (first, second) if _is_transposed(linear) else (second, first)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether a module is the `Conv1D` of transformers, whose weight has shape (inputs, outputs)."""
+    kind = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    return kind is not None and isinstance(module, kind)
 
 
 def check_names(model: nn.Module, names: Iterable[str]) -> None:
@@ -140,31 +161,31 @@ def adapted(model: nn.Module, names: tuple[str, ...], rank: int) -> Iterator[App
                 parent._modules[name] = base
 
 
-def linear_layers(model: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, nn.Linear], tuple[LeftOut, ...]]:
+def linear_layers(model: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, nn.Module], tuple[LeftOut, ...]]:
     """The linear layers that adapters can be put beside, by name, and those that they cannot."""
-    chosen: dict[str, nn.Linear] = {}
+    chosen: dict[str, nn.Module] = {}
     left_out: list[LeftOut] = []
     for name in names:
         below = {
             ".".join(part for part in (name, inner) if part): module
             for inner, module in model.get_submodule(name).named_modules()
-            if isinstance(module, nn.Linear)
+            if is_linear(module)
         }
         if not below:
-            raise ValueError(f"{name or 'the model'} is no torch.nn.Linear and has none below it: LoRA needs one")
+            raise ValueError(f"{name or 'the model'} is no linear layer and has none below it: LoRA needs one")
         for place, module in below.items():
             if not place:
                 left_out.append(LeftOut(type(module).__name__, "it is the model itself"))
             elif isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
                 left_out.append(LeftOut(place, "attention reads its weight and never calls it"))
-            elif module.weight.is_floating_point():
+            elif module.weight.is_floating_point():  # type: ignore[operator]
                 chosen[place] = module
             else:
                 left_out.append(LeftOut(place, f"its weights are {module.weight.dtype}"))
     return chosen, tuple(dict.fromkeys(left_out))
 
 
-def _tied(model: nn.Module, chosen: dict[str, nn.Linear]) -> Iterator[str]:
+def _tied(model: nn.Module, chosen: dict[str, nn.Module]) -> Iterator[str]:
     owners: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(weight), []).append(name)

@@ -12,13 +12,14 @@ import torch
 
 from memexplore import devices
 from memexplore.whatif import adapters, optimizers
+from memexplore.whatif.apply import of_model
 from memexplore.whatif.code_model import model_lines
 from memexplore.whatif.inplace.sites import Sites
 from memexplore.whatif.knobs import (
+    InPlace,
     Knobs,
     MemoryFormat,
     Mode,
-    Offload,
     Optimizer,
     Precision,
     Update,
@@ -40,7 +41,7 @@ for weight in optimizers:
     weight.register_post_accumulate_grad_hook(update)
 """
 _OF_THE_SCRIPT = ("model", "dataset", "batches", "loss_function", "optimizer")
-_LOOP = {"accumulation", "optimizer", "update", "zero_grad", "memory_format", "offload"}
+_LOOP = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
 """Fields that the lines of the loop show, beside precision and inference."""
 
 
@@ -49,7 +50,8 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
 
     `model`, `batches` (what the loop goes over), `dataset`, `loss_function` and `optimizer` are names of the script;
     the first line tells which of them are used. Without a step the batch is taken for ``(inputs, targets)``. `sites`
-    are the places where activations may be in place (`inplace.legal_sites`). What no few lines can do is a comment.
+    are the places where activations may be in place (`inplace.legal_sites`); without them those count that a run of
+    the step has found. What has to be changed inside the model's own code is a comment that names the line.
 
     >>> print(lines(None, Knobs(precision="bf16", accumulation=4)))
     # model, batches, loss_function and optimizer are yours.
@@ -70,6 +72,7 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     model = _model(step)
     if model is not None:
         adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
+    sites = sites or _found(step, knobs)
     pieces = [*_before(knobs), *model_lines(model, knobs, sites), *_optimizer(step, knobs), *_loop(step, knobs)]
     if not pieces:
         return ""
@@ -86,6 +89,16 @@ def _model(step: Step | None) -> torch.nn.Module | None:
     return step.model if isinstance(step.model, torch.nn.Module) else getattr(step, "_built", None)
 
 
+def _found(step: Step | None, knobs: Knobs) -> Sites | None:
+    """Where activations may be in place, if a run of the step has found out with these knobs (`trial.run`)."""
+    if knobs.inplace is InPlace.AS_WRITTEN:
+        return None
+    wanted = of_model(knobs).replace(inplace=InPlace.AS_WRITTEN)
+    seen = getattr(step, "_seen", None)
+    sites = [] if seen is None else [found for (looked, *_), found in seen.sites.items() if of_model(looked) == wanted]
+    return sites[-1] if sites else None
+
+
 def _code(body: str) -> str:
     """The body without its comments and texts."""
     return re.sub(r"#.*|\"[^\"]*\"|'[^']*'", "", body)
@@ -98,7 +111,7 @@ def _yours(names: list[str]) -> Iterator[str]:
 
 
 def _imports(body: str) -> Iterator[str]:
-    for name in ("functools", "os", "torch"):
+    for name in ("functools", "os", "sys", "torch", "weakref"):
         if re.search(rf"\b{name}\.", _code(body)):
             yield f"import {name}"
 
@@ -120,7 +133,7 @@ def _before(knobs: Knobs) -> Iterator[str]:
 
 
 def _optimizer(step: Step | None, knobs: Knobs) -> Iterator[str]:
-    if knobs.mode is Mode.INFERENCE or not knobs.changed().keys() & {"optimizer", "update"}:
+    if knobs.mode is Mode.INFERENCE or not knobs.changed().keys() & {"optimizer", "update", "lora"}:
         return
     kind, settings, groups = _kind(step, knobs)
     # Raises where the class does not have it.
@@ -229,15 +242,19 @@ def _loop(step: Step | None, knobs: Knobs) -> Iterator[str]:
     count = knobs.accumulation or 1
     form = _form(step, count)
     scaled = knobs.precision is Precision.FP16 and trains
-    body = [*_casts(form, knobs), *_forward(form, knobs, count)]
-    if trains:
-        body.append("scaler.scale(loss).backward()" if scaled else "loss.backward()")
-    if count > 1:
+    backward = "scaler.scale(loss).backward()" if scaled else "loss.backward()"
+    body = [*_casts(form, knobs), *_forward(step, form, knobs, count, [backward] if trains else [])]
+    apart = count > 1 and step is not None and step.resized is not None
+    if count > 1 and not apart:
         body = [*form.micro, *_indented(body)]
     if trains and knobs.update is not Update.IN_BACKWARD:
-        body += ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
-        body.append(f"optimizer.zero_grad({'set_to_none=False' if knobs.zero_grad is ZeroGrad.TO_ZERO else ''})")
+        update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
+        update.append(f"optimizer.zero_grad({'set_to_none=False' if knobs.zero_grad is ZeroGrad.TO_ZERO else ''})")
+        body += [f"if number % {count} == 0:", *_indented(update)] if apart else update
     loop = [f"for {form.batch} in batches:", *_indented(body)]
+    if apart:
+        given = f"({form.batch})" if "," in form.batch else form.batch
+        loop[0] = f"for number, {given} in enumerate(batches, 1):  # each as large as a micro-batch"
     if scaled:
         yield 'scaler = torch.amp.GradScaler("cuda")'
     if not trains:
@@ -259,15 +276,20 @@ def _casts(form: _Form, knobs: Knobs) -> Iterator[str]:
             yield f"{name} = {name}.to(memory_format=torch.channels_last)"
 
 
-def _forward(form: _Form, knobs: Knobs, count: int) -> list[str]:
-    """The lines from a batch to its loss."""
+def _forward(step: Step | None, form: _Form, knobs: Knobs, count: int, backward: list[str]) -> list[str]:
+    """The lines from a batch to its loss, and what is done with that."""
     share = f" / {count}" if count > 1 and knobs.mode is not Mode.INFERENCE else ""
-    block = [f"loss = {form.loss.format(output=form.output)}{share}"]
-    if knobs.offload is Offload.SAVED_TENSORS:
-        inside = [f"output = {form.output}"] if form.output else block
-        # The name would keep the output until the next one is there.
-        after = [f"loss = {form.loss.format(output='output')}{share}", "del output"] if form.output else []
-        block = ["with torch.autograd.graph.save_on_cpu(pin_memory=True):", *_indented(inside), *after]
+    loss = form.loss.format(output=form.output)
+    if step is None or not inspect.isgeneratorfunction(step.loss):
+        return [*_inside_autocast([f"loss = {loss}{share}"], knobs), *backward]
+    if not share and knobs.precision not in (*AUTOCAST, Precision.OFF):
+        return [f"for loss in {loss}:", *_indented(backward or ["pass"])]
+    body = [*_inside_autocast([f"loss = next(losses){share}"], knobs), *backward]
+    tried = ["while True:", *_indented(body)]
+    return [f"losses = {loss}", "try:", *_indented(tried), "except StopIteration:  # that was the last one", "    pass"]
+
+
+def _inside_autocast(block: list[str], knobs: Knobs) -> list[str]:
     if knobs.precision in AUTOCAST:
         return [f'with torch.autocast("cuda", dtype={AUTOCAST[knobs.precision]}):', *_indented(block)]
     if knobs.precision is Precision.OFF:

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from torch import nn
 
 from memexplore.whatif import adapters
-from memexplore.whatif.checkpoints.blocks import Block, blocks
+from memexplore.whatif.code_checkpoints import checkpoint_lines
 from memexplore.whatif.inplace.activations import Form
 from memexplore.whatif.inplace.sites import Sites
-from memexplore.whatif.knobs import Checkpoint, CheckpointKind, InPlace, Knobs, MemoryFormat, Mode, Precision
+from memexplore.whatif.knobs import InPlace, Knobs, MemoryFormat, Mode, Offload, Precision
 
 _ADAPTED = """\
 class Adapted(torch.nn.Module):
     def __init__(self, base, rank):
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.down = torch.nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.up = torch.nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        outputs, inputs = {shape}
+        self.down = torch.nn.Parameter(base.weight.new_empty(rank, inputs))
+        self.up = torch.nn.Parameter(base.weight.new_zeros(outputs, rank))
         torch.nn.init.kaiming_uniform_(self.down, a=5**0.5)
 
     def forward(self, value):
         linear = torch.nn.functional.linear
         return self.base(value) + linear(linear(value, self.down), self.up)
 """
-_IN_PIECES = """\
-def in_pieces(layers, pieces, value):
-    for first, end, again in pieces:
-        part = layers[first:end]
-        value = checkpoint(part, value, {options}) if again else part(value)
-    return value
+_ON_CPU = """\
+def on_cpu(forward, *args, **kwargs):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return forward(*args, **kwargs)
+
+model.forward = functools.partial(on_cpu, model.forward)
 """
-_KEPT = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-)
-"""What selective checkpointing keeps on a GPU; `matmuls.KEPT` has those of other devices too."""
 
 
 def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = None) -> Iterator[str]:
@@ -57,7 +46,7 @@ def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = Non
         yield _for_layers(knobs.frozen, "model.get_submodule(name).requires_grad_(False)")
     if knobs.lora:
         names = knobs.lora if model is None else tuple(adapters.linear_layers(model, knobs.lora)[0])
-        yield _ADAPTED
+        yield _ADAPTED.format(shape=_shape(model, names))
         yield _for_layers(
             names, f"model.set_submodule(name, Adapted(model.get_submodule(name), rank={knobs.lora_rank}))"
         )
@@ -67,9 +56,21 @@ def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = Non
         yield "model.to(memory_format=torch.channels_last)"
     if knobs.inplace is not InPlace.AS_WRITTEN:
         yield from _in_place(knobs.inplace, sites)
-    yield from _checkpoint(model, knobs.checkpoint)
+    yield from checkpoint_lines(model, knobs.checkpoint)
+    if knobs.offload is Offload.SAVED_TENSORS:
+        yield _ON_CPU
     if knobs.mode is Mode.INFERENCE:
         yield "model.eval()"
+
+
+def _shape(model: nn.Module | None, names: tuple[str, ...]) -> str:
+    """How outputs and inputs of linear layers are read: transformers' `Conv1D` has its weight the other way around."""
+    kinds = {isinstance(model.get_submodule(name), nn.Linear) for name in names} if model is not None else {True}
+    if kinds == {True}:
+        return "base.weight.shape"
+    if kinds == {False}:
+        return "reversed(base.weight.shape)"
+    return "base.weight.shape if isinstance(base, torch.nn.Linear) else reversed(base.weight.shape)"
 
 
 def _for_layers(names: tuple[str, ...], statement: str) -> str:
@@ -93,110 +94,3 @@ def _in_place(choice: InPlace, sites: Sites | None) -> Iterator[str]:
     for place in changed:
         if place.file:
             yield f"# {place}: call {place.function} in the form that {'overwrites' if on else 'keeps'} its input."
-
-
-# --- checkpoints ----------------------------------------------------------------------------------------------------
-
-
-def _checkpoint(model: nn.Module | None, checkpoint: Checkpoint) -> Iterator[str]:
-    kind = checkpoint.kind
-    if kind is CheckpointKind.AS_WRITTEN:
-        return
-    if kind is CheckpointKind.NONE:
-        yield (
-            "for module in model.modules():\n"
-            '    if hasattr(module, "gradient_checkpointing"):\n'
-            "        module.gradient_checkpointing = False  # and take checkpoint() out of the model's own code"
-        )
-        return
-    if kind is CheckpointKind.NORMS:
-        yield "# No few lines of plain PyTorch do this; memexplore.apply does:"
-        yield '# with memexplore.apply(memexplore.Knobs(checkpoint="norms"), model): ...'
-        return
-    if getattr(getattr(model, "config", None), "use_cache", False):
-        yield "model.config.use_cache = False"
-    if model is not None and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        yield "# Batch norm's running statistics move twice a step in what is computed again."
-    options = "use_reentrant=False"
-    if kind is CheckpointKind.KEEP_MATMULS:
-        yield "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts"
-        ops = ", ".join(f'"{name}"' for name in _KEPT)
-        yield f"keep = [getattr(torch.ops.aten, name).default for name in ({ops})]"
-        options += ", context_fn=functools.partial(create_selective_checkpoint_contexts, keep)"
-    else:
-        yield "from torch.utils.checkpoint import checkpoint"
-    wrap = f"block.forward = functools.partial(checkpoint, block.forward, {options})"
-    if kind is CheckpointKind.LAYERS:
-        yield _for_names(checkpoint.layers, wrap)
-    elif model is None:
-        every = f"[::{checkpoint.every}]" if checkpoint.every > 1 else ""
-        yield f"for block in list(model.layers){every}:  # model.layers: the repeated blocks of your model\n    {wrap}"
-    else:
-        yield from _found(model, checkpoint, wrap, options)
-
-
-def _for_names(names: tuple[str, ...], wrap: str) -> str:
-    return f"for name in {list(names)!r}:\n    block = model.get_submodule(name)\n    {wrap}"
-
-
-def _found(model: nn.Module, checkpoint: Checkpoint, wrap: str, options: str) -> Iterator[str]:
-    """The lines for blocks that are found."""
-    found = blocks(model)
-    segments: list[tuple[Block, ...]] = [(block,) for block in found]
-    if checkpoint.kind is CheckpointKind.SQRT:
-        count = max(1, round(math.sqrt(len(found))))
-        segments = [
-            tuple(block for number, block in enumerate(found) if number * count // len(found) == segment)
-            for segment in range(count)
-        ]
-    chosen = segments[:: checkpoint.every]
-    if all(len(segment) == 1 and len(segment[0].names) == 1 for segment in chosen):
-        yield _for_names(tuple(block.name for block, *_ in chosen), wrap)
-        return
-    runs = [_run(model, segment) for segment in chosen]
-    if None in runs:
-        yield "# In the model's forward, run the layers of each line in one call of checkpoint(...):"
-        for segment in chosen:
-            names = [name for block in segment for name in block.names]
-            yield f"# {names[0]} to {names[-1]}" if len(names) > 1 else f"# {names[0]}"
-        return
-    yield _IN_PIECES.format(options=options)
-    for parent in dict.fromkeys(run[0] for run in runs if run is not None):
-        layers = f"model.get_submodule({parent!r})" if parent else "model"
-        pieces = _pieces(
-            len(model.get_submodule(parent)._modules),
-            [run[1:] for run in runs if run is not None and run[0] == parent],
-        )
-        yield f"layers = {layers}\nlayers.forward = functools.partial(in_pieces, layers, {pieces!r})"
-
-
-def _run(model: nn.Module, segment: tuple[Block, ...]) -> tuple[str, int, int] | None:
-    """The `nn.Sequential` that calls blocks one after another, and from where to where; None where no such one does."""
-    names = [name for block in segment for name in block.names]
-    parents = {name.rpartition(".")[0] for name in names}
-    parent = parents.pop()
-    owner = model.get_submodule(parent)
-    if parents or not isinstance(owner, nn.Sequential):
-        return None
-    places = [list(owner._modules).index(name.rpartition(".")[2]) for name in names]
-    if places != list(range(places[0], places[0] + len(places))):
-        return None
-    return parent, places[0], places[-1] + 1
-
-
-def _pieces(count: int, again: list[tuple[int, int]]) -> list[tuple[int, int, bool]]:
-    """All of `count` layers cut into those that are computed again and those between them.
-
-    >>> _pieces(5, [(1, 3)])
-    [(0, 1, False), (1, 3, True), (3, 5, False)]
-    """
-    cut: list[tuple[int, int, bool]] = []
-    at = 0
-    for first, end in again:
-        if first > at:
-            cut.append((at, first, False))
-        cut.append((first, end, True))
-        at = end
-    if at < count:
-        cut.append((at, count, False))
-    return cut

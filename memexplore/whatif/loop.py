@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -65,13 +66,15 @@ def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int]
     batch = step.batch_of(knobs.batch, knobs.input_size)
     count, device = knobs.accumulation or 1, device_of(model)
     applied = Applied(tuple(_texts(step, knobs)), (), micro_batch_notes(knobs, model))
+    loss: list[torch.Tensor] = []
     if knobs.mode is Mode.INFERENCE:
         for _ in steps:
             with torch.no_grad():
-                for part in step.micro_batches(batch, count):
+                for part in step.micro_batches(batch, count, knobs.batch):
                     part = to_device(part, device, knobs)
-                    loss = _loss(step, knobs, model, part, device)
-        kept.append(loss)
+                    for _ in _losses(step, knobs, model, part, device, loss):
+                        pass
+        kept += loss
         return applied
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     if not weights:
@@ -86,25 +89,48 @@ def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int]
             optimizer = optimizers.make(step.optimizer, knobs, weights)
             kept += [optimizer, scaler]
         for _ in steps:
-            for part in step.micro_batches(batch, count):
+            for part in step.micro_batches(batch, count, knobs.batch):
                 part = to_device(part, device, knobs)
-                loss = _loss(step, knobs, model, part, device)
-                if count > 1:
-                    loss = loss / count
-                scaler.scale(loss).backward()
+                for _ in _losses(step, knobs, model, part, device, loss):
+                    scaler.scale(loss[0]).backward()
             if optimizer is not None:
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad(set_to_none=not keeps_zeros)
-    kept.append(loss)
+    kept += loss
     return applied
 
 
-def _loss(step: Step, knobs: Knobs, model: torch.nn.Module, part: Any, device: torch.device) -> torch.Tensor:
+def _losses(
+    step: Step, knobs: Knobs, model: torch.nn.Module, part: Any, device: torch.device, loss: list[torch.Tensor]
+) -> Iterator[None]:
+    """Put the losses of a micro-batch, nearly always one, into `loss` one after the other, divided as `train` says.
+
+    The list holds one until the next is there, as a variable of a script would, and nothing else does.
+    """
+    share = 1 if knobs.mode is Mode.INFERENCE else knobs.accumulation or 1
+    with _casting(knobs, device):
+        found = [step.loss_of(model, part)]
+        several = found.pop() if isinstance(found[0], Iterator) else iter(())
+        more = _moved(found, loss, share) or _moved(list(itertools.islice(several, 1)), loss, share)
+    while more:
+        yield
+        with _casting(knobs, device):
+            more = _moved(list(itertools.islice(several, 1)), loss, share)
+
+
+def _moved(found: list[torch.Tensor], loss: list[torch.Tensor], share: int) -> bool:
+    """Move a loss that was found, divided, to where one is held; False where none was."""
+    if found:
+        loss[:] = [found.pop() if share == 1 else found.pop() / share]
+        return True
+    return False
+
+
+def _casting(knobs: Knobs, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     if knobs.precision not in AUTOCAST:
-        return step.loss_of(model, part)
-    with torch.autocast(device.type, dtype=AUTOCAST[knobs.precision]):
-        return step.loss_of(model, part)
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=AUTOCAST[knobs.precision])
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def checkpointed(model: nn.Module, checkpoint: Checkpoint) -> Iterator[Applied]:
         yield _PUT_ON[checkpoint.kind](undo, model, checkpoint)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """What is computed again as one: modules that are called one after another, nearly always one."""
 
     name: str
@@ -75,16 +75,17 @@ class _Piece(NamedTuple):
     """Names of the blocks that are computed again with it."""
 
 
-def _pieces(model: nn.Module) -> list[_Piece]:
+def pieces_of(model: nn.Module) -> list[Piece]:
+    """The repeated blocks of a model as pieces, in order."""
     found = []
     for block in blocks.blocks(model):
         modules = tuple(model.get_submodule(name) for name in block.names)
         parent_name, _, own = block.name.rpartition(".")
         parent = model.get_submodule(parent_name)
         if len(modules) > 1 or (blocks.is_sequential(parent) and next(modules[0].children(), None) is None):
-            found.append(_Piece(block.name, modules, parent, list(parent._modules).index(own)))
+            found.append(Piece(block.name, modules, parent, list(parent._modules).index(own)))
         else:
-            found.append(_Piece(block.name, modules))
+            found.append(Piece(block.name, modules))
     return found
 
 
@@ -96,12 +97,12 @@ def _none(undo: contextlib.ExitStack, model: nn.Module, checkpoint: Checkpoint) 
 
 
 def _every(undo: contextlib.ExitStack, model: nn.Module, checkpoint: Checkpoint) -> Applied:
-    pieces = _pieces(model)
+    pieces = pieces_of(model)
     return _checkpoint(undo, model, pieces[:: checkpoint.every], len(pieces), "blocks")
 
 
 def _keep_matmuls(undo: contextlib.ExitStack, model: nn.Module, checkpoint: Checkpoint) -> Applied:
-    pieces = _pieces(model)
+    pieces = pieces_of(model)
     return _checkpoint(
         undo, model, pieces, len(pieces), "blocks, keeping the results of matrix products", matmuls.contexts
     )
@@ -122,7 +123,7 @@ def _layers(undo: contextlib.ExitStack, model: nn.Module, checkpoint: Checkpoint
         elif isinstance(modules[name], (nn.ModuleList, nn.ModuleDict)):
             left_out.append(LeftOut(name, "it is a list, which nobody calls: name the layers in it"))
         else:
-            pieces.append(_Piece(name, (modules[name],)))
+            pieces.append(Piece(name, (modules[name],)))
     word = "named layer" if len(names) == 1 else "named layers"
     return Applied((), tuple(left_out)) + _checkpoint(undo, model, pieces, len(names), word)
 
@@ -130,7 +131,7 @@ def _layers(undo: contextlib.ExitStack, model: nn.Module, checkpoint: Checkpoint
 def _checkpoint(
     undo: contextlib.ExitStack,
     model: nn.Module,
-    pieces: list[_Piece],
+    pieces: list[Piece],
     count: int,
     words: str,
     contexts: Callable[[], Any] = torch_checkpoint.noop_context_fn,
@@ -149,8 +150,8 @@ def _checkpoint(
     return _applied(watch, f"Checkpointing {{}} of {count} {words}", pieces)
 
 
-def _by_parent(pieces: list[_Piece]) -> dict[nn.Module, list[_Piece]]:
-    found: dict[nn.Module, list[_Piece]] = {}
+def _by_parent(pieces: list[Piece]) -> dict[nn.Module, list[Piece]]:
+    found: dict[nn.Module, list[Piece]] = {}
     for piece in pieces:
         if piece.parent is not None:
             found.setdefault(piece.parent, []).append(piece)
@@ -160,7 +161,7 @@ def _by_parent(pieces: list[_Piece]) -> dict[nn.Module, list[_Piece]]:
 class _Site(NamedTuple):
     """A piece with all that runs it."""
 
-    piece: _Piece
+    piece: Piece
     inner: list[nn.Module]
     """Its modules and those below them."""
     statistics: list[nn.Module]
@@ -177,7 +178,7 @@ class _Site(NamedTuple):
         return call_twice(_Twice(self, first, later), self.contexts, args, kwargs)
 
 
-def _site(piece: _Piece, watch: Watch, guard: Guard, contexts: Callable[[], Any]) -> _Site:
+def _site(piece: Piece, watch: Watch, guard: Guard, contexts: Callable[[], Any]) -> _Site:
     inner = _all([piece])
     return _Site(piece, inner, counting(inner), watch, guard, contexts)
 
@@ -237,7 +238,7 @@ def _sequence(parent: nn.Module, sites: list[_Site]) -> Callable[[Any], Any]:
     return sequence
 
 
-def _in_turn(piece: _Piece) -> Callable[[Any], Any]:
+def _in_turn(piece: Piece) -> Callable[[Any], Any]:
     def run(value: Any) -> Any:
         for module in piece.modules:
             value = module(value)
@@ -246,7 +247,7 @@ def _in_turn(piece: _Piece) -> Callable[[Any], Any]:
     return run
 
 
-def _in_turn_again(piece: _Piece) -> Callable[[Any], Any]:
+def _in_turn_again(piece: Piece) -> Callable[[Any], Any]:
     def run(value: Any) -> Any:
         for module in piece.modules:
             value = again(module, module.forward, (value,), {})
@@ -257,31 +258,50 @@ def _in_turn_again(piece: _Piece) -> Callable[[Any], Any]:
 
 def _sqrt(undo: contextlib.ExitStack, model: nn.Module, checkpoint: Checkpoint) -> Applied:
     """√N segments of consecutive blocks (Chen et al. 2016, Training deep nets with sublinear memory cost)."""
-    pieces = _pieces(model)
+    pieces = pieces_of(model)
     if not pieces:
         return _nothing(model)
-    segments = max(1, round(math.sqrt(len(pieces))))
+    segments = segments_of(len(pieces))
     watch, guard = Watch(tuple(piece.name for piece in pieces)), Guard()
     segment_of: dict[int, _Segment] = {}
-    joined: dict[tuple[int, int], list[_Piece]] = {}
-    for position, piece in enumerate(pieces):
-        segment = position * segments // len(pieces)
+    joined: dict[int, list[list[Piece]]] = {}
+    for position, (segment, piece) in enumerate(zip(segments, pieces, strict=True)):
         if piece.parent is None:
             place = segment_of.setdefault(segment, _Segment(position))
             site = _site(piece, watch, guard, torch_checkpoint.noop_context_fn)
             replace_forward(undo, piece.modules[0], _in_region(site, place, position))
         else:
-            joined.setdefault((segment, id(piece.parent)), []).append(piece)
-    for parent, runs in _by_parent([_one(run) for run in joined.values()]).items():
-        sites = [_site(run, watch, guard, torch_checkpoint.noop_context_fn) for run in runs]
+            runs = joined.setdefault(segment, [])
+            if runs and goes_on(runs[-1][-1], piece):
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+    for parent, parts in _by_parent([_one(run) for runs in joined.values() for run in runs]).items():
+        sites = [_site(part, watch, guard, torch_checkpoint.noop_context_fn) for part in parts]
         replace_forward(undo, parent, _sequence(parent, sites))
     undo.enter_context(guard.watching(_all(pieces)))
-    words = f"Checkpointing {{}} of {len(pieces)} blocks in {segments} segment{'s' if segments > 1 else ''}"
+    count = segments[-1] + 1
+    words = f"Checkpointing {{}} of {len(pieces)} blocks in {count} segment{'s' if count > 1 else ''}"
     return _applied(watch, words, pieces)
 
 
-def _one(run: list[_Piece]) -> _Piece:
-    """Runs of the same `nn.Sequential` as one."""
+def segments_of(count: int) -> list[int]:
+    """Which of √N segments each of N blocks is in.
+
+    >>> segments_of(5)
+    [0, 0, 0, 1, 1]
+    """
+    segments = max(1, round(math.sqrt(count)))
+    return [position * segments // count for position in range(count)]
+
+
+def goes_on(before: Piece, piece: Piece) -> bool:
+    """Whether an `nn.Sequential` calls a piece right after another."""
+    return before.parent is piece.parent and before.start + len(before.modules) == piece.start
+
+
+def _one(run: list[Piece]) -> Piece:
+    """Runs of the same `nn.Sequential` that follow each other as one."""
     modules = tuple(module for piece in run for module in piece.modules)
     return run[0]._replace(modules=modules, others=tuple(piece.name for piece in run[1:]))
 
@@ -344,12 +364,12 @@ _PUT_ON: dict[CheckpointKind, Callable[[contextlib.ExitStack, nn.Module, Checkpo
 }
 
 
-def _all(pieces: list[_Piece]) -> list[nn.Module]:
+def _all(pieces: list[Piece]) -> list[nn.Module]:
     found = (inner for piece in pieces for module in piece.modules for inner in module.modules())
     return list(dict.fromkeys(found))
 
 
-def _applied(watch: Watch, text: str, pieces: list[_Piece]) -> Applied:
+def _applied(watch: Watch, text: str, pieces: list[Piece]) -> Applied:
     keeps_count = any(norm.track_running_stats for norm in counting(_all(pieces)))
     notes = (_STATISTICS,) if keeps_count else ()
     return Applied((text.format(len(pieces)),), (), notes, (functools.partial(watch.settle, text),))

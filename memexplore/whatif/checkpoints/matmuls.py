@@ -9,9 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_aten = torch.ops.aten
-_storage = torch._C.TensorBase.untyped_storage
+from memexplore.whatif.checkpoints.rerun import memory_of
 
+_aten = torch.ops.aten
 _KEPT_NAMES = (
     *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear"),
     *("convolution", "cudnn_convolution", "mkldnn_convolution", "_slow_conv2d_forward"),
@@ -37,7 +37,10 @@ _HARMLESS = frozenset(
         _aten.tanh_.default,
     }
 )
-"""Ops that may overwrite what stays: they save at most their result, so neither has to run again."""
+"""Ops that may overwrite what stays: they save at most their result, so neither has to run again.
+
+What another op overwrites is kept as a copy.
+"""
 
 
 def contexts() -> Any:
@@ -72,31 +75,52 @@ class _Keeping(_Counting):
 
     def __init__(self, kept: dict[tuple[Any, int], Any]) -> None:
         super().__init__(kept)
-        self._storages: set[int] = set()
+        self._calls_in: dict[int | None, list[tuple[Any, int]]] = {}
+        """Storage -> the calls whose kept results lie in it."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if op not in _HARMLESS and self._overwrites_kept(op, args):
-            raise RuntimeError(
-                f"{op.name()} overwrites the result of a matrix product that checkpointing keeps; "
-                "switch in-place activations off, or choose another checkpoint setting"
-            )
+        kept = self._overwritten(op, args)
+        if kept and op not in _HARMLESS:
+            self._copy(kept, args[0])
         result = op(*args, **kwargs)
         if op in KEPT:
             call = self.call(op)
             if not _draws(op, args, kwargs):
                 self.kept[call] = pytree.tree_map_only(torch.Tensor, _detached, result)
-                self._storages.update(_storage(tensor)._cdata for tensor in _tensors(result))
+                for tensor in _tensors(result):
+                    self._calls_in.setdefault(memory_of(tensor), []).append(call)
         elif op in _HARMLESS:
             call = self.call(op)
-            if self._overwrites_kept(op, args):
+            if kept:
                 self.kept[call] = _detached(result)
+                kept.append(call)
         return result
 
-    def _overwrites_kept(self, op: Any, args: Any) -> bool:
+    def _overwritten(self, op: Any, args: Any) -> list[tuple[Any, int]]:
+        """The calls whose kept results an op is about to overwrite."""
         if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable or not args:
-            return False
-        return isinstance(args[0], torch.Tensor) and _storage(args[0])._cdata in self._storages
+            return []
+        if not isinstance(args[0], torch.Tensor):
+            return []
+        return self._calls_in.get(memory_of(args[0]), [])
+
+    def _copy(self, calls: list[tuple[Any, int]], overwritten: torch.Tensor) -> None:
+        """Keep copies of results that are about to be overwritten; what shared memory shares that of the copy."""
+        storage = memory_of(overwritten)
+        copies: dict[Any, torch.Tensor] = {}
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            if memory_of(tensor) != storage:
+                return tensor
+            place = tensor.shape, tensor.stride(), tensor.storage_offset()
+            if place not in copies:
+                copies[place] = tensor.clone()
+            return copies[place]
+
+        for call in calls:
+            self.kept[call] = pytree.tree_map_only(torch.Tensor, copied, self.kept[call])
+        del self._calls_in[storage]
 
 
 class _Giving(_Counting):

@@ -19,10 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from memexplore.whatif.applied import Applied, LeftOut
 from memexplore.whatif.checkpoints.regions import Holder, Region
-from memexplore.whatif.checkpoints.rerun import again, counting, statistics_kept
+from memexplore.whatif.checkpoints.rerun import again, counting, memory_of, statistics_kept
 from memexplore.whatif.checkpoints.watch import Watch, replace_forward
-
-_storage = torch._C.TensorBase.untyped_storage
 
 _SAVE_RESULT = (
     *(nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin),
@@ -58,6 +56,15 @@ def is_activation(module: nn.Module) -> bool:
     return simple and type(module).__module__ in _ACTIVATIONS and not isinstance(module, nn.MultiheadAttention)
 
 
+def saves_result(module: nn.Module) -> bool:
+    """Whether an activation function's backward needs its result, so that alone there is nothing to win.
+
+    >>> saves_result(nn.Tanh()), saves_result(nn.GELU())
+    (True, False)
+    """
+    return isinstance(module, _SAVE_RESULT)
+
+
 class _Result(NamedTuple):
     tensor: weakref.ref[torch.Tensor]
     region: weakref.ref[Region]
@@ -77,9 +84,10 @@ class _Results:
         self._found: dict[int, _Result] = {}
 
     def add(self, tensor: torch.Tensor, region: Region) -> None:
-        key = _storage(tensor)._cdata
-        result = _Result(weakref.ref(tensor, lambda _: self._forget(key, result)), weakref.ref(region))
-        self._found[key] = result
+        key = memory_of(tensor)
+        if key is not None:
+            result = _Result(weakref.ref(tensor, lambda _: self._forget(key, result)), weakref.ref(region))
+            self._found[key] = result
 
     def _forget(self, key: int, result: _Result) -> None:
         if self._found.get(key) is result:
@@ -87,10 +95,8 @@ class _Results:
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Saved:
         """What autograd keeps for a tensor."""
-        try:
-            found = self._found.get(_storage(tensor)._cdata)
-        except NotImplementedError:  # no storage: sparse, or inside torch.func
-            found = None
+        key = memory_of(tensor)
+        found = self._found.get(key) if key is not None else None
         if found is not None:
             made, region = found.tensor(), found.region()
             holder = region.holder(tensor, made) if made is not None and region is not None else None
@@ -177,7 +183,7 @@ def _again(
         open_ = row.region() if row.region is not None else None
         if open_ is not None and open_.takes(tensors):
             return open_
-        if isinstance(module, _SAVE_RESULT):
+        if saves_result(module):
             reasons[name] = _ALONE
         elif getattr(module, "inplace", False):
             reasons[name] = _OVERWRITES
@@ -193,9 +199,9 @@ def _again(
                 watch.computes(name)
             return forward(*args, **kwargs)
         row.region = weakref.ref(region) if normalises else None
-        inside = {_storage(tensor)._cdata for tensor in region.kept(tensors)}
+        inside = {memory_of(tensor) for tensor in region.kept(tensors)}
         result = region.call(first, later, args, kwargs)
-        if isinstance(result, torch.Tensor) and _storage(result)._cdata not in inside:
+        if isinstance(result, torch.Tensor) and memory_of(result) not in inside:
             results.add(result, region)
         return result
 

@@ -14,7 +14,22 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_storage = torch._C.TensorBase.untyped_storage
+
+
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """A number that tells the memory that a tensor lies in; None where it has none: sparse, or inside `torch.func`.
+
+    Function modes are not told: to the in-place knob's it would look as if somebody were handed the memory.
+
+    >>> value = torch.ones(2, 2)
+    >>> memory_of(value) == memory_of(value.T), memory_of(value) == memory_of(value.clone())
+    (True, False)
+    """
+    try:
+        with torch._C.DisableTorchFunction():
+            return torch._C.TensorBase.untyped_storage(tensor)._cdata
+    except NotImplementedError:
+        return None
 
 
 def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -117,7 +132,7 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self._kept: list[set[int]] = []
+        self._kept: list[set[int | None]] = []
 
     @contextlib.contextmanager
     def watching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
@@ -131,7 +146,7 @@ class Guard:
     def _copied(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
         if not (self._kept and module.inplace and inputs and isinstance(inputs[0], torch.Tensor)):
             return None
-        if _storage(inputs[0])._cdata not in self._kept[-1]:
+        if memory_of(inputs[0]) not in self._kept[-1] - {None}:
             return None
         return (inputs[0].clone(), *inputs[1:])
 
@@ -142,7 +157,7 @@ class Guard:
         Raises RuntimeError where code overwrote one: what would be computed again would be wrong.
         """
         before = [tensor._version for tensor in tensors if not tensor.is_inference()]
-        self._kept.append({_storage(tensor)._cdata for tensor in tensors})
+        self._kept.append({memory_of(tensor) for tensor in tensors})
         try:
             yield
         finally:

@@ -1,0 +1,183 @@
+"""A region of calls that backward runs again, as text to copy: what the lines of `code_checkpoints` bring along.
+
+It is the short form of `checkpoints.regions`, with which tests compare its tapes row by row.
+"""
+
+REGION_IMPORTS = """\
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import get_device_states, set_device_states"""
+"""What the class needs."""
+REGION = '''\
+class Keep(torch.autograd.Function):
+    """A node that keeps tensors for backward, under whatever hooks there are."""
+
+    @staticmethod
+    def forward(ctx, nothing, *tensors):
+        ctx.save_for_backward(*tensors)
+        return nothing.clone()
+
+class Later:
+    """Stands for a tensor that backward computes again."""
+
+    def __init__(self, region, place=None):
+        self.region, self.place, self.value = region, place, None
+
+    def get(self):
+        if self.value is None:
+            self.region.run_again()
+        value, self.value = self.value, None
+        return value
+
+class Stop(Exception):
+    pass
+
+class Region:
+    """Calls that keep only what comes from outside; the first backward that needs more runs all of them again."""
+
+    def __init__(self):
+        self.calls, self.saved, self.asked, self.made, self.over, self.last = [], [], [], {}, False, -1
+
+    def place(self, tensor):
+        """The call that made a tensor and which of its results it is; None where it comes from outside."""
+        made, version, *place = self.made.get(id(tensor), (lambda: None, 0))
+        return place if made() is tensor and version == tensor._version else None
+
+    def goes_on(self, args, kwargs):
+        places = [self.place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        follows = any(place and place[0] == len(self.calls) - 1 for place in places)
+        return follows and not self.over and self.cast == self.cast_now()
+
+    @staticmethod
+    def cast_now():
+        dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
+        return dtype, enabled, torch.is_autocast_cache_enabled()
+
+    def run(self, forward, *args, **kwargs):
+        leaves, form = tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        outside = [tensor for tensor in tensors if self.place(tensor) is None]
+        number = {id(tensor): count for count, tensor in enumerate(outside)}
+        marks = [self.place(leaf) or number[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
+        needs = {mark[0] for mark in marks if type(mark) is list}
+        keeper = Keep.apply(torch.empty(0, requires_grad=True), *outside).grad_fn
+        state = torch.get_rng_state(), *get_device_states(*outside)
+        self.cast = self.cast_now()
+        self.calls.append((forward, marks, form, needs, keeper, state))
+        del leaves, tensors, outside
+        with saved_tensors_hooks(self.pack, Later.get):
+            result = forward(*args, **kwargs)
+        for count, leaf in enumerate(tree_leaves(result)):
+            if isinstance(leaf, torch.Tensor):
+                self.made[id(leaf)] = weakref.ref(leaf), leaf._version, len(self.calls) - 1, count
+        return result
+
+    def pack(self, tensor):
+        later = Later(self)
+        self.saved.append(weakref.ref(later))
+        return later
+
+    def run_again(self):
+        self.over, filled = True, []
+        asked = [later for ref in self.asked if (later := ref()) is not None and later.value is None]
+
+        def fill(tensor):
+            later, tensor = self.saved[len(filled)](), tensor.detach()
+            filled.append(later is not None)
+            if later is not None:
+                later.value = tensor
+            if len(filled) == len(self.saved) and not asked:
+                raise Stop
+            return tensor
+
+        dtype, enabled, cached = self.cast
+        cast = torch.autocast("cuda", dtype, enabled, cached)
+        try:
+            with torch.random.fork_rng(self.calls[0][5][1]), cast, torch.enable_grad():
+                with saved_tensors_hooks(fill, lambda tensor: tensor):
+                    self.replay(asked)
+        except Stop:
+            pass
+        assert len(filled) == len(self.saved), "the calls ran another way in backward than in forward"
+
+    def replay(self, asked):
+        results = {}
+        for number, (forward, marks, form, _, keeper, (host, devices, states)) in enumerate(self.calls):
+            kept = keeper.saved_tensors
+            given = [
+                results[mark[0]][mark[1]] if type(mark) is list else kept[mark] if type(mark) is int else mark[0]
+                for mark in marks
+            ]
+            args, kwargs = tree_unflatten(given, form)
+            for other in set(results).difference(*(call[3] for call in self.calls[number + 1 :])):
+                del results[other]
+            torch.set_rng_state(host)
+            set_device_states(devices, states)
+            results[number] = tree_leaves(forward(*args, **kwargs))
+            del args, kwargs, given, kept
+            for later in asked:
+                (call, leaf), size, stride, offset = later.place
+                if call == number:
+                    value = results[number][leaf].detach()
+                    later.value = value.as_strided(size, stride, value.storage_offset() + offset)
+'''
+"""The class."""
+SEGMENTS = """\
+regions = weakref.WeakValueDictionary()
+
+def in_segment(segment, position, forward, *args, **kwargs):
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    region = regions.get(segment)
+    if region is None or region.last >= position or not region.goes_on(args, kwargs):
+        region = regions[segment] = Region()
+    region.last = position
+    return region.run(forward, *args, **kwargs)
+"""
+"""Blocks of a segment, called one after another by the model."""
+NORMS = '''\
+made, last = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
+
+def memory(tensor):
+    return tensor.untyped_storage()._cdata
+
+def recomputed(kind, module, forward, *args, **kwargs):
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    region = None if kind == "norm" else last.get("norm")
+    if region is None or not region.goes_on(args, kwargs):
+        if kind == "saves its result" or (kind == "activation" and getattr(module, "inplace", False)):
+            return forward(*args, **kwargs)  # nothing would be won
+        region = Region()
+    last.pop("norm", None)
+    if kind == "norm":
+        last["norm"] = region
+    outside = [memory(value) for value in (*args, *kwargs.values()) if region.place(value) is None]
+    result = region.run(forward, *args, **kwargs)
+    if memory(result) not in outside:
+        made[memory(result)], result.region = result, weakref.ref(region)
+    return result
+
+def pack(tensor):
+    """A result that is computed again is not kept, whoever saves it."""
+    result = made.get(memory(tensor))
+    region = result.region() if result is not None else None
+    place = region.place(result) if region is not None else None
+    if place is None or tensor.dtype != result.dtype or tensor._version != result._version:
+        return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+    offset = tensor.storage_offset() - result.storage_offset()
+    later = Later(region, (place, tensor.shape, tensor.stride(), offset))
+    region.asked.append(weakref.ref(later))
+    return later
+
+def unpack(kept):
+    if isinstance(kept, Later):
+        return kept.get()
+    tensor, version = kept
+    assert tensor._version == version, "a tensor that is saved for backward was overwritten"
+    return tensor
+
+hooks = saved_tensors_hooks(pack, unpack)
+hooks.__enter__()  # until hooks.__exit__()
+'''
+"""Normalisations and activation functions, and the hooks that leave their results out of what is saved."""
