@@ -60,7 +60,7 @@ class Region:
         number = {id(tensor): count for count, tensor in enumerate(outside)}
         marks = [self.place(leaf) or number[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         needs = {mark[0] for mark in marks if type(mark) is list}
-        keeper = Keep.apply(torch.empty(0, requires_grad=True), *outside).grad_fn
+        keeper = Keep.apply(torch.empty(0, requires_grad=True), *outside)
         state = torch.get_rng_state(), *get_device_states(*outside)
         self.cast = self.cast_now()
         self.calls.append((forward, marks, form, needs, keeper, state))
@@ -103,7 +103,7 @@ class Region:
     def replay(self, asked):
         results = {}
         for number, (forward, marks, form, _, keeper, (host, devices, states)) in enumerate(self.calls):
-            kept = keeper.saved_tensors
+            kept = keeper.grad_fn.saved_tensors
             given = [
                 results[mark[0]][mark[1]] if type(mark) is list else kept[mark] if type(mark) is int else mark[0]
                 for mark in marks
