@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.allocator.blocks import Block
 from memexplore.allocator.settings import BLOCK, SMALL, SMALL_SEGMENT, Settings
 from memexplore.tape import Action, Tape
 
@@ -47,6 +49,23 @@ def block_sizes(tape: Tape) -> NDArray[np.int64]:
         rows = np.flatnonzero(kept | freed)
         _absorb(tape, rows, result, settings)
     return result
+
+
+def untold_ends(blocks: Iterable[Block]) -> list[int]:
+    """Ends of those live blocks whose length the rules of `block_sizes` would not find, by address.
+
+    They lie before a free range: what a block absorbed cannot be told from it any more, nor that it absorbed nothing.
+    An empty preexisting row at the end tells it.
+    """
+    return sorted(
+        block.address + block.size
+        for block in blocks
+        if block.home.pool.kind == "large"
+        and block.range is None
+        and block.next is not None
+        and block.next.free
+        and (block.size > -(-block.requested // BLOCK) * BLOCK or block.next.size <= SMALL)
+    )
 
 
 def _absorb(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], settings: Settings) -> None:

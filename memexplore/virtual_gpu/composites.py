@@ -8,6 +8,7 @@ below aten/src/ATen/native.
 from __future__ import annotations
 
 import contextlib
+import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +58,41 @@ def rms_norm(
     if build.current().release >= (2, 9):
         return _decomposed(_aten.rms_norm.default, tensor, shape, weight, eps)
     return _decomposed(_aten._fused_rms_norm.default, tensor, shape, weight, eps)[0]
+
+
+def einsum(equation: str, operands: list[torch.Tensor], *, path: list[int] | None = None) -> torch.Tensor:
+    """Linear.cpp, sumproduct_pair: until torch 2.8 operands were never exchanged (pull request 161755).
+
+    C++ exchanges them where all dimensions of the second alone come first in the result. With those of the first in
+    front it has no reason to, and a view brings the result in order.
+    """
+    labels = None if build.current().release >= (2, 9) or len(operands) != 2 else _labels(equation, operands)
+    if labels is None:
+        return _decomposed(_aten.einsum.default, equation, operands, path=path)
+    (first, second), result = labels
+    sizes = [dict(zip(names, each.shape, strict=True)) for names, each in zip((first, second), operands, strict=True)]
+    alone = [label for label in result if sizes[0].get(label, 1) != 1 and sizes[1].get(label, 1) == 1]
+    order = alone + [label for label in result if label not in alone]
+    ordered = f"{''.join(first)},{''.join(second)}->{''.join(order)}"
+    return _decomposed(_aten.einsum.default, ordered, operands).permute([order.index(label) for label in result])
+
+
+def _labels(equation: str, operands: list[torch.Tensor]) -> tuple[list[list[str]], list[str]] | None:
+    """The labels of an equation's operands and result, ellipses spelt out; None for one without result or diagonal."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    named = [names.replace("...", "") for names in inputs.split(",")]
+    if not arrow or len(named) != len(operands) or any(len(set(names)) < len(names) for names in named):
+        return None
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    hidden = [tensor.dim() - len(names) for tensor, names in zip(operands, named, strict=True)]
+    if max(hidden) > len(free):
+        return None
+    around = free[: max(hidden)]
+
+    def spelt(names: str, count: int) -> list[str]:
+        return list(names.replace("...", "".join(around[len(around) - count :])))
+
+    return [spelt(*each) for each in zip(inputs.split(","), hidden, strict=True)], spelt(result, len(around))
 
 
 def one_hot(tensor: torch.Tensor, classes: int = -1) -> torch.Tensor:
@@ -243,6 +279,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     _aten.log_softmax.int: log_softmax,
     _aten.linear.default: linear,
     _aten.rms_norm.default: rms_norm,
+    _aten.einsum.default: einsum,
     _aten.one_hot.default: one_hot,
     _aten._batch_norm_impl_index.default: batch_norm,
     _aten.scaled_dot_product_attention.default: attention.scaled_dot_product_attention,
@@ -266,9 +303,9 @@ KERNELS: dict[Any, Callable[..., Any]] = {
 _WITH_KERNELS = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
-def _decomposed(op: Any, *args: Any) -> Any:
+def _decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """What C++ makes of a composite op, on the same tensors."""
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,6 +318,8 @@ def _guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_virtual(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_virtual, value))
     return isinstance(value, VirtualTensor) and not value.host
 
 

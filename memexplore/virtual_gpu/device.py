@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memexplore.allocator import Allocator, Settings
+from memexplore.allocator.sizes import untold_ends
 from memexplore.devices import Gpu
 from memexplore.tape import Action, Category
 from memexplore.virtual_gpu import (
@@ -22,6 +23,7 @@ from memexplore.virtual_gpu import (
     dispatch,
     files,
     rename,
+    slicing,
     tensor,
     values,
 )
@@ -131,6 +133,8 @@ class VirtualGpu:
             undo.enter_context(autocast.on(release_of(self.release)))
             rules = build.Build(release_of(self.release), self.gpu.compute_capability, self.gpu.multiprocessors)
             undo.enter_context(composites.on(rules))
+            if rules.release < slicing.SKIPPED_SINCE:
+                _replace(undo, tensor.VirtualTensor, "__getitem__", slicing.getitem)
             undo.enter_context(files.on())
             undo.callback(torch.set_default_device, _default_device())
             renaming = undo.enter_context(rename.Renaming(moves.exchange))
@@ -174,6 +178,11 @@ class VirtualGpu:
         placed = (ref for ref in tensor.live.values() if ref.address)
         for ref in sorted(placed, key=lambda ref: ref.address):
             recorder.preexisting(ref.address, ref.size, ref.origin)
+        ends = untold_ends(self.allocator.live.values())
+        for address in ends:
+            recorder.preexisting(address, 0, None)
+        for address in ends:
+            recorder.free(address, 0)
         self._watchers.append(recorder)
         self._tell()
         try:

@@ -345,6 +345,8 @@ class VirtualMode(TorchDispatchMode):
                 elif kind is plans.Scratch:
                     address = self._request(request.size, func, args, 0, request.category)
                     scratch.append((address, request.size))
+                elif kind is plans.Wanted:
+                    scratch.append(self._wanted(request, func, args))
                 else:
                     self._give_back(*scratch[request.number])
                     scratch[request.number] = (-1, 0)
@@ -354,6 +356,15 @@ class VirtualMode(TorchDispatchMode):
             for address, size in reversed(scratch):
                 if address >= 0:
                     self._give_back(address, size)
+
+    def _wanted(self, request: plans.Wanted, func: Any, args: Any) -> tuple[int, int]:
+        try:
+            address = self.allocator.malloc(request.size)
+        except OutOfMemory:
+            return -1, 0
+        if self.observer is not None:
+            self.observer.alloc(address, request.size, func, args, 0, request.category)
+        return address, request.size
 
     def _workspace(self, func: Any, args: Any) -> None:
         # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.

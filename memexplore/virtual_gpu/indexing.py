@@ -1,4 +1,4 @@
-"""What writing by index requests: indices are made linear and sorted, so that equal ones can be summed."""
+"""What reading and writing by index requests: indices are brought to the device; to sum by them, they are sorted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.plans import Free, New, Output, Scratch
-from memexplore.virtual_gpu.shapes import Requests, accumulator, given, nbytes
+from memexplore.virtual_gpu.shapes import Requests, accumulator, given, nbytes, places
 
 _BY_MAXIMUM = 2
 """EmbeddingBagMode::MAX."""
@@ -29,22 +29,56 @@ def sort_size(count: int, value: int) -> int:
     return count * (8 + value) + tiles * 1024 + 16 * 1024
 
 
+def read(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Reading by index: first the indices are copied where they are on the CPU or int32."""
+    copies = _copies(args[1])
+    return [*copies, *places(outputs)] if copies else None
+
+
+def _copies(indices: Any) -> Requests:
+    """make_info in TensorAdvancedIndexing.cpp: indices are broadcast, brought to the device, then made int64.
+
+    Masks are left out: what they select is made into indices before.
+    """
+    written = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in written):
+        return []
+    count = math.prod(torch.broadcast_shapes(*(index.shape for index in written)))
+    found: Requests = [Scratch(count * index.dtype.itemsize) for index in written if _is_on_cpu(index)]
+    moved = 0
+    for index in written:
+        if index.dtype is torch.int32:
+            found.append(Scratch(count * 8))
+        if _is_on_cpu(index):
+            if index.dtype is torch.int32:
+                found.append(Free(moved))
+            moved += 1
+    return found
+
+
+def _is_on_cpu(index: torch.Tensor) -> bool:
+    return bool(getattr(index, "host", True))
+
+
 def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """Accumulating: linear indices, then sorted with their order (index_put_with_sort_kernel, cuda/Indexing.cu).
 
-    Order and sizes as recorded with torch 2.6 and 2.11. Where the indices are checked (called by the user), their
-    extremes are read first (wrapIndexOnce in cuda/IndexKernelUtils or Indexing.cu).
+    Order and sizes as recorded with torch 2.6 and 2.11, with one index and with two, the first of them on the CPU: it
+    is wrapped and scaled there and then copied (computeLinearIndex). Where the indices are checked (called by the
+    user), their extremes are read first (wrapIndexOnce in cuda/IndexKernelUtils or Indexing.cu).
     """
     target, indices, source = args[:3]
+    first: Requests = [*places(outputs)]
     if not given(args, kwargs, 3, "accumulate", False):
-        return None
+        copies = _copies(indices)
+        return [*first, *copies] if copies else None
     unsafe = given(args, kwargs, 4, "unsafe", False)
     written = [index for index in indices if index is not None and index.dtype is not torch.bool]
     if not written:
         return None
     count = math.prod(torch.broadcast_shapes(*(index.shape for index in written)))
     size = count * 8
-    found: Requests = [Output(0)] if type(outputs[0]) is New else []
+    found = first
     number = 0
 
     def take(size: int) -> int:
@@ -53,20 +87,21 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         number += 1
         return number - 1
 
-    linear = -1
-    for index in written:
-        if not unsafe:
-            found += [Scratch(8), Free(number), Scratch(8), Free(number + 1)]
-            number += 2
-        wrapped = take(nbytes(index))
-        scaled = take(nbytes(index))
-        found.append(Free(wrapped))
-        if linear < 0:
-            linear = scaled
+    # Before they are broadcast, and those on the CPU stay there.
+    longer = [take(index.numel() * 8) for index in written if index.dtype is torch.int32 and not _is_on_cpu(index)]
+    for at, index in enumerate(written):
+        if _is_on_cpu(index):
+            scaled = take(size)
         else:
-            total = take(size)
-            found += [Free(linear), Free(scaled)]
-            linear = total
+            if not unsafe:
+                found += [Scratch(8), Free(number), Scratch(8), Free(number + 1)]
+                number += 2
+            wrapped = take(size)
+            scaled = take(size)
+            found.append(Free(wrapped))
+        if at:
+            found.append(Free(scaled))  # added to the first one in place
+    found += [Free(number) for number in longer]
     slices = max(target.numel() // max(math.prod(target.shape[: len(indices)]), 1), 1)
     if source.numel() < count * slices or not source.is_contiguous():
         take(count * slices * source.dtype.itemsize)

@@ -24,6 +24,7 @@ from memexplore.virtual_gpu import (
     reductions,
     rnn,
     sampling,
+    transfers,
 )
 from memexplore.virtual_gpu.plans import Constant, Free, New, Output, Plan, Scratch
 from memexplore.virtual_gpu.shapes import Requests, accumulator, contiguous, given, nbytes, new, places
@@ -51,7 +52,10 @@ GEMMS = frozenset(
 )
 
 # Ops whose fake result on CUDA differs from what torch's fake kernels say for another device.
-FAKE: dict[Any, Callable[..., Any]] = {}
+FAKE: dict[Any, Callable[..., Any]] = {
+    # torch's own refuses indices on the CPU, which CUDA takes.
+    _aten._index_put_impl_.default: lambda target, *_: target,
+}
 
 
 def requests(
@@ -64,7 +68,7 @@ def requests(
     if gemm and workspaces.transient:
         before = scratch(args, kwargs, outputs) if scratch is not None else None
         return [*(before or places(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], False
-    if scratch is None or not any(_on_device(value) for value in (*args, *kwargs.values())):
+    if scratch is None or not (device or any(_on_device(value) for value in (*args, *kwargs.values()))):
         return None, gemm
     return scratch(args, kwargs, outputs), gemm
 
@@ -108,13 +112,14 @@ def _added_product(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | Non
 def _addmm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """A bias is added by cuBLASLt's epilogue, which until torch 2.7 had 1 MiB of its own for the call.
 
-    cuda/Blas.cpp (addmm_out_cuda_impl) and ATen/cuda/CUDABlas.cpp (gemm_and_bias); the 1 MiB, and that a single column
-    goes another way, as recorded with torch 2.1. Later releases use cuBLAS's workspace for it.
+    cuda/Blas.cpp (addmm_out_cuda_impl) and ATen/cuda/CUDABlas.cpp (gemm_and_bias); the 1 MiB, and that a second matrix
+    of one row or column goes another way, as recorded with torch 2.1 and 2.2: a first matrix of one row does not. Later
+    releases use cuBLAS's workspace for it.
     """
     bias, first, second = args[:3]
     if build.current().release >= (2, 8) or bias.dim() != 1 or not bias.is_contiguous():
         return _added_product(args, kwargs, outputs)
-    if min(*first.shape, *second.shape) <= 1 or kwargs.get("beta", 1) != 1:
+    if min(second.shape) <= 1 or kwargs.get("beta", 1) != 1:
         return _added_product(args, kwargs, outputs)
     copies = _gemm_copies((first, second), outputs) or places(outputs)
     return [*copies, Scratch(1024**2, Category.WORKSPACE)]
@@ -231,6 +236,37 @@ def _batch_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return _after(outputs, _reduced(source, others, 16))
 
 
+# --- elementwise ----------------------------------------------------------------------------------------------------
+
+
+def _power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A number to the power of a tensor: the number becomes a tensor on the device (pow_Scalar_out in Pow.cpp).
+
+    8 bytes for an int as recorded with torch 2.6; c10's scalar_to_tensor (ATen/ScalarOps.h) makes int64, float64,
+    complex128 or bool of it.
+    """
+    base = args[0]
+    return None if base == 1 else [*places(outputs), Scratch({bool: 1, complex: 16}.get(type(base), 8))]
+
+
+def _padded_by_reflection(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A copy of what is not contiguous, behind the result: cuda/ReflectionPad.cu, as recorded with 2.3 and 2.5."""
+    return None if args[0].is_contiguous() else [*places(outputs), Scratch(nbytes(args[0]))]
+
+
+def _nearest(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """In three dimensions the kernel knows no channels_last: it works on copies (cuda/UpSampleNearest3d.cu).
+
+    As recorded with torch 2.3.
+    """
+    source, result = args[0], outputs[0]
+    last = result.stride[1] == 1 and result.shape[1] != 1
+    copies: Requests = [Scratch(result.size)] if last else []
+    if not source.is_contiguous():
+        copies.append(Scratch(nbytes(source)))
+    return [*places(outputs), *copies] if copies else None
+
+
 # --- many tensors at once -------------------------------------------------------------------------------------------
 
 _CHUNK = 65536
@@ -293,6 +329,17 @@ SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
     _aten.cumsum.default: _cumulative,
     _aten.cumprod.default: _cumulative,
     _aten._safe_softmax.default: _safe_softmax,
+    _aten.pow.Scalar: _power_of_number,
+    _aten.upsample_nearest3d.default: _nearest,
+    _aten._upsample_nearest_exact3d.default: _nearest,
+    _aten.reflection_pad1d.default: _padded_by_reflection,
+    _aten.reflection_pad2d.default: _padded_by_reflection,
+    _aten.reflection_pad3d.default: _padded_by_reflection,
+    _aten.reflection_pad1d_backward.default: _padded_by_reflection,
+    _aten.reflection_pad2d_backward.default: _padded_by_reflection,
+    _aten.reflection_pad3d_backward.default: _padded_by_reflection,
+    _aten.copy_.default: transfers.into,
+    _aten._to_copy.default: transfers.to,
     _aten.mse_loss.default: losses.pointwise,
     _aten.smooth_l1_loss.default: losses.pointwise,
     _aten.huber_loss.default: losses.huber,
@@ -302,6 +349,7 @@ SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _aten.native_batch_norm.default: _batch_norm,
+    _aten.index.Tensor: indexing.read,
     _aten.index_put.default: indexing.put,
     _aten.index_put_.default: indexing.put,
     _aten._index_put_impl_.default: indexing.put,

@@ -69,6 +69,13 @@ class Scratch(NamedTuple):
     category: Category = Category.TEMPORARY
 
 
+class Wanted(NamedTuple):
+    """Scratch memory that a kernel does without where it does not fit: another algorithm is taken then."""
+
+    size: int
+    category: Category
+
+
 class Output(NamedTuple):
     """The place of one output's memory request among a kernel's requests."""
 
@@ -90,7 +97,7 @@ class Plan:
         self,
         outputs: list[New | View | Same | Constant],
         returns: type | None,
-        requests: list[Scratch | Output | Free] | None,
+        requests: list[Scratch | Wanted | Output | Free] | None,
         gemm: bool,
         after: Callable[[list[torch.Tensor], list[Any]], None] | None,
         fills: tuple[int, ...] = (),

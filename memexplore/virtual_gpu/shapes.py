@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.plans import Free, New, Output, Scratch
+from memexplore.virtual_gpu.plans import Free, New, Output, Scratch, Wanted
 
-Requests = list[Scratch | Output | Free]
+Requests = list[Scratch | Wanted | Output | Free]
 """What an op asks of the allocator, in order."""
 
 

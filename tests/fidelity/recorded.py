@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import memexplore
 from memexplore import capture
+from memexplore.devices import Gpu
 from memexplore.tape import Action, Tape
 from tests.fidelity import models
 from tests.fidelity.cases import RECORDINGS
@@ -20,15 +21,20 @@ Recording = Callable[[], contextlib.AbstractContextManager]
 
 class Recorded(NamedTuple):
     file: str
-    gpu: str
+    gpu: str | Gpu
     torch: str
     run: Callable[[Recording], None]
     """Warms up, then does what the snapshot shows inside the block of its argument."""
+    place: Callable[[Tape], Callable[[int, int], int]] | None = None
+    """From the measured tape to where the driver put each new segment, where that decides what is split."""
+    untold: int = 0
+    """Bytes at the peak that the file cannot tell: absorbed before its history by blocks that die in it."""
 
 
 def requests(tape: Tape) -> list[int]:
-    """Every request in order: its bytes, negative where memory is given back."""
-    rows = np.flatnonzero((tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED))
+    """Every request in order: its bytes, negative where memory is given back; without the ends of earlier blocks."""
+    happened = (tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED)
+    rows = np.flatnonzero(happened & (tape.size > 0))
     sign = np.where(tape.action[rows] == Action.ALLOC, 1, -1)
     return (sign * tape.size[rows]).tolist()
 
@@ -50,6 +56,15 @@ def measured(case: Recorded) -> Tape:
     return tape
 
 
+@contextlib.contextmanager
+def on(case: Recorded) -> Iterator[None]:
+    """A virtual GPU of the case's kind."""
+    with capture.virtual(case.gpu, torch=case.torch) as gpu:
+        if case.place is not None:
+            gpu.allocator.place = case.place(measured(case))
+        yield
+
+
 def predicted(case: Recorded) -> Tape:
     tapes = []
 
@@ -60,7 +75,7 @@ def predicted(case: Recorded) -> Tape:
         tapes.append(result.tape)
 
     try:
-        with capture.virtual(case.gpu, torch=case.torch):
+        with on(case):
             case.run(recording)
         return tapes.pop()
     finally:

@@ -1,0 +1,206 @@
+"""More recorded runs, each of a model of its own: small language models, an image regressor, cellular automata.
+
+Frames and sizes of the snapshots, and the sources of their scripts, say what ran; every script here is our own.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memexplore import devices
+from memexplore.tape import Action, Tape
+from tests.fidelity import cellular, models, norm_lm, paired_lm, regressor, small_lm
+from tests.fidelity.recorded import Recorded, Recording
+
+# Turing with 72 multiprocessors (Quadro RTX 6000 or 8000): a reduction to one result left 144 blocks' results.
+TURING_72 = dataclasses.replace(devices.find("T4"), multiprocessors=72)
+
+
+def _small_forward(recording: Recording, context: int, dtype: torch.dtype | None) -> None:
+    """Three forward passes with gradients, from the first allocation on."""
+    with recording():
+        with torch.device("cuda"):
+            model = small_lm.SmallLm()
+        tokens = torch.randint(0, 10_000, (10, context)).to("cuda")
+        for _ in range(3):
+            with models.autocast(dtype):
+                model(tokens)
+
+
+def _small_train(recording: Recording, context: int) -> None:
+    """Three training steps on the last token, from the first allocation on."""
+    with recording():
+        with torch.device("cuda"):
+            model = small_lm.SmallLm()
+        optimizer = small_lm.Adam(model.parameters())
+        tokens = torch.randint(0, 10_000, (10, context)).to("cuda")
+        targets = torch.randint(0, 10_000, (10,)).to("cuda")
+        for _ in range(3):
+            optimizer.zero_grad()
+            logits = model(tokens)
+            last = logits[:, -1, :]
+            loss = small_lm.cross_entropy(last, targets)
+            loss.backward()
+            optimizer.step()
+
+
+def _xl_forward(recording: Recording) -> None:
+    """As the training step's forward pass: with gradients, whose graph dies when the step returns."""
+    model = models.DecoderLm(128).to("cuda")
+    tokens, _targets = (torch.randint(0, 10_000, (4, 128), device="cuda") for _ in range(2))
+
+    def step():
+        logits = model(tokens)
+        return logits.shape
+
+    step()
+    with recording():
+        step()
+
+
+def _norm_forward(recording: Recording) -> None:
+    model = norm_lm.NormLm(128).to("cuda")
+    tokens = torch.randint(0, 10_000, (4, 128)).to("cuda")
+
+    def step():
+        with torch.no_grad():
+            logits = model(tokens)
+        return logits.shape
+
+    step()
+    with recording():
+        step()
+
+
+def _paired_forward(recording: Recording) -> None:
+    """The forward pass of a step: gradients, moments, the loss and the logits of the step before are there."""
+    model = paired_lm.PairedLm().to("cuda")
+    tokens = torch.randint(0, 10_000, (4, 256), device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    logits = model(tokens)
+    loss = logits.sum()
+    loss.backward()
+    optimizer.step()
+    with recording():
+        logits = model(tokens)
+
+
+def _counterfactual(recording: Recording) -> None:
+    """Ten steps on the input, each gradient looked at for NaN."""
+    model = regressor.Regressor().to("cuda")
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    before = torch.randn(1, 30, 256, 256)
+    said = model(before.to("cuda"))
+    with torch.autograd.set_detect_anomaly(True), recording():
+        after = before + torch.randn_like(before)
+        before, after = before.to("cuda"), after.to("cuda")
+        after.requires_grad = True
+        optimizer = torch.optim.Adam([after], lr=0.1)
+        loss_function = regressor.Counterfactual()
+        history = [torch.tensor([])] * 3
+        for _ in range(10):
+            says = model(after)
+            loss = loss_function(said, says, before, after)
+            input_loss = regressor.distance(after, before).detach()
+            label_loss = -regressor.contrast(says, said).detach()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.zero_grad()
+            each = (loss, input_loss, label_loss)
+            history = [torch.cat((kept, new.cpu().view(1))) for kept, new in zip(history, each, strict=True)]
+            del each
+
+
+def _octree(recording: Recording) -> None:
+    """The forward pass of a training step: one pass over all of the input, one over patches of it."""
+    model = cellular.Octree().to("cuda")
+    x, y = (torch.zeros(3, *cellular.Octree.SIZES[0], 1, device="cuda") for _ in range(2))
+    with recording():
+        out = model(x, y)
+    del out
+
+
+def _slide(recording: Recording) -> None:
+    """Inference on an image of 5280 x 5440 pixels on a card that its last level fills: the cache is given back."""
+    with torch.no_grad():
+        automata = [cellular.Automaton2d().to("cuda") for _ in range(15)]
+        sizes = [(330 * 2**level, 340 * 2**level) for level in range(5)]
+        slide = torch.zeros(1, *sizes[-1], 3)
+        seed = torch.zeros(1, *sizes[0], 16)
+        with recording():
+            state = automata[4](seed.cuda(), 20)
+            # The script runs the third level twice, and the last one itself, below.
+            for level in (1, 2, 2, 3, 4):
+                state = state.permute(0, 3, 1, 2)
+                state = nn.Upsample(size=sizes[level], mode="nearest")(state)
+                small = F.interpolate(slide.permute(0, 3, 1, 2), size=sizes[level])
+                state[0, :3] = small[0]
+                state = state.permute(0, 2, 3, 1)
+                if level < 4:
+                    state = automata[4 - level](state, 10)
+            state = state.permute(0, 3, 1, 2)
+            kept = state[:, :3].clone()
+            for _ in range(10):
+                change = automata[0].seen(state)
+                change = torch.cat([state, change], dim=1)
+                change = automata[0].widen(change)
+                change = F.relu(change)
+                change = automata[0].narrow(change)
+                alive = cellular.awake(change)
+                change = change * alive
+                new = state[:, 3:] + change
+                state = torch.cat([kept, new], dim=1)
+
+
+def as_recorded(tape: Tape) -> Callable[[int, int], int]:
+    """Where the driver put each new segment of a tape that begins with the first: free blocks alike go by address."""
+    rows = np.flatnonzero(tape.action == Action.SEGMENT_ALLOC)
+    following = zip(tape.size[rows].tolist(), tape.address[rows].tolist(), strict=True)
+
+    def place(size: int, stream: int) -> int:
+        recorded, address = next(following)
+        if recorded != size:
+            raise ValueError(f"a segment has {size} bytes, the recorded one {recorded}")
+        return address
+
+    return place
+
+
+# Where no card is named: one of the kind whose cuBLAS workspace is the recorded one, large enough.
+RECORDED = [
+    Recorded(
+        "small-lm-forward-seq100.pickle.gz",
+        "RTX 3090",
+        "2.6",
+        functools.partial(_small_forward, context=100, dtype=None),
+        as_recorded,
+    ),
+    Recorded(
+        "small-lm-forward-seq200-bf16.pickle.gz",
+        "RTX 3090",
+        "2.6",
+        functools.partial(_small_forward, context=200, dtype=torch.bfloat16),
+        as_recorded,
+    ),
+    Recorded(
+        "small-lm-train-seq100.pickle.gz", "RTX 3090", "2.6", functools.partial(_small_train, context=100), as_recorded
+    ),
+    Recorded(
+        "small-lm-train-seq200.pickle.gz", "RTX 3090", "2.6", functools.partial(_small_train, context=200), as_recorded
+    ),
+    Recorded("lm-forward-fp32-seq128.pickle.gz", "RTX 3090", "2.6", _norm_forward),
+    Recorded("lm-xl-forward-seq128.pickle.gz", "RTX PRO 6000", "2.11", _xl_forward),
+    # The releases of the next three are those of the lines in their frames.
+    Recorded("cnn-torch21-no-time.pickle.gz", TURING_72, "2.2", _counterfactual),
+    Recorded("conv3d-train-a.pickle.gz", "RTX 3090", "2.3", _octree),
+    Recorded("conv3d-inference-empty-cache.pickle.gz", "RTX 3090", "2.5", _slide),
+]
+LATE = Recorded("lm-forward-fp32.pickle.gz", "A100 80GB", "2.6", _paired_forward)
+"""Its blocks lie where earlier steps left room, which the file does not tell: only its requests can be compared."""

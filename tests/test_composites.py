@@ -1,0 +1,43 @@
+"""Composite ops by torch release: einsum's operands."""
+
+import pytest
+import torch
+
+from memexplore import capture
+
+EQUATIONS = [
+    ("oi,...i->...o", (5, 7), (2, 3, 7)),
+    ("oi,bsi->bso", (5, 7), (2, 3, 7)),
+    ("kd,bqd->bqk", (1, 7), (2, 3, 7)),
+    ("...qk,...kd->...qd", (2, 4, 3, 6), (2, 4, 6, 5)),
+    ("bhd,bshd->bsh", (2, 4, 5), (2, 3, 4, 5)),
+    ("dab,cd->bac", (2, 3, 4), (5, 2)),
+]
+
+
+@pytest.mark.parametrize(("equation", "first", "second"), EQUATIONS)
+@pytest.mark.parametrize("release", ["2.6", "2.11"])
+def test_einsum_has_the_shape_that_its_equation_says(equation, first, second, release):
+    expected = torch.einsum(equation, torch.ones(first), torch.ones(second)).shape
+    with capture.virtual("T4", torch=release):
+        found = torch.einsum(equation, torch.ones(first, device="cuda"), torch.ones(second, device="cuda"))
+        assert found.shape == expected
+
+
+def product(release: str) -> tuple[int, ...]:
+    with capture.virtual("T4", torch=release):
+        weight, x = torch.ones(5, 7, device="cuda"), torch.ones(2, 3, 7, device="cuda")
+        return torch.einsum("oi,...i->...o", weight, x).stride()
+
+
+def test_until_torch_2_8_the_first_operand_stays_first_in_the_product():
+    # weight times x transposed: (5, 6), seen as (2, 3, 5). Pull request 161755 came with 2.9.
+    assert product("2.8") == (3, 1, 6)
+    assert product("2.9") == (15, 5, 1)
+
+
+def test_einsum_of_other_tensors_on_a_virtual_gpu_is_computed():
+    weight, x = torch.randn(5, 7), torch.randn(2, 3, 7)
+    expected = torch.einsum("oi,...i->...o", weight, x)
+    with capture.virtual("T4", torch="2.6"):
+        assert torch.equal(torch.einsum("oi,...i->...o", weight, x), expected)

@@ -1,0 +1,48 @@
+"""Convolutions: which take a workspace, and what happens where it does not fit."""
+
+import pytest
+import torch
+from torch import nn
+
+from memexplore import capture
+from memexplore.tape import Action, Category
+
+MIB = 1024**2
+
+
+def workspaces(layer: nn.Module, *shape: int, gpu: str = "A100", dtype: torch.dtype = torch.float32) -> list[int]:
+    """Bytes of the workspaces of a forward pass."""
+    with capture.virtual(gpu):
+        layer, x = layer.to("cuda", dtype), torch.ones(shape, device="cuda", dtype=dtype)
+        with capture.record() as recording:
+            layer(x)
+    tape = recording.tape
+    return tape.size[(tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)].tolist()
+
+
+def test_a_window_of_one_pixel_takes_none_in_float32():
+    assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100) == []
+    # One that steps over pixels reads a copy; in half precision nothing is recorded: input, weight and result.
+    assert len(workspaces(nn.Conv2d(32, 64, 1, stride=2), 1, 32, 100, 100)) == 1
+    sizes = 32 * 100 * 100 + 64 * 32 + 64 * 100 * 100
+    assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100, dtype=torch.bfloat16) == [2 * sizes]
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_convolution_of_each_channel_alone_has_a_kernel_of_its_own(layer, dtype):
+    space = (20, 20) if layer is nn.Conv2d else (20, 20, 20)
+    assert workspaces(layer(16, 16, 3, groups=16), 1, 16, *space, dtype=dtype) == []
+
+
+def test_a_workspace_that_does_not_fit_is_done_without():
+    # 64 MiB each for input and result, and a workspace that holds both: no 200 MiB do.
+    def run() -> None:
+        layer = nn.Conv2d(16, 16, 3, padding=1).to("cuda", torch.float16)
+        layer(torch.empty(1, 16, 1448, 1448, device="cuda", dtype=torch.float16))
+
+    tape = capture.simulate(run, gpu="200MiB", torch="2.13")
+    assert not (tape.action == Action.OOM).any()
+    assert tape.size[tape.category == Category.WORKSPACE].tolist() == []
+    tape = capture.simulate(run, gpu="400MiB", torch="2.13")
+    assert (tape.size[tape.category == Category.WORKSPACE] > 120 * MIB).any()

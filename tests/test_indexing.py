@@ -1,0 +1,83 @@
+"""Reading and writing by index: indices on the CPU or in int32, and gradients of several indices."""
+
+import torch
+
+from memexplore import capture
+from memexplore.tape import Action
+
+
+def requests(work, release: str = "2.11") -> list[int]:
+    """Bytes asked for, negative where given back, of `work` on values of (512, 1000) and 512 indices."""
+    with capture.virtual("T4", torch=release):
+        values = torch.randn(512, 1000, device="cuda", requires_grad=True)
+        places = torch.randint(0, 1000, (512,), device="cuda")
+        with capture.record() as recording:
+            work(values, places)
+    tape = recording.tape
+    rows = (tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED)
+    signs = [1 if action == Action.ALLOC else -1 for action in tape.action[rows]]
+    return [sign * size for sign, size in zip(signs, tape.size[rows].tolist(), strict=True)]
+
+
+INDEX = 512 * 8
+RESULT = 512 * 4
+
+
+def test_an_index_on_the_cpu_is_copied_before_it_is_read_by():
+    # As recorded with torch 2.6 on an H100: copy, result, the copy is given back.
+    found = requests(lambda values, places: values[torch.arange(512), places])
+    assert found == [INDEX, RESULT, -INDEX, -RESULT]
+
+
+def test_an_int32_index_is_made_longer_before_it_is_read_by():
+    def work(values, places):
+        short = places.int()
+        values[short, places]
+
+    assert requests(work) == [INDEX // 2, INDEX, RESULT, -INDEX, -RESULT, -INDEX // 2]
+
+
+def test_writing_at_an_index_on_the_cpu_copies_it():
+    def work(values, places):
+        with torch.no_grad():
+            values[torch.arange(512), places] = 1.0
+
+    assert INDEX in requests(work)
+
+
+def backward(first) -> list[int]:
+    """Requests of the gradient of reading at (first, places), behind the zeros that it is summed into."""
+
+    def work(values, places):
+        values[first(places), places].sum().backward()
+
+    found = requests(work)
+    zeros = 512 * 1000 * 4
+    return found[found.index(zeros) + 1 :]
+
+
+# The gradient of a sum is expanded, so it is copied; sorted indices, their order, the numbers that are sorted along,
+# cub's scratch of one byte, which is given back.
+SORTING = [RESULT, INDEX, INDEX, INDEX, 1, -1]
+
+
+def test_a_second_linear_index_is_added_in_place():
+    # computeLinearIndex: each is wrapped and scaled, the second is added to the first.
+    wrapped = [INDEX, INDEX, -INDEX]
+    assert backward(lambda places: places)[:13] == [*wrapped, *wrapped, -INDEX, *SORTING]
+
+
+def test_an_index_on_the_cpu_is_made_linear_there_for_the_gradient():
+    # As recorded with torch 2.6 on an H100: the copy; wrapped and scaled, added; then sorting.
+    assert backward(lambda places: torch.arange(512))[:11] == [INDEX, INDEX, INDEX, -INDEX, -INDEX, *SORTING]
+
+
+def test_writing_by_a_mask_beside_an_index_copies_nothing():
+    def work(values, places):
+        with torch.no_grad():
+            mask = torch.ones(512, 1, dtype=torch.bool, device="cuda").squeeze(1)
+            values[mask] = 0.0
+
+    # The mask, and the value on the device.
+    assert requests(work)[0] == 512
+    assert INDEX not in requests(work)
