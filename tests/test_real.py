@@ -174,8 +174,8 @@ def test_offload_says_that_there_is_nothing_to_move() -> None:
 # -- beside the prediction: the same ops, and every difference explained
 
 
-# On a GPU two threads have a cuBLAS workspace each. From torch 2.15 on every product has one: two forward, three backward
-# in each of two steps, as the input needs no gradient.
+# On a GPU two threads have a cuBLAS workspace each; from torch 2.15 on every product has one: two forward and three
+# backward in each of two steps, as the input needs no gradient.
 @pytest.mark.parametrize(("release", "workspaces"), [("2.14", 2), ("2.15", 2 * (2 + 3))])
 def test_measured_requests_are_the_predicted_ones_but_for_what_only_one_device_does(
     release: str, workspaces: int
