@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command("run", "Run a training script and say where the memory goes; exit status 0 fits, 3 out of memory.")
     run.add_argument("script", type=pathlib.Path, help="a Python file; its own arguments stand behind --")
-    run.add_argument("--gpu", help="catalogue name or a size such as 24GiB; else the real GPU if there is one, or a T4")
+    run.add_argument("--gpu", help="catalogue name, a size such as 24GiB, cuda or cpu; else the real GPU or a T4")
     run.add_argument("--torch", metavar="RELEASE", help="follow another torch release's rules, such as 2.11")
     run.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone page")
     run.add_argument("--json", action="store_true", help="print one JSON object; the script's output goes to stderr")
@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if not options.script.is_file():
         raise _UsageError(f"there is no script {str(options.script)!r}")
     _check_release(options.torch)
-    if options.gpu is not None:
+    if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
         _gpu(options.gpu)
     for path in (options.html, options.output):
         if path is not None and not path.absolute().parent.is_dir():
@@ -170,16 +170,22 @@ def _private_stdout() -> Any:
 
 
 def _record(function: Callable[[], None], gpu: str | None, release: str | None) -> Tape:
-    """The tape of a function: of the real GPU where there is one and none is named, else of a virtual one."""
+    """The tape of a function: of the place that is named, else of the real GPU where there is one, else of a T4."""
     import torch
 
     from memexplore import capture
+    from memexplore.whatif import places
 
-    if gpu is not None or not torch.cuda.is_available():
-        return capture.simulate(function, gpu=gpu or "T4", torch=release)
+    place = gpu or places.here()
+    if not places.is_real(place):
+        return capture.simulate(function, gpu=place, torch=release)
     if release is not None:
         raise _UsageError("--torch changes the rules of a virtual GPU: name one with --gpu")
-    with contextlib.suppress(torch.OutOfMemoryError), capture.record() as recording:
+    try:
+        device = places.device_of(place)
+    except ValueError as error:
+        raise _UsageError(str(error)) from None
+    with contextlib.suppress(torch.OutOfMemoryError), capture.record(device) as recording:
         function()
     return recording.tape
 

@@ -85,6 +85,22 @@ def test_without_a_gpu_and_a_name_it_is_a_t4(write):
     assert json.loads(done.stdout)["gpu"] == "T4"
 
 
+def test_cpu_is_plain_training_measured(write):
+    text = FITTING.replace(".cuda()", "").replace(', device="cuda"', "")
+    done = memexplore("run", write(text), "--gpu", "cpu", "--json")
+    told = json.loads(done.stdout)
+    assert (told["source"], told["outcome"]) == ("measured", "fits")
+    # weight and its gradient of 1024 x 1024 floats, 4 MiB each
+    assert told["at_peak"]["by_category"]["parameter"] == told["at_peak"]["by_category"]["gradient"] == 4 * 1024**2
+
+
+def test_cuda_without_a_gpu_is_one_error_that_says_what_to_do(write):
+    done = memexplore("run", write(FITTING), "--gpu", "cuda")
+    assert done.returncode == 2
+    assert "torch finds no GPU on this machine: name a virtual one such as T4" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_size_is_a_gpu_and_says_what_is_assumed(write):
     path = write(FITTING)
     assert json.loads(memexplore("run", path, "--gpu", "24GiB", "--json").stdout)["capacity"] == 24 * 1024**3

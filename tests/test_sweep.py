@@ -16,8 +16,7 @@ from torch import nn
 
 from memexplore.tape import Action, Category
 from memexplore.whatif import Knobs, Step, run
-from memexplore.whatif.searching import sweep as sweeping
-from memexplore.whatif.searching import workers
+from memexplore.whatif.searching import running, workers
 from memexplore.whatif.searching.measured import extra_flops, measure, slow_down
 from memexplore.whatif.searching.sweep import Progress, left, print_progress, stream, sweep
 from memexplore.whatif.searching.workers import Done, Failed
@@ -188,7 +187,7 @@ def test_a_stream_that_is_closed_runs_no_more():
     results = stream(step(), [Knobs(batch=size) for size in range(1, 200)], executor=executor)
     next(results)
     results.close()
-    assert len(executor.sent) == sweeping._WINDOW
+    assert len(executor.sent) == running._WINDOW
 
 
 # -- executors
@@ -355,7 +354,7 @@ def test_sending_leaves_the_step_as_it_was():
 
 def in_processes(monkeypatch):
     """Have everything but the first two settings run in processes."""
-    monkeypatch.setattr(sweeping, "_START", -1.0)
+    monkeypatch.setattr(running, "_START", -1.0)
     monkeypatch.setattr(workers, "processors", lambda: 2)
 
 

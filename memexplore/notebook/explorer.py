@@ -313,8 +313,9 @@ class Explorer(widgets.VBox):
         self._turn(lambda _: wanted[number])
 
     def _others(self) -> list[Measured]:
-        """What was run for the advice, and was not on the screen."""
-        return [one for one in self._advice.tried if one.knobs not in self._history] if self._advice else []
+        """What was run for the advice, trains the same, and was not on the screen."""
+        found = self._advice
+        return [one for one in found.tried if one.knobs in found.same - set(self._history)] if found else []
 
     def _advise(self) -> None:
         """Search for what fits, until it is found, a knob is turned, or the kernel is interrupted."""

@@ -10,7 +10,7 @@ from memexplore.notebook.view import Sheet
 from memexplore.units import size_text
 from memexplore.whatif import code
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.searching.advise import Advice
+from memexplore.whatif.searching.advice import Advice, setting_text
 from memexplore.whatif.searching.measured import Measured, extra_flops, point
 from memexplore.whatif.step import Step
 from memexplore.whatif.words import percent_text
@@ -73,7 +73,7 @@ def advice(found: Advice) -> Sheet:
         largest = option.largest
         least = "" if largest is None or largest.proven else "≥ "
         cells = [
-            str(option.knobs),
+            setting_text(option.knobs),
             size_text(option.measured.peak_reserved),
             size_text(option.measured.margin),
             "" if math.isnan(option.slow_down) else f"× {option.slow_down:.2f}",
@@ -83,9 +83,7 @@ def advice(found: Advice) -> Sheet:
         hint = " ".join(("Take this setting.", *(["It is another training."] if option.alters else []), *option.notes))
         rows.append({"cells": cells, "hint": hint})
     titles = ["Setting", "Peak reserved", "To spare", "Time a sample", "FLOPs a sample", "Largest batch"]
-    lines = repr(found).splitlines()
-    # The options themselves are the table.
-    text = " ".join(line for line in lines if not line[:1].isdigit() or not line.partition(". ")[2])
+    text = " ".join(found.sentences)
     return {"kind": "table", "titles": titles, "rows": rows, "text": f"{text} Click a setting to take it."}
 
 

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memexplore.allocator import OutOfMemory
 from memexplore.tape import Category
-from memexplore.virtual_gpu import assumed, devices, engine, kernels, marks, plans, quick, values, work
+from memexplore.virtual_gpu import devices, engine, kernels, marks, plans, quick, values, work
+from memexplore.virtual_gpu.known import Known
 from memexplore.virtual_gpu.rename import renamed
 from memexplore.virtual_gpu.tensor import StorageRef, VirtualTensor, _State, live
 from memexplore.virtual_gpu.workspace import Thread
@@ -35,17 +36,6 @@ _inference_is_on = torch.is_inference_mode_enabled
 
 FAKE_FROM = 1 << 20
 """Tensors from 1 MiB on that a module makes on the CPU while it is built take no memory; smaller ones are real."""
-
-_FACTORIES = {
-    _aten.empty.memory_format,
-    _aten.empty_strided.default,
-    _aten.zeros.default,
-    _aten.ones.default,
-    _aten.full.default,
-    _aten.rand.default,
-    _aten.randn.default,
-}
-_UNCACHED_NAMES = ("resize_", "set_", "resize_as_", "_resize_output_", "rename_", "swap_tensors")
 
 
 class Observer(Protocol):
@@ -67,25 +57,6 @@ class Observer(Protocol):
         """A request did not fit."""
 
 
-class _Func:
-    """What has to be known of an op, worked out once."""
-
-    __slots__ = ("assumed", "cached", "composite", "detach", "factory", "restored", "zeros")
-
-    def __init__(self, func: Any) -> None:
-        tags = getattr(func, "tags", ())
-        schema = getattr(func, "_schema", None)
-        name = schema.name.split("::")[-1] if schema is not None else ""
-        returned_out = schema is not None and any(argument.is_out for argument in schema.arguments)
-        self.cached = not (torch.Tag.inplace_view in tags or returned_out or name in _UNCACHED_NAMES)
-        self.composite = schema is not None and func._can_decompose()
-        self.factory = func in _FACTORIES
-        self.assumed = assumed.HANDLERS.get(func) or kernels.HANDLERS.get(func)
-        self.restored = func in engine.RESTORED
-        self.zeros = func in engine.ZEROS
-        self.detach = func is _aten.detach.default
-
-
 class VirtualMode(TorchDispatchMode):
     """Runs ops on the virtual device; tensors on the CPU stay real and run for real."""
 
@@ -100,7 +71,7 @@ class VirtualMode(TorchDispatchMode):
         """Where the work of every op is noted, if anywhere."""
         self.leftovers = False
         """Whether tensors of an earlier virtual GPU may still be used here."""
-        self._funcs: dict[Any, _Func] = {}
+        self._funcs: dict[Any, Known] = {}
         self._plans = remembered
         self._current: tuple[Any, Any] = (None, ())
         self._zeros = 0
@@ -184,7 +155,7 @@ class VirtualMode(TorchDispatchMode):
             self._zeros = _untyped_storage(result)._cdata
         return result
 
-    def _in_inference(self, known: _Func, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _in_inference(self, known: Known, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an op of inference mode, which leaves composite ops whole: they are called again outside it."""
         with torch.inference_mode(False), torch.no_grad():
             if known.composite:
@@ -192,10 +163,10 @@ class VirtualMode(TorchDispatchMode):
                     return func(*args, **kwargs)
             return self._run(func, types, args, kwargs)
 
-    def _known(self, func: Any) -> _Func:
+    def _known(self, func: Any) -> Known:
         known = self._funcs.get(func)
         if known is None:
-            known = self._funcs[func] = _Func(func)
+            known = self._funcs[func] = Known(func)
         return known
 
     def bring(self, tensor: torch.Tensor) -> Any:

@@ -21,35 +21,19 @@ from memexplore.virtual_gpu import (
     grouped,
     indexing,
     losses,
+    products,
     reductions,
     rnn,
     sampling,
     transfers,
 )
 from memexplore.virtual_gpu.plans import Constant, Free, New, Output, Plan, Scratch
-from memexplore.virtual_gpu.shapes import Requests, accumulator, contiguous, given, nbytes, new, places
+from memexplore.virtual_gpu.shapes import Requests, accumulator, given, nbytes, new, places
 
 if TYPE_CHECKING:
     from memexplore.virtual_gpu.workspace import Workspaces
 
 _aten = torch.ops.aten
-# Matrix products that go through cuBLAS: cuda/Blas.cpp.
-GEMMS = frozenset(
-    {
-        _aten.mm.default,
-        _aten.bmm.default,
-        _aten.addmm.default,
-        _aten.addmm_.default,
-        _aten._addmm_activation.default,
-        _aten.baddbmm.default,
-        _aten.baddbmm_.default,
-        _aten.addbmm.default,
-        _aten.addmv.default,
-        _aten.mv.default,
-        _aten.dot.default,
-        _aten.vdot.default,
-    }
-)
 
 # Ops whose fake result on CUDA differs from what torch's fake kernels say for another device.
 FAKE: dict[Any, Callable[..., Any]] = {
@@ -63,7 +47,7 @@ def requests(
 ) -> tuple[Requests | None, bool]:
     """The memory requests of an op in order (None: its outputs, nothing else), and whether it needs cuBLAS."""
     device = any(type(output) is New and not output.host for output in outputs)
-    gemm = func in GEMMS and device
+    gemm = func in products.GEMMS and device
     scratch = SCRATCH.get(func)
     if gemm and workspaces.transient:
         before = scratch(args, kwargs, outputs) if scratch is not None else None
@@ -77,52 +61,6 @@ def _on_device(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not getattr(value, "host", True)
     return isinstance(value, list | tuple) and any(_on_device(entry) for entry in value)
-
-
-# --- matrix products ------------------------------------------------------------------------------------------------
-
-
-def _gemm_copies(args: Sequence[Any], outputs: list[Any]) -> Requests:
-    """Copies of operands that cuBLAS cannot read as rows or columns, such as an expanded gradient.
-
-    prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas in cuda/Blas.cpp; order as recorded with torch 2.6.
-    """
-    copies: Requests = []
-    for tensor in args:
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:
-            continue
-        rows, columns = tensor.shape[-2:]
-        down, right = tensor.stride()[-2:]
-        by_column = down == 1 and right >= max(1, rows)
-        by_row = right == 1 and down >= max(1, columns)
-        dense = tensor.is_contiguous() or (tensor.dim() == 2 and contiguous(tensor, (1, 0)))
-        if not (by_column or by_row or (dense and 0 not in (down, right))):
-            copies.append(Scratch(nbytes(tensor)))
-    return [*places(outputs), *copies] if copies else []
-
-
-def _product(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    return _gemm_copies(args[:2], outputs) or None
-
-
-def _added_product(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    return _gemm_copies(args[1:3], outputs) or None
-
-
-def _addmm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """A bias is added by cuBLASLt's epilogue, which until torch 2.7 had 1 MiB of its own for the call.
-
-    cuda/Blas.cpp (addmm_out_cuda_impl) and ATen/cuda/CUDABlas.cpp (gemm_and_bias); the 1 MiB, and that a second matrix
-    of one row or column goes another way, as recorded with torch 2.1 and 2.2: a first matrix of one row does not. Later
-    releases use cuBLAS's workspace for it.
-    """
-    bias, first, second = args[:3]
-    if build.current().release >= (2, 8) or bias.dim() != 1 or not bias.is_contiguous():
-        return _added_product(args, kwargs, outputs)
-    if min(second.shape) <= 1 or kwargs.get("beta", 1) != 1:
-        return _added_product(args, kwargs, outputs)
-    copies = _gemm_copies((first, second), outputs) or places(outputs)
-    return [*copies, Scratch(1024**2, Category.WORKSPACE)]
 
 
 # --- reductions -----------------------------------------------------------------------------------------------------
@@ -296,11 +234,11 @@ def _multinomial(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
-    _aten.mm.default: _product,
-    _aten.bmm.default: _product,
-    _aten.addmm.default: _addmm,
-    _aten._addmm_activation.default: _addmm,
-    _aten.baddbmm.default: _added_product,
+    _aten.mm.default: products.plain,
+    _aten.bmm.default: products.plain,
+    _aten.addmm.default: products.with_bias,
+    _aten._addmm_activation.default: products.with_bias,
+    _aten.baddbmm.default: products.added,
     _aten.sum.default: _sum,
     _aten.sum.dim_IntList: _sum,
     _aten.nansum.default: _sum,

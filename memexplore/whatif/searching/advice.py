@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import devices
@@ -16,8 +17,8 @@ from memexplore.whatif.searching.moves import Largest
 if TYPE_CHECKING:
     import pandas
 
-_NOTEWORTHY = 1.01
-"""A knob more that makes a step quicker by less than 1 % is not worth its lines where it fits without."""
+_QUICKER, _LEANER = 1.01, 1.02
+"""A setting is told for its time or its memory where it saves 1 % of the one or 2 % of the other at least."""
 
 
 class Option(NamedTuple):
@@ -28,10 +29,10 @@ class Option(NamedTuple):
     """Expected time of a sample over that as written on the GPU asked for."""
     extra_flops: float
     """Share of FLOPs of a sample beyond those as written."""
-    alters: bool
-    """Whether another training comes of it: a smaller batch, another optimizer, fewer or coarser weights."""
+    altered: frozenset[str]
+    """The knobs by which another training comes of it: a smaller batch or input, fewer or coarser weights."""
     largest: Largest | None
-    """The largest batch that fits with it, None where none was looked for."""
+    """The largest batch that fits with it; None while the search goes on."""
     code: str
     """Its lines of plain PyTorch."""
 
@@ -41,6 +42,11 @@ class Option(NamedTuple):
         return self.measured.knobs
 
     @property
+    def alters(self) -> bool:
+        """Whether another training comes of it."""
+        return bool(self.altered)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a person has to know, one sentence each."""
         return self.measured.applied.notes
@@ -48,13 +54,37 @@ class Option(NamedTuple):
     def __str__(self) -> str:
         words = [f"{size_text(self.measured.peak_reserved)} reserved, {size_text(self.measured.margin)} to spare"]
         if not math.isnan(self.slow_down):
-            words.append(f"{self.slow_down:.2f} times the time")
+            words.append("as fast" if abs(self.slow_down - 1) < 0.005 else f"{self.slow_down:.2f} times the time")
         if not math.isnan(self.extra_flops) and abs(self.extra_flops) >= 0.005:
             words.append(f"{self.extra_flops * 100:+.0f} % FLOPs")
         if self.largest is not None and self.largest.samples:
             least = "" if self.largest.proven else "at least "
-            words.append(f"{least}batch {self.largest.samples} would fit")
-        return f"{self.knobs}: {', '.join(words)}"
+            own = self.knobs.batch is not None
+            words.append("the largest that fits" if own else f"largest batch {least}{self.largest.samples}")
+        return f"{setting_text(self.knobs)}: {', '.join(words)}"
+
+
+def setting_text(knobs: Knobs) -> str:
+    """A setting in words, without the names of all its layers where they are many.
+
+    >>> setting_text(Knobs(frozen=["embed", "layers.0", "layers.1", "layers.2"], batch=4))
+    'batch 4, frozen embed … layers.2 (4 layers)'
+    >>> setting_text(Knobs(gpu="H200", checkpoint="sqrt"))
+    'a larger GPU, H200, with checkpoint sqrt'
+    """
+    if knobs.gpu is not None:
+        rest = knobs.replace(gpu=None)
+        return f"a larger GPU, {knobs.gpu}" + (f", with {setting_text(rest)}" if rest != Knobs() else "")
+    short: dict[str, tuple[str, ...]] = {}
+    for field in ("frozen", "lora"):
+        names = getattr(knobs, field)
+        if len(names) > _NAMES:
+            short[field] = (f"{names[0]} … {names[-1]} ({len(names)} layers)",)
+    return str(knobs.replace(**short))
+
+
+_NAMES = 3
+"""So many layers are told by name."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +101,10 @@ class Advice:
     """What settings raised that do not suit the step, such as LoRA on a model without linear layers."""
     largest: dict[Knobs, Largest]
     """The largest batch of settings, of those told and of some that do not fit at the batch of the step."""
+    same: frozenset[Knobs] = frozenset()
+    """Of the settings that were tried those that train the same as the step as written."""
+    too_small: Measured | None = None
+    """The step as written on the largest GPU of the catalogue where it does not fit there; what it misses is margin."""
 
     @property
     def fits(self) -> bool:
@@ -79,8 +113,9 @@ class Advice:
 
     @property
     def nearest(self) -> Measured:
-        """The setting that needs least memory of those tried; where none fits, the one that misses by least."""
-        return min(self.tried, key=lambda measured: measured.peak_reserved)
+        """Of the settings with the step's own batch the one that needs least; where none fits, that misses by least."""
+        own = (measured for measured in self.tried if measured.samples == self.as_written.samples)
+        return min(own, key=lambda measured: measured.peak_reserved)
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -89,15 +124,16 @@ class Advice:
 
     @property
     def frontier(self) -> tuple[Measured, ...]:
-        """Settings that no other beats in both time and memory, whether or not they fit, quickest first."""
-        pairs = [(slow_down(measured, self.as_written), measured.peak_reserved) for measured in self.tried]
-        return tuple(self.tried[number] for number in frontier(pairs))
+        """What trains the same, fits or not, and that no other such beats in both time and memory, quickest first."""
+        same = [measured for measured in self.tried if measured.knobs in self.same]
+        pairs = [(slow_down(measured, self.as_written), measured.peak_reserved) for measured in same]
+        return tuple(same[number] for number in frontier(pairs))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row an option, cheapest first, indexed by its knobs in words; sizes in bytes.
 
         Columns `gpu`, `peak_allocated`, `peak_reserved`, `margin`, `extra_flops`, `slow_down`, `alters`,
-        `largest_batch` (missing where none was looked for), `notes` and `code`.
+        `largest_batch`, `notes` and `code`.
         """
         import pandas
 
@@ -124,32 +160,70 @@ class Advice:
         return table.astype({"largest_batch": "Int64"})
 
     def __repr__(self) -> str:
-        written = self.as_written
-        needs = f"as written: {size_text(written.peak_reserved)} reserved"
-        has = f"the {self.gpu.name} has ({size_text(self.gpu.capacity)} usable)"
-        if written.fits:
-            lines = [f"It fits {needs}, {size_text(written.margin)} less than {has}."]
-        elif written.margin < 0:
-            lines = [f"It does not fit {needs}, {size_text(-written.margin)} more than {has}."]
-        else:
-            lines = [f"It does not fit {needs} of what {has}, in pieces that are too small."]
-        found = self.largest.get(Knobs())
-        if not written.fits and found is not None and found.samples:
-            lines[0] += f" A batch of {found.samples} would fit."
-        here = [option for option in self.options if option.knobs.gpu is None]
-        if not here:
-            near = self.nearest
-            lines.append(
-                f"Nothing that was tried fits; nearest is {near.knobs}, which needs {size_text(near.peak_reserved)}: "
-                f"{size_text(max(-near.margin, 0))} too much."
-            )
-        else:
-            lines.append(f"{len(self.tried)} settings were run. Those that fit, cheapest first:")
-        alter = " (another training)"
-        lines += [
-            f"{number}. {option}{alter if option.alters else ''}" for number, option in enumerate(self.options, start=1)
+        numbered = [
+            f"{number}. {option}{' (another training)' if option.alters else ''}"
+            for number, option in enumerate(self.options, start=1)
         ]
-        return "\n".join(lines)
+        return "\n".join([*self.sentences, *numbered])
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is said before the options."""
+        return (self._first_line(), *self._misses(), *self._last_words(), *self._title())
+
+    def _first_line(self) -> str:
+        written, name = self.as_written, self.gpu.name
+        usable = "" if size_text(self.gpu.capacity) in name else f" ({size_text(self.gpu.capacity)} usable)"
+        needs = f"as written: {size_text(written.peak_reserved)} reserved"
+        if written.fits:
+            return f"It fits {needs}, {size_text(written.margin)} less than the {name} has{usable}."
+        if written.margin < 0:
+            line = f"It does not fit {needs}, {size_text(-written.margin)} more than the {name} has{usable}."
+        else:
+            line = f"It does not fit {needs} of what the {name} has{usable}, in pieces that are too small."
+        found = self.largest.get(Knobs())
+        if found is not None and found.samples:
+            return f"{line} A batch of {found.samples} would fit."
+        alone = written.constant > written.capacity
+        why = f": weights, gradients and optimizer state alone take {size_text(written.constant)}" if alone else ""
+        return f"{line} Not even a batch of 1 would{why}." if found is not None else line
+
+    def _misses(self) -> Iterator[str]:
+        """By how much the nearest misses where nothing fits the batch of the step."""
+        written = self.as_written
+        if any(option.knobs.gpu is None and option.knobs.batch is None for option in self.options):
+            return
+        least = self.nearest
+        same = min((one for one in self.tried if one.knobs in self.same), key=lambda one: one.peak_reserved)
+        yield (
+            f"Nothing that was tried fits with the batch of {written.samples}, in {len(self.tried)} settings. Nearest "
+            f"is {_missing(same)}."
+        )
+        if least.knobs not in self.same:
+            yield f"Nearest with another training is {_missing(least)}."
+        none = [knobs for knobs, found in self.largest.items() if not found.samples and knobs != Knobs()]
+        if none:
+            yield f"Not even a batch of 1 fits with {'; '.join(map(setting_text, none))}."
+
+    def _last_words(self) -> Iterator[str]:
+        """What the largest GPU lacks."""
+        if self.too_small is not None:
+            name, missing = devices.find(self.too_small.gpu).name, max(-self.too_small.margin, 0)
+            yield f"As written it fits no GPU of the catalogue: the largest, the {name}, misses {size_text(missing)}."
+
+    def _title(self) -> Iterator[str]:
+        here = [option for option in self.options if option.knobs.gpu is None]
+        if any(option.knobs.batch is None for option in here):
+            yield f"{len(self.tried)} settings were run. Those that fit, cheapest first:"
+        elif here:
+            yield "What fits with another batch or GPU, cheapest first:"
+        elif self.options:
+            yield "What fits on another GPU:"
+
+
+def _missing(measured: Measured) -> str:
+    missing = f"{size_text(-measured.margin)} too much" if measured.margin < 0 else "in pieces that are too large"
+    return f"{setting_text(measured.knobs)}, which needs {size_text(measured.peak_reserved)}: {missing}"
 
 
 def rank(option: Option) -> tuple[Any, ...]:
@@ -159,23 +233,35 @@ def rank(option: Option) -> tuple[Any, ...]:
 
 
 def unbeaten(options: list[Option]) -> list[Option]:
-    """Ranked options without those that an earlier one equals or beats in all, or does as quickly with fewer knobs."""
+    """Ranked options without those that an earlier one equals or beats in all, or does as quickly with fewer knobs.
+
+    What alters the training is beaten only by what alters no more of it.
+    """
     kept: list[Option] = []
     for option in options:
-        mine, knobs = _worth(option), option.knobs.changed().items()
-        beaten = any(all(its <= own for its, own in zip(_worth(other), mine, strict=True)) for other in kept)
+        knobs = option.knobs.changed().items()
         simpler = (other for other in options if 0 < len(other.knobs.changed()) < len(knobs))
         idle = any(
-            other.knobs.changed().items() <= knobs and other.slow_down <= option.slow_down * _NOTEWORTHY
+            other.knobs.changed().items() <= knobs and other.slow_down <= option.slow_down * _QUICKER
             for other in simpler
         )
-        if not beaten and not idle:
+        if not idle and not any(_beats(other, option) for other in kept):
             kept.append(option)
     return kept
 
 
-def _worth(option: Option) -> tuple[float, ...]:
-    measured, knobs = option.measured, option.knobs
+def _beats(one: Option, other: Option) -> bool:
+    """Whether an option is as good as another in everything, or nearly so in time and memory."""
+    return (
+        one.slow_down <= other.slow_down * _QUICKER
+        and one.measured.peak_reserved <= other.measured.peak_reserved * _LEANER
+        and len(one.knobs.changed()) <= len(other.knobs.changed())
+        and one.altered <= other.altered
+        and _rounds(one) <= _rounds(other)
+        and one.measured.samples >= other.measured.samples
+    )
+
+
+def _rounds(option: Option) -> bool:
     # Another precision trains the same and rounds otherwise: it does not stand for a setting that keeps every bit.
-    rounds = knobs.precision is not Precision.AS_WRITTEN
-    return (option.slow_down, measured.peak_reserved, len(knobs.changed()), option.alters, rounds, -measured.samples)
+    return option.knobs.precision is not Precision.AS_WRITTEN

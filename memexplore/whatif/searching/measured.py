@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memexplore import devices
-from memexplore.curves import peak
+from memexplore.capture import release_or_installed
+from memexplore.curves import curve, peak
 from memexplore.devices import Gpu
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Phase, Source, Tape
 from memexplore.tradeoffs import Point
+from memexplore.whatif import places
 from memexplore.whatif.apply import Applied
 from memexplore.whatif.knobs import Knobs
 from memexplore.whatif.step import Step
-from memexplore.whatif.trial import Trial, run
+from memexplore.whatif.trial import Trial, place_of, placed, run, was_seen
 
 ENDLESS = 1 << 50
 """Bytes of a GPU on which every step fits: a PiB."""
@@ -28,17 +29,23 @@ class Measured(NamedTuple):
 
     knobs: Knobs
     gpu: str
-    """Key of the catalogue entry, or the size asked for."""
+    """Key of the catalogue entry, the size asked for, or ``cpu``."""
     capacity: int
+    """What the run could have had; on the CPU the memory of this machine."""
     fits: bool
     peak_allocated: int
     peak_reserved: int
     flops: int
     seconds: float
-    """By the roofline model (`Cost.seconds`): good for ratios only."""
+    """Of one step: taken on a real device, else by the roofline model (`Cost.seconds`), which is good for ratios only.
+    """
     samples: int
     """Of a step."""
     applied: Applied = Applied()
+    source: Source = Source.PREDICTED
+    """Whether peaks and seconds were measured; what does not fit a real GPU needs what a virtual one predicts."""
+    constant: int = 0
+    """Allocated when backward is done: weights, gradients and optimizer state, which are there whatever the batch."""
 
     @property
     def margin(self) -> int:
@@ -54,7 +61,7 @@ def fits(tape: Tape) -> bool:
 def measure(
     step: Step, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None
 ) -> tuple[Trial, Measured]:
-    """Run a step with some knobs, and once more with memory without end where it does not fit.
+    """Run a step with some knobs, and once more on a virtual GPU with memory without end where it does not fit.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
@@ -74,29 +81,81 @@ def measured_by(
 ) -> tuple[Trial, Measured]:
     """Run some knobs with a function of knobs and GPU, and once more with memory without end where they do not fit.
 
+    The GPU is a place as `trial.run` has it; that with memory without end is virtual.
+
     `samples` are those of a step, `known` is the trial of the knobs where it was run before. Raises what `run` raises.
     """
-    device = devices.find(knobs.gpu or gpu)
+    device = places.find(place_of(knobs, gpu))
     trial = whole = known or run(knobs, gpu)
     if not fits(trial.tape):
         whole = run(knobs.replace(gpu=None), dataclasses.replace(device, total=ENDLESS))
-    return trial, Measured(
+    capacity = device.capacity if trial.tape.meta.capacity is None else trial.tape.meta.capacity
+    return trial, _measured(knobs, device, capacity, samples, whole, fits=fits(trial.tape))
+
+
+def needs(
+    step: Step, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None
+) -> tuple[Trial, Measured]:
+    """The numbers of `measure` in half the time where a setting does not fit a virtual GPU; the trial is another.
+
+    The setting is run with memory without end, and its requests are then asked again with the memory there is. The
+    trial is that with memory without end: it never ends out of memory.
+
+    >>> import torch
+    >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
+    >>> trial, measured = needs(step, gpu="8MiB")
+    >>> fits(trial.tape), measured == measure(step, gpu="8MiB")[1]
+    (True, True)
+
+    Raises what `run` raises.
+    """
+    knobs = knobs or Knobs()
+    samples = knobs.batch or step.batch_size
+    if places.is_real(place_of(knobs, gpu)):
+        return measure(step, knobs, gpu=gpu, release=release)
+    device = places.find(place_of(knobs, gpu))
+    whole = run(step, knobs.replace(gpu=None), gpu=dataclasses.replace(device, total=ENDLESS), release=release)
+    if not was_seen(step, knobs, gpu, release):
+        # Where a step looks at how much memory there is, only a run tells what it does.
+        return measure(step, knobs, gpu=gpu, release=release)
+    capacity = device.under(release_or_installed(release)).capacity
+    trial = placed(step, knobs, gpu, release)
+    return whole, _measured(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
+
+
+def _measured(knobs: Knobs, device: Gpu, capacity: int, samples: int, trial: Trial, *, fits: bool) -> Measured:
+    source = trial.tape.meta.source
+    return Measured(
         knobs=knobs,
         gpu=device.key,
-        capacity=device.capacity,
-        fits=fits(trial.tape),
-        peak_allocated=peak(whole.tape)[0],
-        peak_reserved=peak(whole.tape, "reserved")[0],
-        flops=whole.cost.flops,
-        seconds=whole.cost.seconds(device),
+        capacity=capacity,
+        fits=fits,
+        peak_allocated=peak(trial.tape)[0],
+        peak_reserved=peak(trial.tape, "reserved")[0],
+        flops=trial.cost.flops,
+        seconds=trial.seconds if source is Source.MEASURED else trial.cost.seconds(device),
         samples=samples,
-        applied=whole.applied,
+        applied=trial.applied,
+        source=source,
+        constant=_constant(trial.tape),
     )
 
 
+def _constant(tape: Tape) -> int:
+    backward = np.flatnonzero((tape.step == tape.step.max(initial=0)) & (tape.phase == Phase.BACKWARD))
+    return int(curve(tape)[backward[-1]]) if len(backward) else 0
+
+
+Measure = Callable[..., tuple[Trial, Measured]]
+"""How a setting is run: `measure`, or `needs`."""
+
+
 def slow_down(measured: Measured, as_written: Measured | None) -> float:
-    """Expected time of a sample over that as written, 1 for as fast; not a number where either is not known."""
-    if as_written is None or not as_written.seconds:
+    """Time of a sample over that as written, 1 for as fast; not a number where either is not known.
+
+    Measured and predicted times do not compare.
+    """
+    if as_written is None or not as_written.seconds or measured.source is not as_written.source:
         return math.nan
     return (measured.seconds / measured.samples) / (as_written.seconds / as_written.samples)
 
@@ -116,4 +175,5 @@ def point(measured: Measured, as_written: Measured | None) -> Point:
         extra_flops(measured, as_written),
         measured.peak_reserved,
         measured.fits,
+        measured.source,
     )

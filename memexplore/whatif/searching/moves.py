@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,8 +19,10 @@ from memexplore.whatif.trial import built
 
 # --- the largest batch ----------------------------------------------------------------------------------------------
 
-MOST_SAMPLES = 1 << 16
+MOST_SAMPLES = 1 << 30
 """No larger batch is looked for."""
+_GUESSES = 2
+"""Batches guessed from needs before it is closed in on the last: the first is far off where needs grow by steps."""
 
 
 class Tried(NamedTuple):
@@ -26,6 +30,8 @@ class Tried(NamedTuple):
 
     fits: bool
     needs: int | None
+    likely: int | None = None
+    """The largest batch that fits, where there is a better guess than from what was needed."""
 
 
 class Largest(NamedTuple):
@@ -36,51 +42,68 @@ class Largest(NamedTuple):
 
 
 def largest_batch(
-    start: int, capacity: int, *, unit: int = 1, most: int = MOST_SAMPLES
+    start: int,
+    capacity: int,
+    *,
+    unit: int = 1,
+    most: int = MOST_SAMPLES,
+    constant: int = 0,
+    hint: int | None = None,
 ) -> Generator[int, Tried, Largest]:
     """Ask for batches to try, and return the largest of those that fit; it and the next were asked for.
 
-    It grows until one does not fit, guesses from the needs of two as if memory grew evenly, and closes in from there,
-    by bisection at last: so the guess saves runs and is never an answer. `unit` divides every batch asked for.
+    After `start` it asks for the `hint`, or for what would fit if memory grew evenly from `constant` bytes without any
+    sample; then for what two needs say, and closes in from there, by bisection at last. So guesses save runs and are
+    never an answer. `unit` divides every batch asked for.
 
-    >>> asking = largest_batch(8, capacity=100)
+    >>> asking = largest_batch(8, capacity=100, constant=30)
     >>> asked, answer = [], next(asking)
     >>> try:
     ...     while True:
     ...         asked.append(answer)
-    ...         answer = asking.send(Tried(fits=answer * 7 <= 100, needs=answer * 7))
+    ...         answer = asking.send(Tried(fits=30 + answer * 7 <= 100, needs=30 + answer * 7))
     ... except StopIteration as end:
-    ...     print(asked, end.value)  # 14 * 7 = 98
-    [8, 16, 14, 15] Largest(samples=14, proven=True)
+    ...     print(asked, end.value)  # 30 + 10 * 7 = 100
+    [8, 10, 11] Largest(samples=10, proven=True)
     """
     start, most = max(unit, start // unit * unit), max(unit, most // unit * unit)
-    fitting: list[_Known] = [_Known(0, None)]
-    beyond: _Known | None = None
-    batch, reach = start, 0
+    fitting: list[_Known] = [_Known(0, constant)]
+    above: list[_Known] = []
+    batch, guesses, reach = start, 0, 0
     while True:
         tried = yield batch
         if tried.fits:
             fitting.append(_Known(batch, tried.needs))
         else:
-            beyond = _Known(batch, tried.needs)
-        low = fitting[-1]
-        if beyond is None:
-            if low.batch >= most:
-                return Largest(low.batch, False)
-            # Twice as many, and more where two needs say that there is room.
-            wanted = _even(fitting[-2], low, capacity) or low.batch * 2
-            batch = min(max(wanted // unit * unit, low.batch + unit), low.batch * 16, most)
-            continue
-        if beyond.batch - low.batch <= unit:
+            above.append(_Known(batch, tried.needs))
+        low, beyond = fitting[-1], above[-1] if above else None
+        if beyond is not None and beyond.batch - low.batch <= unit:
             return Largest(low.batch, True)
-        wanted = (low.batch + beyond.batch) // 2
-        if reach:
-            # Near the guess first, then ever further from it, until the middle is nearer.
-            wanted = min(low.batch + reach, wanted) if tried.fits else max(beyond.batch - reach, wanted)
-            reach *= 4
-        elif (guess := _even(low, beyond, capacity)) is not None:
-            wanted, reach = guess, unit
-        batch = min(max(wanted // unit * unit, low.batch + unit), beyond.batch - unit)
+        if beyond is None and low.batch >= most:
+            return Largest(low.batch, False)
+        farthest = min(low.batch * 16, most) if beyond is None else beyond.batch - unit
+        middle = low.batch * 2 if beyond is None else (low.batch + beyond.batch) // 2
+        hint = hint or tried.likely
+        if beyond is None:
+            one, other = fitting[-2:]
+        else:
+            # The constant is a guess itself: two runs know better.
+            one, other = (low, beyond) if low.batch or len(above) < 2 else (beyond, above[-2])
+        wanted = hint or _even(one, other, capacity)
+        if wanted is not None and guesses < _GUESSES:
+            # A leap that is cut short is no guess yet, and after a hint there is nothing to be guessed.
+            if beyond is not None or wanted <= farthest:
+                guesses, hint = _GUESSES if hint else guesses + 1, None
+        elif guesses:
+            # Near the last guess first, then ever further from it, until the middle is nearer.
+            reach = max(unit, reach * 4)
+            if beyond is None:
+                wanted = low.batch + reach
+            else:
+                wanted = min(low.batch + reach, middle) if tried.fits else max(beyond.batch - reach, middle)
+        else:
+            wanted = middle
+        batch = min(max(wanted // unit * unit, low.batch + unit), farthest)
 
 
 class _Known(NamedTuple):
@@ -113,18 +136,20 @@ ALTERING = ("batch", "optimizer", "lora", "frozen", "input_size", "mode")
 """Fields that make another training of it."""
 
 
-def alters(knobs: Knobs, model: nn.Module | None = None) -> bool:
-    """Whether a setting trains something else than the step as written; a model tells whether micro-batches do.
+def altered(knobs: Knobs, model: nn.Module | None = None) -> frozenset[str]:
+    """The fields by which a setting trains something else than the step as written; a model tells of micro-batches.
 
-    >>> alters(Knobs(checkpoint="sqrt", accumulation=2)), alters(Knobs(precision="all bf16"))
-    (False, True)
-    >>> alters(Knobs(accumulation=2), nn.Sequential(nn.BatchNorm1d(4)))
-    True
+    >>> altered(Knobs(checkpoint="sqrt", accumulation=2)), altered(Knobs(precision="all bf16"))
+    (frozenset(), frozenset({'precision'}))
+    >>> altered(Knobs(accumulation=2), nn.Sequential(nn.BatchNorm1d(4)))
+    frozenset({'accumulation'})
     """
-    changed = knobs.changed()
-    if any(name in changed for name in ALTERING) or knobs.precision is Precision.ALL_BF16:
-        return True
-    return model is not None and bool(micro_batch_notes(knobs, model))
+    found = set(ALTERING) & set(knobs.changed())
+    if knobs.precision is Precision.ALL_BF16:
+        found.add("precision")
+    if model is not None and micro_batch_notes(knobs, model):
+        found.add("accumulation")
+    return frozenset(found)
 
 
 def moves(step: Step, gpu: Gpu) -> tuple[Move, ...]:
@@ -148,22 +173,75 @@ def moves(step: Step, gpu: Gpu) -> tuple[Move, ...]:
     parents = dict.fromkeys(name.rpartition(".")[0] or name for name in repeated(built(step)))
     if parents:
         found.append(Knobs(lora=tuple(parents)))
+    found += [Knobs(frozen=names) for names in first_blocks(built(step))]
+    found += [Knobs(input_size=size) for size in input_sizes(step)]
     return tuple(move_of(knobs, built(step)) for knobs in found)
 
 
 def move_of(knobs: Knobs, model: nn.Module) -> Move:
     """One knob that is turned, as a move."""
-    return Move(next(iter(knobs.changed())), knobs, alters(knobs, model))
+    return Move(next(iter(knobs.changed())), knobs, bool(altered(knobs, model)))
+
+
+def first_blocks(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Layers to freeze: those up to the middle of the repeated blocks, and those up to their last quarter.
+
+    All that was registered before goes with them: while an embedding trains, backward comes down to it, and the frozen
+    blocks in between keep their activations.
+
+    >>> layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(4)]
+    >>> first_blocks(nn.Sequential(nn.Embedding(9, 4), *layers, nn.LayerNorm(4)))
+    (('0', '1', '2'), ('0', '1', '2', '3'))
+    """
+    names = repeated(model)
+    counts = dict.fromkeys((len(names) // 2, len(names) - max(1, len(names) // 4))) if len(names) > 1 else ()
+    return tuple(_up_to(model, model.get_submodule(names[count - 1])) for count in counts)
+
+
+def _up_to(model: nn.Module, last: nn.Module) -> tuple[str, ...]:
+    """As few layers as have all weights that were registered before the end of one."""
+    weights = list(model.parameters())
+    ends = {id(weight) for weight in last.parameters()}
+    end = max(number for number, weight in enumerate(weights) if id(weight) in ends)
+    left = {id(weight) for weight in weights[: end + 1]}
+    whole = frozenset(left)
+    found: list[str] = []
+    for name, module in model.named_modules():
+        own = {id(weight) for weight in module.parameters()}
+        # A layer below one that was found has none left, and neither has one whose weights are another's.
+        if own & left and own <= whole:
+            found.append(name)
+            left -= own
+    return tuple(found)
+
+
+def input_sizes(step: Step) -> tuple[int, ...]:
+    """About three quarters and half of the input size, in steps of up to 32 that divide it, as models may need it.
+
+    >>> import torch
+    >>> input_sizes(Step(nn.Conv2d(3, 8, 3), torch.zeros(2, 3, 224, 224)))
+    (160, 128)
+    """
+    size = step.input_size
+    if size is None:
+        return ()
+    grain = math.gcd(size, 32)
+    near = (max(1, int(size * share / grain + 0.5)) * grain for share in (0.75, 0.5))
+    return tuple(dict.fromkeys(found for found in near if found < size))
+
+
+_FINEST = 64
+"""So many micro-batches are tried at most: each is traced."""
 
 
 def accumulations(batch: int) -> tuple[int, ...]:
-    """Numbers of micro-batches to try: divisors of the batch beyond 1, each at least twice the one before.
+    """Numbers of micro-batches to try: divisors of the batch from 2 to 64, each at least twice the one before.
 
     >>> accumulations(48), accumulations(7), accumulations(1)
     ((2, 4, 8, 16, 48), (7,), ())
     """
     found: list[int] = []
-    for count in range(2, batch + 1):
+    for count in range(2, min(batch, _FINEST) + 1):
         if batch % count == 0 and (not found or count >= 2 * found[-1]):
             found.append(count)
     return tuple(found)
@@ -175,6 +253,8 @@ class Place(NamedTuple):
     time: float
     needs: int
     fits: bool
+    constant: int = 0
+    """Bytes of weights, gradients and optimizer state, which are needed whatever the batch."""
 
 
 def useful(found: Iterable[Move], places: Mapping[Knobs, Place]) -> tuple[Move, ...]:
@@ -194,23 +274,34 @@ def useful(found: Iterable[Move], places: Mapping[Knobs, Place]) -> tuple[Move, 
     return tuple(move for move in better if move.knobs in kept)
 
 
+BEARABLE = 1.5
+"""Times as long as written: what trains the same and takes longer is no reason to try nothing else."""
+
+
 def combined(
     found: Iterable[Move], places: Mapping[Knobs, Place], failed: Iterable[Knobs], capacity: int, count: int
 ) -> list[Knobs]:
     """The next `count` settings to run: what was tried with one more knob turned, the most promising first.
 
-    A setting that fits gets only knobs that make it quicker: anything else would cost and gain nothing. The order is
-    that of a guess from the single knobs' ratios; what is answered is always a run.
+    The order is that of a guess from the single knobs' ratios: what promises to fit comes first, and of that what
+    trains the same; ways to alter the training take turns. What is answered is always a run. Left out are:
+
+    - knobs that make a setting that fits no quicker: anything else would cost and gain nothing;
+    - settings that alter more of the training than one that fits at a bearable pace;
+    - more micro-batches than fit, or promise to.
     """
-    written = places[Knobs()]
-    found = tuple(found)
-    turned = [(move.knobs.changed().items(), move.alters) for move in found]
-    other_training = {
-        knobs for knobs in places if any(altering and its <= knobs.changed().items() for its, altering in turned)
-    }
+    written, found = places[Knobs()], tuple(found)
+    altering = [(move.knobs.changed().items(), move.field) for move in found if move.alters]
+
+    def alterations(knobs: Knobs) -> tuple[str, ...]:
+        return tuple(field for its, field in altering if its <= knobs.changed().items())
+
+    bearable = [knobs for knobs, place in places.items() if place.fits and place.time <= written.time * BEARABLE]
+    most = min((len(alterations(knobs)) for knobs in bearable), default=len(altering))
+    fits_cut = {knobs.replace(accumulation=None) for knobs, place in places.items() if place.fits}
     seen = {*places, *failed}
-    candidates: dict[Knobs, tuple[object, ...]] = {}
-    useful_ones = {change for changes, _ in turned for change in changes}
+    candidates: dict[Knobs, tuple[Any, ...]] = {}
+    useful_ones = {change for move in found for change in move.knobs.changed().items()}
     for knobs, place in places.items():
         if not knobs.changed().items() <= useful_ones:
             continue
@@ -219,11 +310,34 @@ def combined(
             if move.field in knobs.changed() or (place.fits and single.time >= written.time):
                 continue
             both = knobs.replace(**move.knobs.changed())
-            if both in seen or conflicts(both):
+            if both in seen or conflicts(both) or len(alterations(both)) > most:
+                continue
+            if both.accumulation and both.replace(accumulation=None) in fits_cut:
                 continue
             time, needs = place.time * single.time, place.needs * single.needs / max(written.needs, 1)
+            constant = place.constant * single.constant / max(written.constant, 1)
             promising = needs <= capacity
-            altering = move.alters or knobs in other_training
-            order = (altering, not promising, time if promising else needs, len(both.changed()), str(both))
-            candidates[both] = min(order, candidates.get(both, order))  # type: ignore[type-var]
-    return sorted(candidates, key=lambda knobs: candidates[knobs])[:count]  # type: ignore[arg-type, return-value]
+            # Where weights, gradients and optimizer state alone are too much, no saving of activations helps.
+            merit = (constant > capacity, not promising, len(alterations(both)), time if promising else needs)
+            order = (*merit, len(both.changed()), str(both))
+            candidates[both] = min(order, candidates.get(both, order))
+    ordered = sorted(candidates, key=lambda knobs: candidates[knobs])
+    cut: dict[Knobs, list[Knobs]] = {}
+    for knobs in ordered:
+        cut.setdefault(knobs.replace(accumulation=None), []).append(knobs)
+    chosen = {_cut_enough(rivals, [knobs for knobs in rivals if not candidates[knobs][1]]) for rivals in cut.values()}
+    # Ways to alter the training take turns: which of them a person can accept is not for the search to say.
+    turns: Counter[tuple[Any, ...]] = Counter()
+    places_of: dict[Knobs, tuple[Any, ...]] = {}
+    for knobs in filter(chosen.__contains__, ordered):
+        merit = candidates[knobs][:3]
+        turns[merit, alterations(knobs)] += 1
+        places_of[knobs] = (merit, turns[merit, alterations(knobs)])
+    return sorted(places_of, key=lambda knobs: places_of[knobs])[:count]
+
+
+def _cut_enough(rivals: list[Knobs], promising: list[Knobs]) -> Knobs:
+    """Of settings that differ in their micro-batches, that with the fewest that promises to fit, else with the most."""
+    if promising:
+        return min(promising, key=lambda knobs: knobs.accumulation or 1)
+    return max(rivals, key=lambda knobs: knobs.accumulation or 1)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import enum
 import math
-import pickle
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
-from memexplore import devices
 from memexplore.tape import Tape
 from memexplore.tradeoffs import Point
 from memexplore.units import size_text
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.searching import workers
-from memexplore.whatif.searching.measured import Measured, extra_flops, measure, point, slow_down
+from memexplore.whatif.searching.measured import Measured, extra_flops, point, slow_down
+from memexplore.whatif.searching.running import running
 from memexplore.whatif.searching.workers import Done, Failed, Result
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import Trial
 
 if TYPE_CHECKING:
     import pandas
-
-_START = 8.0
-"""Seconds that spawned processes need until each has imported torch and run its first setting."""
-_WINDOW = 64
-"""Settings handed to an executor at once: enough to keep many workers busy, few to be cancelled."""
 
 
 class Progress(NamedTuple):
@@ -113,7 +101,8 @@ class Sweep(Mapping[Knobs, Tape]):
         First the knobs that differ between the settings, as text; then `outcome` ("fits", "oom" or "failed"), `gpu`,
         `peak_allocated`, `peak_reserved` and `margin` (what the setting needs, and what is left of the GPU: negative
         where it does not fit), `flops` of one step, `extra_flops` (share beyond the step as written) and `slow_down`
-        (expected time over that as written), both for a sample, and `error`.
+        (time over that as written, expected or measured), both for a sample, `source` ("predicted" or "measured") and
+        `error`.
         """
         import pandas
 
@@ -133,10 +122,10 @@ class Sweep(Mapping[Knobs, Tape]):
             row |= {"peak_allocated": measured.peak_allocated, "peak_reserved": measured.peak_reserved}
             row |= {"margin": measured.margin, "flops": measured.flops}
             row |= {"extra_flops": extra_flops(measured, self.as_written)}
-            row |= {"slow_down": slow_down(measured, self.as_written), "error": ""}
+            row |= {"slow_down": slow_down(measured, self.as_written), "source": str(measured.source), "error": ""}
             rows.append(row)
         columns = ["setting", *differing, "outcome", "gpu", "peak_allocated", "peak_reserved", "margin", "flops"]
-        table = pandas.DataFrame(rows, columns=[*columns, "extra_flops", "slow_down", "error"])
+        table = pandas.DataFrame(rows, columns=[*columns, "extra_flops", "slow_down", "source", "error"])
         sizes = ["peak_allocated", "peak_reserved", "margin", "flops"]
         return table.astype(dict.fromkeys(sizes, "Int64")).set_index("setting")
 
@@ -166,6 +155,8 @@ def sweep(
 ) -> Sweep:
     """Run a step with each of many settings, and as written beside them to compare with.
 
+    `gpu` is a place as `trial.run` has it: a virtual GPU, or ``cuda`` or ``cpu`` for a real device, where one setting
+    runs after another in this process.
     `executor` is any `concurrent.futures.Executor` whose workers are processes, here or on other machines. Without one,
     settings run in this process for as long as that is quicker than starting others (a few seconds), and then in one
     fresh process a processor. Equal settings are run once. `progress` is called after every setting; None is silent.
@@ -222,165 +213,6 @@ def stream(
     settings = list(settings)
     with running(step, gpu=gpu, release=release, executor=executor, expected=len(settings)) as run_all:
         yield from run_all(settings)
-
-
-RunAll = Callable[[Iterable[Knobs]], Iterator[Result]]
-
-
-@contextlib.contextmanager
-def running(step: Step, *, gpu: str, release: str | None, executor: Executor | None, expected: int) -> Iterator[RunAll]:
-    """A function that runs some settings, again and again with the same workers; `expected` is how many in all.
-
-    Raises as `sweep` does.
-    """
-    devices.find(gpu)
-    if isinstance(executor, ThreadPoolExecutor):
-        raise TypeError(
-            "a sweep cannot run in threads, as the virtual GPU is process-wide: leave executor out, or give one with "
-            "processes of its own such as concurrent.futures.ProcessPoolExecutor"
-        )
-    if executor is not None:
-        yield _Remote(step, gpu, release, executor).run_all
-        return
-    runner = _Growing(step, gpu, release, expected)
-    try:
-        yield runner.run_all
-    finally:
-        runner.close()
-
-
-class _Remote:
-    """Runs settings on an executor that somebody gave."""
-
-    def __init__(self, step: Step, gpu: str, release: str | None, executor: Executor) -> None:
-        self._payload = workers.packed(step)
-        self._rest = (gpu, workers.surroundings(release), workers.here())
-        self._executor = executor
-
-    def submit(self, knobs: Knobs) -> Future[bytes]:
-        asked = cloudpickle.dumps((knobs, *self._rest))
-        return self._executor.submit(workers.answer, self._payload, asked)
-
-    def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
-        waiting = deque(settings)
-        at_work: dict[Future[bytes], Knobs] = {}
-        try:
-            while waiting or at_work:
-                while waiting and len(at_work) < _WINDOW:
-                    knobs = waiting.popleft()
-                    try:
-                        at_work[self.submit(knobs)] = knobs
-                    except BrokenExecutor as error:
-                        yield Failed(knobs, error)
-                done, _ = concurrent.futures.wait(at_work, return_when=concurrent.futures.FIRST_COMPLETED)
-                for future in [one for one in at_work if one in done]:
-                    yield _received(future, at_work.pop(future))
-        finally:
-            for future in at_work:
-                future.cancel()
-
-
-def _received(future: Future[bytes], knobs: Knobs) -> Result:
-    error = future.exception()
-    if error is not None:
-        return Failed(knobs, error)
-    result: Result | TypeError = pickle.loads(future.result())
-    if isinstance(result, TypeError):
-        raise result
-    return result
-
-
-class _Growing:
-    """Runs settings in this process, and in processes of its own once these are worth their start.
-
-    A worker that dies takes the pool with it. The settings that were at work then are run one by one in pools of
-    their own, so the one that kills its worker is told from those that were beside it.
-    """
-
-    def __init__(self, step: Step, gpu: str, release: str | None, expected: int) -> None:
-        self._step, self._gpu, self._release = step, gpu, release
-        self._expected = expected
-        self._count = workers.processors()
-        self._seconds: list[float] = []
-        self._sendable = True
-        self._pool: Any = None
-        self._remote: _Remote | None = None
-
-    def close(self) -> None:
-        """End the processes."""
-        if self._pool is not None:
-            workers.ended(self._pool)
-            self._pool = self._remote = None
-
-    def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
-        waiting = deque(settings)
-        self._expected = max(self._expected, len(waiting))
-        while waiting and not self._worth_processes():
-            yield self._here(waiting.popleft())
-        while waiting:
-            yield from self._in_processes(waiting)
-
-    def _worth_processes(self) -> bool:
-        if self._remote is not None:
-            return True
-        if len(self._seconds) < 2 or self._count < 2 or not self._sendable:
-            return False
-        # The first run works out plans that later ones only look up.
-        ahead = (self._expected - len(self._seconds)) * self._seconds[-1]
-        if ahead * (1 - 1 / self._count) <= _START:
-            return False
-        try:
-            self._start(self._count)
-        except TypeError:
-            # What cannot be sent runs here: it takes longer and is no other answer.
-            self._sendable = False
-        return self._sendable
-
-    def _start(self, count: int) -> None:
-        self.close()
-        self._pool = workers.spawned(count)
-        self._remote = _Remote(self._step, self._gpu, self._release, self._pool)
-
-    def _here(self, knobs: Knobs) -> Result:
-        start = time.monotonic()
-        try:
-            return Done(*measure(self._step, knobs, gpu=self._gpu, release=self._release))
-        except Exception as error:
-            return Failed(knobs, workers.bare(error))
-        finally:
-            self._seconds.append(time.monotonic() - start)
-
-    def _in_processes(self, waiting: deque[Knobs]) -> Iterator[Result]:
-        """Run settings until none waits or a worker has died."""
-        assert self._remote is not None
-        at_work: dict[Future[bytes], Knobs] = {}
-        suspects: list[Knobs] = []
-        while (waiting or at_work) and not suspects:
-            while waiting and len(at_work) < self._count + 1:
-                try:
-                    future = self._remote.submit(waiting[0])
-                except BrokenExecutor:
-                    suspects.append(waiting.popleft())
-                    break
-                at_work[future] = waiting.popleft()
-            done, _ = concurrent.futures.wait(at_work, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in [one for one in at_work if one in done]:
-                knobs = at_work.pop(future)
-                if isinstance(future.exception(), BrokenExecutor):
-                    suspects.append(knobs)
-                else:
-                    yield _received(future, knobs)
-        if not suspects:
-            return
-        suspects += at_work.values()
-        for knobs in suspects:
-            self._start(1)
-            future = self._remote.submit(knobs)
-            result = _received(future, knobs)
-            if isinstance(result, Failed) and isinstance(result.error, BrokenExecutor):
-                result = Failed(knobs, RuntimeError(f"the process that ran {knobs} died"))
-            yield result
-        self._start(self._count)
 
 
 def _knobs(result: Result) -> Knobs:

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from memexplore.virtual_gpu.plans import fake_host
 from memexplore.virtual_gpu.tensor import VirtualTensor
 from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.searching.measured import Measured, measure
+from memexplore.whatif.searching.measured import Measured
 from memexplore.whatif.step import Step
 from memexplore.whatif.trial import Trial
 
@@ -215,7 +215,7 @@ def answer(payload: bytes, asked: bytes) -> bytes:
 
     It is a TypeError in another thread of the process that asks: the virtual GPU is process-wide.
     """
-    knobs, gpu, around, asker = pickle.loads(asked)
+    knobs, gpu, measure, around, asker = pickle.loads(asked)
     place = here()
     if place[:2] == asker[:2] and place.thread != asker.thread:
         refusal = TypeError(
