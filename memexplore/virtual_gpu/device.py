@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import DefaultDeviceType
 
 from memexplore.allocator import Allocator, Settings
 from memexplore.allocator.sizes import untold_ends
@@ -135,6 +136,8 @@ class VirtualGpu:
             undo.enter_context(composites.on(rules))
             if rules.release < slicing.SKIPPED_SINCE:
                 _replace(undo, tensor.VirtualTensor, "__getitem__", slicing.getitem)
+            # torch asks once in a process which accelerator it has, and a checkpoint on the CPU has been told "none".
+            _replace(undo, DefaultDeviceType, "_default_device_type", "cuda")
             undo.enter_context(files.on())
             undo.callback(torch.set_default_device, _default_device())
             renaming = undo.enter_context(rename.Renaming(moves.exchange))
