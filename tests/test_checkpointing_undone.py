@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from memexplore import capture
 from memexplore.whatif.checkpoints.checkpointing import checkpointed
 from memexplore.whatif.knobs import Checkpoint, Knobs
 from memexplore.whatif.step import Step
@@ -242,3 +243,15 @@ def test_a_trial_tells_what_its_run_told_and_can_be_pickled():
     trial = run(Step(model, torch.ones(2, 4), loss=lambda model, x: model[0](x).sum()), Knobs(checkpoint="every 1"))
     assert trial.applied.texts == ("Checkpointing 1 of 3 blocks",)
     assert pickle.loads(pickle.dumps(trial.applied)) == trial.applied
+
+
+@pytest.mark.parametrize("asked", [None, "cpu"])
+def test_a_checkpoint_on_the_cpu_before_a_virtual_gpu_changes_nothing_there(asked, monkeypatch):
+    # torch remembers for the whole process which accelerator it found; "cpu" is none.
+    kind = torch.utils.checkpoint.DefaultDeviceType
+    monkeypatch.setattr(kind, "_default_device_type", asked)
+    with capture.virtual("T4"):
+        states = torch.utils.checkpoint.get_device_states(torch.ones(1, device="cuda"))
+        torch.utils.checkpoint.set_device_states(*states)
+        assert kind.get_device_type() == "cuda"
+    assert kind._default_device_type == asked

@@ -470,17 +470,3 @@ def test_functional_calls_and_transforms_work() -> None:
     weights = {name: value.detach() for name, value in model.named_parameters()}
     gradients = torch.func.grad(lambda given: torch.func.functional_call(model, given, (x,)).sum())(weights)
     assert gradients["0.weight"].shape == (128, 64)
-
-
-@pytest.mark.parametrize("asked", [None, "cpu"])
-def test_a_checkpoint_on_the_cpu_before_and_after_is_nobodys_business(
-    asked: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # torch remembers for the whole process which accelerator it found; "cpu" is none.
-    kind = torch.utils.checkpoint.DefaultDeviceType
-    monkeypatch.setattr(kind, "_default_device_type", asked)
-    with mx.virtual("T4"):
-        states = torch.utils.checkpoint.get_device_states(torch.ones(1, device="cuda"))
-        torch.utils.checkpoint.set_device_states(*states)
-        assert kind.get_device_type() == "cuda"
-    assert kind._default_device_type == asked
