@@ -44,7 +44,7 @@ class Case(NamedTuple):
     """The bytes that parameters and a formula give for what the script calls; None where no formula is known."""
     settings: str = ""
     short: Callable[[], float] | None = None
-    """`run` with one warm-up step where it has five: for tools that take half a minute a step."""
+    """`run` with less before what is measured: for tools that take half a minute a step."""
 
     def predicted(self) -> str:
         """What the virtual GPU says, printed as the row is."""

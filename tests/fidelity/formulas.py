@@ -3,11 +3,12 @@
 Weights, gradients and AdamW: 4 + 4 + 8 bytes a parameter in fp32; in mixed precision 6 + 4 + 8, as weights are there in
 32 and in 16 bits ("GPU memory usage" in the documentation of Hugging Face transformers, page model_memory_anatomy).
 Activations of a transformer: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
-(arXiv 2205.05198), equation 2 and section 4.3.
+(arXiv 2205.05198), equation 2 and section 4.3. Of other networks: parameters, inputs, and what their layers return.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -54,6 +55,32 @@ def transformer_forward(parameters: int, shape: Shape) -> int:
     return weights(parameters, shape.element) + shape.batch * shape.context * shape.vocabulary * shape.element
 
 
+def shape(model: nn.Module, tokens: torch.Tensor, element: int) -> Shape:
+    """The shape of a language model called with tokens (batch, context), read off its embedding, layers and heads."""
+    table = getattr(model.embedding, "weight", model.embedding)
+    heads = next(part.heads for part in model.modules() if hasattr(part, "heads"))
+    batch, context = tokens.shape
+    vocabulary, width = table.shape
+    return Shape(batch, context, width, heads, len(model.layers), vocabulary, element)
+
+
+class Run(enum.Enum):
+    """What a language model is run for: a forward pass that keeps nothing, one that keeps a graph, a training step."""
+
+    FORWARD = enum.auto()
+    GRAPH = enum.auto()
+    STEP = enum.auto()
+
+
+def language_model(parameters: int, shape: Shape, run: Run) -> int:
+    """The estimate for a run; weights and activations where a graph is kept that no backward pass follows."""
+    if run is Run.STEP:
+        return transformer_step(parameters, shape)
+    if run is Run.FORWARD:
+        return transformer_forward(parameters, shape)
+    return weights(parameters, shape.element) + transformer_activations(shape)
+
+
 def attention(batch: int, length: int, width: int, moment: str) -> int:
     """One head in fp32: Q, K and V; from the forward on the softmax's result and the output; their gradients.
 
@@ -70,6 +97,11 @@ def operation(module: nn.Module, inputs: Iterable[torch.Tensor], outputs: Iterab
     """Parameters, inputs and outputs, and once more what has a gradient."""
     sizes = [(tensor.nbytes, tensor.requires_grad) for tensor in (*module.parameters(), *inputs, *outputs)]
     return sum(size * (2 if gradient else 1) for size, gradient in sizes)
+
+
+def network(module: nn.Module, inputs: Iterable[torch.Tensor], outputs: int) -> int:
+    """Parameters, inputs, and `outputs`, the bytes that its leaf modules return in one call."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *inputs)) + outputs
 
 
 STATES = {torch.optim.AdamW: 2, torch.optim.Adam: 2, torch.optim.RMSprop: 1}

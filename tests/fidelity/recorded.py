@@ -30,6 +30,10 @@ class Recorded(NamedTuple):
     untold: int = 0
     """Bytes at the peak that the file cannot tell: absorbed before its history by blocks that die in it."""
 
+    @property
+    def name(self) -> str:
+        return self.file.removesuffix(".pickle.gz")
+
 
 def requests(tape: Tape) -> list[int]:
     """Every request in order: its bytes, negative where memory is given back; without the ends of earlier blocks."""

@@ -12,13 +12,13 @@ import os
 import statistics
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from memexplore import devices, measure
-from tests.fidelity import cases, formulas, others, recorded
+from tests.fidelity import cases, compared, formulas, others, recorded, recorded_models, recorded_training
 from tests.fidelity.cases import Case
 from tests.gpu import golden
 from tests.gpu.scenarios import SCENARIOS
@@ -30,10 +30,26 @@ the tool says more than the card gives. memexplore is compared to the printed di
 - MemTracker: the peak of its total, on fake CPU tensors (fake CUDA tensors need a CUDA build of torch), so
   without rounding to 512 bytes, and with the CPU's lists of ops under autocast: einsum is on none, so a bf16 forward
   keeps no bf16 copies of the weights, and exp and sum stay in bf16, which CUDA runs in fp32.
-- formula: weights + gradients + AdamW + the activations of Korthikanti et al. 2022 for a training step, weights +
-  logits for a forward pass; for one operation parameters, inputs and outputs, twice where they have a gradient; for
-  attention Q, K, V, the softmax's result and the output, and gradients.
-- torchinfo: its estimated total size; it knows no optimizer, and only modules: a dash where a script calls none."""
+  Tensors that a script keeps on the CPU count too.
+- formula: weights + gradients + AdamW + the activations of Korthikanti et al. 2022 for a training step, without
+  gradients and AdamW for a forward pass that keeps its graph, weights + logits for one that does not; for one operation
+  parameters, inputs and outputs, twice where they have a gradient; for attention Q, K, V, the softmax's result and the
+  output, and gradients; for other networks parameters, inputs and what their layers return.
+- torchinfo: its estimated total size; it knows no optimizer, and only one module: a dash where a script calls none."""
+RECORDINGS = {
+    f"recording {case.name}": case
+    for case in (*recorded.RECORDED, *recorded_training.RECORDED, *recorded_models.RECORDED, recorded_models.LATE)
+}
+"""Every recording that is compared, by the name of its row."""
+NOTES = {
+    "recording small-lm-forward-seq100": "three forward passes and no backward pass: the hooks of MemTracker hold the "
+    "graph of each to the end",
+    "recording small-lm-forward-seq200-bf16": "as small-lm-forward-seq100",
+    "recording cnn-torch21-no-time": "MemTracker puts a hook on every parameter, and frozen ones, as here, refuse it",
+    "recording conv3d-inference-empty-cache": "four models in turn, and the largest state is changed by layers of a "
+    "fifth; MemTracker's difference is the slide and its resized copy, which are on the CPU",
+}
+"""Row -> why a tool cannot tell, or tells too much."""
 
 
 class Row(NamedTuple):
@@ -48,26 +64,44 @@ class Row(NamedTuple):
     capacity: int
     said: tuple[float | None, ...]
     reasons: tuple[str, ...] = ()
+    comparison: compared.Comparison | None = None
 
 
 def everything() -> Iterator[Case]:
     """Published rows, recordings, and the golden recordings of tests/data where there are any."""
     if cases.PUBLISHED.exists():
         yield from cases.published()
-        yield from (_recording(case) for case in recorded.RECORDED)
+        yield from (_recording(name, case) for name, case in RECORDINGS.items())
     yield from golden_cases()
 
 
-def _recording(case: recorded.Recorded) -> Case:
-    def formula(found: others.Subject) -> float:
-        if found.module is None:
-            return formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")
-        kind, context = ("step", 512) if found.optimizer is not None else ("forward", 2048)
-        return cases._lm_formula(kind, context, torch.bfloat16, found)
-
+def _recording(name: str, case: recorded.Recorded) -> Case:
     size = measure.peak(recorded.measured(case))[0]
-    name = f"recording {case.file.partition('.')[0]}"
-    return Case(name, case.gpu, case.torch, str(size), "B", functools.partial(recorded.peak, case), formula)
+    run = functools.partial(recorded.peak, case)
+    short = functools.partial(recorded.peak, case._replace(run=_without_others(case.run)))
+    return Case(name, case.gpu, case.torch, str(size), "B", run, _estimated, short=short)
+
+
+def _without_others(run: Callable) -> Callable:
+    """A recorded run without the forward passes of other models before it, which leave cuBLAS's workspace and segments.
+
+    The other tools know of neither.
+    """
+    if isinstance(run, functools.partial) and "forwards" in run.keywords:
+        return functools.partial(run.func, *run.args, **{**run.keywords, "forwards": ()})
+    return run
+
+
+def _estimated(found: others.Subject) -> float:
+    """The formula for a recorded script: a language model's, a network's, or without any module that of attention."""
+    if found.module is None:
+        return formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")
+    if not hasattr(found.module, "layers"):
+        return formulas.network(found.module, found.inputs, others.called(found)[1])
+    shape = formulas.shape(found.module, found.inputs[0], 4 if found.autocast is None else found.autocast.itemsize)
+    parameters = sum(parameter.numel() for parameter in found.module.parameters())
+    held = formulas.Run.GRAPH if found.gradients else formulas.Run.FORWARD
+    return formulas.language_model(parameters, shape, held if found.optimizer is None else formulas.Run.STEP)
 
 
 def golden_cases() -> Iterator[Case]:
@@ -104,28 +138,51 @@ def row(case: Case) -> Row:
     ours = float("inf") if predicted == "OOM" else float(predicted) * (unit if case.measured != "OOM" else cases.GIB)
     script = case.short or case.run
     said: list[float | None] = [ours]
-    reasons = []
+    reasons: list[str] = []
+
+    def asked(who: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except Exception as error:
+            reasons.append(_reason(f"{who}, {case.name}", error))
+            return None
+        finally:
+            gc.collect()
+
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        try:
-            said.append(others.mem_tracker(script))
-        except Exception as error:
-            reasons.append(_reason(f"MemTracker, {case.name}", error))
-            said.append(None)
-        gc.collect()
-        try:
-            with others.on_fake_cpu():
-                found = others.subject(script)
-                said += [case.formula(found), others.summarised(found)]
-                del found
-        except Exception as error:
-            reasons.append(_reason(f"formula and torchinfo, {case.name}", error))
-            said += [None] * (len(TOOLS) - len(said))
+        said.append(asked("MemTracker", lambda: others.mem_tracker(script)))
+        with others.on_fake_cpu():
+            found = asked("formula and torchinfo", lambda: others.subject(script))
+            for tool, ask in (("formula", case.formula), ("torchinfo", others.summarised)):
+                said.append(None if found is None else asked(tool, functools.partial(ask, found)))
+            del found
         gc.collect()
     measured = float("inf") if case.measured == "OOM" else float(case.measured) * unit
-    capacity = devices.find(case.gpu).under(case.torch).capacity
+    gpu = devices.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
+    capacity = gpu.under(case.torch).capacity
     text = case.measured if case.measured == "OOM" else f"{case.measured} {case.unit}"
-    return Row(case.name, case.torch, case.unit, measured, text, capacity, tuple(said), tuple(reasons))
+    comparison = compared.met(RECORDINGS[case.name]) if case.name in RECORDINGS else None
+    reasons += [f"{case.name}: {note}." for note in _notes(case.name, ours - measured, comparison)]
+    return Row(case.name, case.torch, case.unit, measured, text, capacity, tuple(said), tuple(reasons), comparison)
+
+
+def _notes(name: str, difference: float, comparison: compared.Comparison | None) -> Iterator[str]:
+    """What the row of a recording alone does not tell."""
+    if name in NOTES:
+        yield NOTES[name]
+    if comparison is None:
+        return
+    ours, theirs = comparison.allocated
+    if comparison.untold:
+        yield (
+            f"the file understates its own peak by {comparison.untold} B, held by blocks that it does not tell of; "
+            f"beyond them memexplore differs by {difference - comparison.untold:.0f} B"
+        )
+    elif difference != ours - theirs:
+        yield f"told where the driver put each segment, memexplore differs by {ours - theirs} B"
+    elif difference and comparison.requested[0] == comparison.requested[1]:
+        yield "what differs are blocks larger than asked for: the peak requested is the same"
 
 
 def _reason(of: str, error: Exception) -> str:
@@ -167,13 +224,15 @@ def _per_cent(difference: float) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table, its summary rows and its legend."""
+    """The table, its summary rows and its legend; behind it that of the recordings, request by request."""
     lines = ["| case | torch | measured | " + " | ".join(TOOLS) + " |", "|---" * (len(TOOLS) + 3) + "|"]
     for each in rows:
         cells = [_cell(each, tool) for tool in range(len(TOOLS))]
         lines.append(f"| {each.name} | {each.torch} | {each.text} | {' | '.join(cells)} |")
     lines += summary(rows)
-    return "\n".join([*lines, "", LEGEND, *(f"- {reason}" for each in rows for reason in each.reasons)])
+    lines += ["", LEGEND, *(f"- {reason}" for each in rows for reason in each.reasons)]
+    found = [each.comparison for each in rows if each.comparison is not None]
+    return "\n".join([*lines, "", compared.markdown(found)] if found else lines)
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
@@ -196,27 +255,33 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return [f"| **{text}** | | {count} | {' | '.join(cells[key])} |" for key, (text, count) in names.items()]
 
 
+@functools.cache
+def _all() -> tuple[Case, ...]:
+    return tuple(everything())
+
+
 def _numbered(number: int) -> Row:
     torch.set_num_threads(1)
-    for at, case in enumerate(everything()):
-        if at == number:
-            return row(case)
-    raise IndexError(number)
+    return row(_all()[number])
+
+
+SLOW = (("lm-xl", "step"), ("train", ""), ("lm-", ""))
+"""What the names of those that take longest contain, longest first."""
+
+
+def _place(name: str) -> int:
+    return next((place for place, words in enumerate(SLOW) if all(word in name for word in words)), len(SLOW))
 
 
 def computed(matching: str = "") -> list[Row]:
     """The rows whose name contains a text, each computed in one of as many processes as there are cores."""
-    names = {number: case.name for number, case in enumerate(everything()) if matching in case.name}
-    numbers = list(names)
+    names = {number: case.name for number, case in enumerate(_all()) if matching in case.name}
     spawn = multiprocessing.get_context("spawn")
     rows: dict[int, Row] = {}
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn, max_tasks_per_child=None) as pool:
-        # Those that take longest first: the large model's training steps, then its forward passes.
-        longest = sorted(
-            numbers, key=lambda number: ("lm-xl" in names[number]) * (1 + ("forward" not in names[number]))
-        )
-        waiting = {pool.submit(_numbered, number): number for number in reversed(longest)}
+        longest = sorted(names, key=lambda number: _place(names[number]))
+        waiting = {pool.submit(_numbered, number): number for number in longest}
         for done in concurrent.futures.as_completed(waiting):
             rows[waiting[done]] = done.result()
-            print(f"{len(rows)} of {len(numbers)}", end="\r", file=sys.stderr, flush=True)
-    return [rows[number] for number in numbers]
+            print(f"{len(rows)} of {len(names)}", end="\r", file=sys.stderr, flush=True)
+    return [rows[number] for number in names]

@@ -21,7 +21,7 @@ def test_published_peak_is_predicted_to_its_printed_digit(case):
     assert case.predicted() == case.measured
 
 
-@pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.file.partition(".")[0])
+@pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
 def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
     ours = recorded.without_hash_order(recorded.requests(recorded.predicted(case)))
     theirs = recorded.without_hash_order(recorded.requests(recorded.measured(case)))
@@ -30,7 +30,7 @@ def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
     assert len(ours) == len(theirs)
 
 
-@pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.file.partition(".")[0])
+@pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
 def test_recorded_run_has_the_same_peak_to_the_byte(case):
     ours, theirs = recorded.predicted(case), recorded.measured(case)
     expected = measure.peak(theirs)[0] + case.untold

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 
-from memexplore import capture
-from tests.fidelity import formulas, others, table
+from memexplore import capture, measure
+from tests.fidelity import (
+    cases,
+    compared,
+    formulas,
+    others,
+    paired_lm,
+    recorded,
+    recorded_models,
+    recorded_training,
+    small_lm,
+    table,
+)
 from tests.gpu import golden
+
+absent = pytest.mark.skipif(
+    not cases.PUBLISHED.exists() and not os.environ.get("CI"), reason="../shared/recordings is not beside this checkout"
+)
 
 
 def linear(calls: int = 1) -> float:
@@ -59,6 +76,18 @@ def test_mem_tracker_is_told_of_what_was_there_before_the_first_reset():
     assert others.mem_tracker(now) == 4 * 1000
 
 
+def test_without_the_peaks_of_modules_mem_tracker_tells_the_same_total(monkeypatch):
+    def run() -> float:
+        model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10)).cuda()
+        torch.cuda.reset_peak_memory_stats()
+        model(torch.ones(20, 100, device="cuda")).sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    totals = others.mem_tracker(run)
+    monkeypatch.setattr(others, "_TotalsOnly", MemTracker)
+    assert others.mem_tracker(run) == totals
+
+
 def test_optimizer_states_are_told_to_mem_tracker():
     def run() -> float:
         layer = nn.Linear(100, 50).to("cuda")
@@ -100,6 +129,26 @@ def test_the_subject_is_the_first_model_with_its_inputs_optimizer_and_autocast()
     assert [tuple(each.shape) for each in seen.inputs] == [(4, 10)]
     assert type(seen.optimizer) is torch.optim.SGD
     assert seen.autocast is torch.bfloat16
+
+
+def test_the_subject_tells_whether_its_call_keeps_a_graph():
+    def forward() -> float:
+        nn.Linear(10, 20)(torch.ones(4, 10))
+        return 0
+
+    assert found(forward).gradients
+    assert not found(torch.no_grad()(forward)).gradients
+
+
+def test_several_models_of_one_script_have_no_subject():
+    def run() -> float:
+        x = nn.Linear(10, 10).cuda()(torch.ones(4, 10, device="cuda"))
+        nn.ReLU()(x)  # has no parameters: not a second model
+        nn.Linear(10, 10).cuda()(x)
+        raise AssertionError("the second model is enough")
+
+    with pytest.raises(ValueError, match="several models"):
+        found(run)
 
 
 def test_running_a_script_for_other_tools_puts_everything_back():
@@ -144,6 +193,31 @@ def test_a_step_adds_weights_gradients_and_two_states():
     # logits of one token and one word beside the weights
     assert formulas.transformer_forward(1000, fp32) == 4 * 1000 + 4
     assert formulas.transformer_forward(1000, mixed) == 6 * 1000 + 2
+
+
+def test_a_kept_graph_has_weights_and_activations_and_no_gradients():
+    shape = formulas.Shape(batch=2, context=64, width=32, heads=4, layers=2, vocabulary=100)
+    forward, graph, step = (formulas.language_model(1000, shape, run) for run in formulas.Run)
+    assert graph == 4 * 1000 + formulas.transformer_activations(shape)
+    # gradients and two states, 12 bytes a parameter
+    assert step - graph == 12 * 1000
+    # weights, and logits of 2 * 64 tokens
+    assert forward == 4 * 1000 + 4 * 2 * 64 * 100
+
+
+@pytest.mark.parametrize("model", [small_lm.SmallLm, paired_lm.PairedLm], ids=["modules", "bare parameters"])
+def test_a_language_model_tells_its_shape(model):
+    with torch.device("meta"):
+        built = model(vocabulary=100, width=32, layers=2, heads=4, inner=64)
+        tokens = torch.zeros(3, 7, dtype=torch.int64)
+    expected = formulas.Shape(batch=3, context=7, width=32, heads=4, layers=2, vocabulary=100, element=2)
+    assert formulas.shape(built, tokens, 2) == expected
+
+
+def test_a_network_has_parameters_inputs_and_what_its_layers_return():
+    model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10))
+    parameters = 4 * (100 * 50 + 50 + 50 * 10 + 10)
+    assert formulas.network(model, [torch.ones(20, 100)], 600) == parameters + 4 * 20 * 100 + 600
 
 
 def test_attention_has_one_tensor_of_scores():
@@ -225,3 +299,63 @@ def test_a_golden_recording_becomes_a_row(tmp_path, monkeypatch):
     assert result.measured == peak + 512
     assert result.said[0] == peak
     assert all(said is not None and said > 0 for said in result.said), result.reasons
+
+
+def test_every_recording_that_is_compared_has_a_row():
+    every = [*recorded.RECORDED, *recorded_training.RECORDED, *recorded_models.RECORDED, recorded_models.LATE]
+    assert list(table.RECORDINGS.values()) == every
+    assert set(table.NOTES) <= set(table.RECORDINGS)
+    assert set(compared.KNOWN) <= {case.name for case in every}
+
+
+@absent
+def test_a_recording_has_a_row_with_its_own_peak_and_its_requests():
+    name = "recording attention-forward-backward"
+    result = table.row(table._recording(name, table.RECORDINGS[name]))
+    peak = measure.peak(recorded.measured(table.RECORDINGS[name]))[0]
+    assert result.measured == peak
+    assert result.said[0] == peak
+    assert result.said[2] == formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")
+    assert result.comparison is not None
+    assert result.comparison.requests == len(recorded.requests(recorded.measured(table.RECORDINGS[name])))
+    assert compared.markdown([result.comparison]) in table.markdown([result])
+
+
+@absent
+def test_the_formula_of_a_recorded_language_model_reads_its_script():
+    name = "recording small-lm-train-seq100"
+    case = table._recording(name, table.RECORDINGS[name])
+    with others.on_fake_cpu():
+        seen = others.subject(case.short)
+        parameters = sum(parameter.numel() for parameter in seen.module.parameters())
+        size = case.formula(seen)
+    shape = formulas.Shape(batch=10, context=100, width=512, heads=16, layers=4, vocabulary=10_000)
+    assert size == formulas.transformer_step(parameters, shape)
+
+
+def test_other_models_that_ran_before_are_left_to_memexplore():
+    case = table.RECORDINGS["recording lm-2.7b-train-seq128-h100"]
+    assert table._without_others(case.run).keywords == {**case.run.keywords, "forwards": ()}
+    alone = table.RECORDINGS["recording lm-2.7b-forward-seq128-h100"].run
+    assert table._without_others(alone) is alone
+
+
+def comparison(allocated: tuple[int, int], requested: tuple[int, int], untold: int = 0) -> compared.Comparison:
+    return compared.Comparison("run", "2.6", 1, None, 0, 0, requested, allocated, (0, 0), untold, 0, 0, None)
+
+
+def notes(said: float, found: compared.Comparison) -> list[str]:
+    return list(table._notes("run", said - found.allocated[1], found))
+
+
+def test_notes_tell_why_a_recorded_peak_is_not_the_predicted_one():
+    assert notes(100, comparison((100, 100), (90, 90))) == []
+    (untold,) = notes(130, comparison((130, 100), (120, 90), untold=30))
+    assert "understates its own peak by 30 B" in untold
+    assert "differs by 0 B" in untold
+    # alone 97, told where the segments lie 100
+    (placed,) = notes(97, comparison((100, 100), (90, 90)))
+    assert "told where the driver put each segment, memexplore differs by 0 B" in placed
+    (blocks,) = notes(110, comparison((110, 100), (90, 90)))
+    assert "larger than asked for" in blocks
+    assert notes(110, comparison((110, 100), (95, 90))) == []

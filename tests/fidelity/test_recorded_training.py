@@ -3,19 +3,17 @@
 import functools
 import os
 
-import numpy as np
 import pytest
 
 from memexplore import curves, snapshot
-from memexplore.snapshot.history import events_before
 from memexplore.tape import Action, Tape
-from tests.fidelity import cases, recorded
+from tests.fidelity import cases, compared, recorded
 from tests.fidelity.recorded_training import RECORDED
 
 pytestmark = pytest.mark.skipif(
     not cases.PUBLISHED.exists() and not os.environ.get("CI"), reason="../shared/recordings is not beside this checkout"
 )
-BY_NAME = {case.file.partition(".")[0]: case for case in RECORDED}
+BY_NAME = {case.name: case for case in RECORDED}
 
 
 @functools.cache
@@ -24,17 +22,10 @@ def tapes(name: str) -> tuple[Tape, Tape]:
     return recorded.predicted(BY_NAME[name]), recorded.measured(BY_NAME[name])
 
 
-def segments(tape: Tape) -> list[tuple[int, int]]:
-    """Action and bytes of every segment that was taken or given back while recording, in order."""
-    inside = tape[slice(events_before(tape), len(tape))]
-    rows = np.flatnonzero((inside.action == Action.SEGMENT_ALLOC) | (inside.action == Action.SEGMENT_FREE))
-    return list(zip(inside.action[rows].tolist(), inside.size[rows].tolist(), strict=True))
-
-
 @pytest.mark.parametrize("name", BY_NAME)
 def test_recorded_run_takes_and_gives_back_the_same_segments_in_the_same_order(name):
     ours, theirs = tapes(name)
-    assert segments(ours) == segments(theirs)
+    assert compared.segments(ours) == compared.segments(theirs)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
