@@ -295,7 +295,7 @@ class Page {
 
   async drawTimeline(figure) {
     const layout = themed({ ...figure.layout, ...this.size(this.timeline), uirevision: "kept" }, this.root);
-    this.figure = this.timeline.figure = figure;
+    this.figure = figure;
     layout.shapes = this.shapes();
     layout.showlegend = false;
     const { Icons } = this.Plotly;
@@ -307,6 +307,7 @@ class Page {
     await this.Plotly.react(this.timeline, [events], layout, { ...CONFIG, modeBarButtons });
     this.areas.take(figure.data);
     this.areas.draw();
+    this.timeline.figure = figure; // what is on the screen, for whoever looks at the element
   }
 
   // The picture as plotly draws the whole of it.

@@ -28,9 +28,8 @@ def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str]
     )
     drawn = book.page.evaluate(
         """() => [...document.querySelectorAll('.memexplore')].map(view => {
-            const read = name => view.querySelector('.memexplore-timeline').data.find(trace => trace.name === name);
-            const highest = name => Math.max(...view.querySelector('.memexplore-timeline').calcdata
-                .find(points => points[0].trace.name === name).map(point => point.y));
+            const { data } = view.querySelector('.memexplore-timeline').figure;
+            const read = name => data.find(trace => trace.name === name), highest = name => Math.max(...read(name).y);
             return { sentence: view.querySelector('.memexplore-sentence').textContent, peak: read('peak').y[0],
                      allocated: highest('allocated'), reserved: highest('reserved') } })"""
     )
