@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memexplore import measure
-from memexplore.notebook import sheets
+from memexplore.notebook import controls, sheets
 from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorers import explore, explore_cell
@@ -492,3 +492,15 @@ def test_slider_of_a_variable_that_is_not_assigned_is_an_error() -> None:
 def test_checkpoint_value_is_one(shown: Explorer) -> None:
     shown.knobs = Knobs(checkpoint=Checkpoint.parse("every 7"))
     assert control(shown, "checkpoint").widget.value == "every 7"
+
+
+@pytest.mark.parametrize(
+    ("own", "least", "most"),
+    # a 64th, and 64 times as much where that is not more than 1 024, else 16 times
+    [(1, 1, 64), (8, 1, 512), (64, 1, 1024), (4096, 64, 65_536)],
+)
+def test_batches_reach_as_far_up_as_a_small_batch_is_likely_to_go(own: int, least: int, most: int) -> None:
+    (batches, *_) = controls.of_batch(Step(nn.Linear(2, 2), torch.zeros(own, 2), loss=torch.mean))
+    values = [value for _, value in batches.widget.options]
+    assert (values[0], values[-1]) == (least, most)
+    assert own in values

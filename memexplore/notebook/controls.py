@@ -156,7 +156,8 @@ def _checkpoint() -> Control:
 def of_batch(step: Step | None) -> list[Control]:
     """How large the input of a step is, and into how many micro-batches it is cut; without a step all are 1."""
     own, size = (1, None) if step is None else (step.batch_size, step.input_size)
-    batches = [2**power for power in range(11) if own / 64 <= 2**power <= own * 64]
+    most = max(own * 16, min(own * 64, 1024))
+    batches = [2**power for power in range(most.bit_length()) if own / 64 <= 2**power <= most]
 
     def batch_turned(knobs: Knobs, value: int) -> Knobs:
         count = knobs.accumulation or 1

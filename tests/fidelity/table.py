@@ -44,7 +44,8 @@ RECORDINGS = {
 NOTES = {
     "recording small-lm-forward-seq100": "three forward passes and no backward pass: the hooks of MemTracker hold the "
     "graph of each to the end",
-    "recording small-lm-forward-seq200-bf16": "as small-lm-forward-seq100",
+    "recording small-lm-forward-seq200-bf16": "as small-lm-forward-seq100; what it says differs by some MiB with when "
+    "Python collects its garbage",
     "recording cnn-torch21-no-time": "MemTracker puts a hook on every parameter, and frozen ones, as here, refuse it",
     "recording conv3d-inference-empty-cache": "four models in turn, and the largest state is changed by layers of a "
     "fifth; MemTracker's difference is the slide and its resized copy, which are on the CPU",
