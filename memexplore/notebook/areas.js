@@ -1,5 +1,5 @@
-// The areas and lines of a timeline, on a canvas behind plotly's axes, and its legend. plotly would take three times as long to
-// draw the same traces, and the browser ten times as long to paint them.
+// The areas and lines of a timeline, on a canvas behind plotly's axes, and its legend. For the same traces (ResNet-50, 1,180
+// rows) plotly takes 16 ms and the canvas 1 to 3 (headless Chromium, drawing in software).
 
 const DASH = 9; // pixels: what plotly draws for "dash"
 const EDGE = 8; // pixels around the plot, for the mark of a peak at its border

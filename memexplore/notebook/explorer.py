@@ -191,25 +191,22 @@ class Explorer(widgets.VBox):
             self._before, self._shown = self._shown, tried
             if tried.trial.knobs not in self._history:
                 self._history.append(tried.trial.knobs)
-        self.view.show(tried.trial.tape, self._before.trial.tape if self._before else None)
-        self._write_headline()
-        if self._thread.is_kernel:
-            self._begin_chores_when_drawn()
-        else:
-            self._begin_chores()
-
-    # -- what follows when the picture stands
-
-    def _begin_chores_when_drawn(self) -> None:
-        """Until it has drawn, the browser needs the machine more; and where there is none, it is not waited for."""
         self._chores = unseen = iter(())
 
         def begin() -> None:
             if self._chores is unseen:
                 self._begin_chores()
 
-        self.view.when_drawn(lambda: self._thread.run_after(_REST, begin))
-        self._thread.run_after(_UNSEEN, begin)
+        before = self._before.trial.tape if self._before else None
+        # Until it has drawn, the browser needs the machine more; and where there is none, it is not waited for.
+        self.view.show(tried.trial.tape, before, lambda: self._thread.run_after(_REST, begin))
+        self._write_headline()
+        if self._thread.is_kernel:
+            self._thread.run_after(_UNSEEN, begin)
+        else:
+            begin()
+
+    # -- what follows when the picture stands
 
     def _begin_chores(self) -> None:
         self._chores = chores = self._chores_of(self._shown)

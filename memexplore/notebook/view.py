@@ -82,7 +82,7 @@ def keep_live(*widgets: Any) -> None:
 
 
 _LONG = 1 << 15
-"""Characters from which on text travels compressed: before, unpacking takes the browser longer than the way."""
+"""Bytes of text beyond which it travels compressed: unpacking a shorter one takes longer than its way."""
 
 
 def _packed(content: dict[str, Any]) -> list[bytes]:
@@ -90,7 +90,7 @@ def _packed(content: dict[str, Any]) -> list[bytes]:
     arrays: list[np.ndarray[Any, Any]] = []
     place = 0
 
-    def named(value: Any) -> Any:
+    def put_aside(value: Any) -> Any:
         nonlocal place
         array = np.ascontiguousarray(value)
         if array.dtype != np.float64:
@@ -99,7 +99,7 @@ def _packed(content: dict[str, Any]) -> list[bytes]:
         place += array.size
         return {"place": place - array.size, "length": array.size}
 
-    text = json.dumps(content, default=named).encode()
+    text = json.dumps(content, default=put_aside).encode()
     if len(text) > _LONG:
         text = gzip.compress(text, compresslevel=1)
     return [text, b"".join(array.tobytes() for array in arrays)]
@@ -138,7 +138,7 @@ class View(anywidget.AnyWidget):
         self._shown = Shown()
         self._sheets: dict[str, Sheet] = {}
         self._pickers: list[Callable[[str, int], None]] = []
-        self._afterwards: Callable[[], None] | None = None
+        self._drawn: Callable[[], None] | None = None
         # The browser's questions may be answered in another thread than the one that changes the tape.
         self._lock = threading.RLock()
         super().__init__(
@@ -171,10 +171,11 @@ class View(anywidget.AnyWidget):
         self.show(self._tape, before)
         self.tell_details()
 
-    def show(self, tape: Tape, before: Tape | None = None) -> None:
+    def show(self, tape: Tape, before: Tape | None = None, drawn: Callable[[], None] | None = None) -> None:
         """Draw another tape in place of this one; zoom, cursor and selection go to the same moment and layer of it.
 
-        Tables and the chart of the layers stay those of the old tape until `tell_details`.
+        Tables and the chart of the layers stay those of the old tape until `tell_details`. `drawn` is called once, when
+        a browser has drawn the tape, and not where another is shown before.
 
         Raises ValueError where a tape is not placed; then nothing is changed.
         """
@@ -188,16 +189,11 @@ class View(anywidget.AnyWidget):
                 cursor = min(round(float(same_moment(np.array([float(self.cursor)]), old, tape)[0])), len(tape) - 1)
             kept = self.selection in (None, tables.NO_LAYER) or self.selection in tables.parents(tape.modules)
             window = _cut(window_on(self._shown.window, old, tape), len(tape))
-            self._tape, self._before, self._afterwards = tape, before, None
+            self._tape, self._before, self._drawn = tape, before, drawn
             self._shown = self._shown._replace(number=self._shown.number + 1, window=window, told=False)
             self.cursor, self.selection = cursor, self.selection if kept else None
             self._shown = self._shown._replace(told=True)
             self.send({"answer": "tape", "tape": self._shown.number}, [*self._lasting(), *_packed(self._passing())])
-
-    def when_drawn(self, action: Callable[[], None]) -> None:
-        """Have a function called once, when a browser has drawn the tape that was shown last."""
-        with self._lock:
-            self._afterwards = action
 
     def tell_details(self) -> None:
         """Draw tables and layers of the tape that `show` has put on the screen."""
@@ -279,9 +275,9 @@ class View(anywidget.AnyWidget):
             words = fragmentation_text(self.tape, self.cursor) if self.cursor >= 0 else ""
             self._tell("blocks", number=question["number"], blocks=json.loads(figure.to_json()), text=words)
         elif asked == "drawn":
-            action, self._afterwards = self._afterwards, None
-            if action is not None:
-                action()
+            drawn, self._drawn = self._drawn, None
+            if drawn is not None:
+                drawn()
         elif asked == "cursor":
             # A click can land a little beside the first or the last row.
             self.cursor = min(max(round(question["row"]), 0), len(self.tape) - 1)
