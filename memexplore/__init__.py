@@ -12,40 +12,40 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memexplore.allocator import Settings, replay
+    from memexplore.analysis.groups import diff
+    from memexplore.analysis.summary import peak
     from memexplore.capture import record, simulate, virtual
-    from memexplore.devices import gpus
     from memexplore.figures.timeline import timeline
-    from memexplore.groups import diff
-    from memexplore.measure import peak
+    from memexplore.gpu_catalogue import gpus
+    from memexplore.knobs.apply import apply
+    from memexplore.knobs.knobs import Knobs
     from memexplore.notebook.explorers import explore
     from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
     from memexplore.notebook.view import view
+    from memexplore.search.advise import advise
+    from memexplore.search.sweep import sweep
     from memexplore.snapshot import load, save_snapshot
+    from memexplore.steps.step import Step
     from memexplore.tape import Tape
-    from memexplore.whatif.apply import apply
-    from memexplore.whatif.knobs import Knobs
-    from memexplore.whatif.searching.advise import advise
-    from memexplore.whatif.searching.sweep import sweep
-    from memexplore.whatif.step import Step
 
 _HOMES = {
-    "Knobs": "whatif.knobs",
+    "Knobs": "knobs.knobs",
     "Settings": "allocator",
-    "Step": "whatif.step",
+    "Step": "steps.step",
     "Tape": "tape",
-    "advise": "whatif.searching.advise",
-    "apply": "whatif.apply",
-    "diff": "groups",
+    "advise": "search.advise",
+    "apply": "knobs.apply",
+    "diff": "analysis.groups",
     "explore": "notebook.explorers",
-    "gpus": "devices",
+    "gpus": "gpu_catalogue",
     "load": "snapshot",
     "load_ipython_extension": "notebook.magics",
-    "peak": "measure",
+    "peak": "analysis.summary",
     "record": "capture",
     "replay": "allocator",
     "save_snapshot": "snapshot",
     "simulate": "capture",
-    "sweep": "whatif.searching.sweep",
+    "sweep": "search.sweep",
     "timeline": "figures.timeline",
     "unload_ipython_extension": "notebook.magics",
     "view": "notebook.view",

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 import memexplore
-from memexplore import devices
+from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
-from memexplore.devices import Gpu
-from memexplore.recorder import history, modules, tapes
-from memexplore.recorder.ops import Recorder
-from memexplore.recorder.real import Others, RealDevice
+from memexplore.gpu_catalogue import Gpu
+from memexplore.recorder import history_api, module_hooks, tape_builder
+from memexplore.recorder.real_device import Others, RealDevice
+from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Meta, Source, Tape
-from memexplore.virtual_gpu import tensor as virtual_tensor
-from memexplore.virtual_gpu import values
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of
+from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
+from memexplore.virtual_gpu.tensors import values
 
 _running: list[Recorder] = []
 
@@ -71,10 +71,10 @@ def virtual(gpu: str | Gpu = "T4", *, torch: str | None = None, settings: str = 
 
     Raises ValueError for an unknown GPU or release, RuntimeError where a virtual GPU is on already.
     """
-    found = gpu if isinstance(gpu, Gpu) else devices.find(gpu)
+    found = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
     with (
         VirtualGpu(found, release_or_installed(torch), settings_of(settings)) as device,
-        history.patched(device, lambda: predicted(device)),
+        history_api.patched(device, lambda: predicted(device)),
     ):
         yield device
 
@@ -127,7 +127,7 @@ def record(device: str | torch.device | None = None, others: Others = Others.KEP
     _running.append(recorder)
     recording._recorder = recorder
     try:
-        with modules.hooks(recorder), watching:
+        with module_hooks.hooks(recorder), watching:
             yield recording
     finally:
         _running.clear()
@@ -135,8 +135,8 @@ def record(device: str | torch.device | None = None, others: Others = Others.KEP
         recorder.finish()
         if virtual_gpu is not None:
             meta = meta._replace(notes=(*meta.notes, *values.assumptions))
-        tape = tapes.build(recorder, meta)
-        tapes.leave_origins(recorder, tape)
+        tape = tape_builder.build(recorder, meta)
+        tape_builder.leave_origins(recorder, tape)
         recording._tape = tape if virtual_gpu is not None else real.finish(tape)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import memexplore
-from memexplore import devices, doctor, script
+from memexplore import doctor, gpu_catalogue, script
 from memexplore.doctor import INSTALL_LAB
 from memexplore.units import size_text
 
@@ -135,20 +135,20 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
     sys.stdout.flush()
 
-    from memexplore import measure
+    from memexplore.analysis import summary
 
     if options.output is not None:
         tape.save(options.output)
     if options.html is not None:
         _write_html(tape, options.html)
-    told = measure.summary(tape)
+    told = summary.summary(tape)
     print(json.dumps(told, indent=2) if options.json else _report(tape, told), file=output, flush=True)
     return status or (OOM if told["outcome"] == "oom" else FITS)
 
 
-def _gpu(text: str) -> devices.Gpu:
+def _gpu(text: str) -> gpu_catalogue.Gpu:
     try:
-        return devices.find(text)
+        return gpu_catalogue.find(text)
     except ValueError as error:
         raise _UsageError(str(error)) from None
 
@@ -173,16 +173,15 @@ def _record(function: Callable[[], None], gpu: str | None, release: str | None) 
     """The tape of a function: of the place that is named, else of the real GPU where there is one, else of a T4."""
     import torch
 
-    from memexplore import capture
-    from memexplore.whatif import places
+    from memexplore import capture, targets
 
-    place = gpu or places.here()
-    if not places.is_real(place):
+    place = gpu or targets.here()
+    if not targets.is_real(place):
         return capture.simulate(function, gpu=place, torch=release)
     if release is not None:
         raise _UsageError("--torch changes the rules of a virtual GPU: name one with --gpu")
     try:
-        device = places.device_of(place)
+        device = targets.device_of(place)
     except ValueError as error:
         raise _UsageError(str(error)) from None
     with contextlib.suppress(torch.OutOfMemoryError), capture.record(device) as recording:
@@ -208,10 +207,10 @@ def _table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 def _report(tape: Tape, told: dict[str, Any]) -> str:
     """Sentence, categories at the peak, and the largest tensors then."""
-    from memexplore import measure
+    from memexplore.analysis import summary
 
-    lines = [measure.sentence(tape)]
-    if died := measure.oom_text(tape):
+    lines = [summary.sentence(tape)]
+    if died := summary.oom_text(tape):
         lines += ["", died]
     if peak := told["peak_allocated"]:
         shares = [(kind, size) for kind, size in told["at_peak"]["by_category"].items() if size]
@@ -225,9 +224,9 @@ def _report(tape: Tape, told: dict[str, Any]) -> str:
 
 def _largest(tape: Tape) -> list[str]:
     """A table of the largest tensors at the peak, without the columns that a tape knows nothing of."""
-    from memexplore import measure
+    from memexplore.analysis import summary
 
-    table = measure.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
+    table = summary.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
     table["size"] = table["size"].map(size_text)
     table["line"] = table["line"].map(_nearby)
     table = table.loc[:, (table != "").any()]
@@ -237,20 +236,20 @@ def _largest(tape: Tape) -> list[str]:
 
 def _where_from(tape: Tape) -> list[str]:
     """Who was alive at the peak by line, how the segments are filled, and what grew; each only where it is known."""
-    from memexplore import addresses, measure
+    from memexplore.analysis import addresses, summary
 
     lines = []
     if any(tape.stacks):
-        held = measure.by_line(tape).head(10)
+        held = summary.by_line(tape).head(10)
         rows = [
             (size_text(size), f"{count:,}", category, _nearby(line))
             for size, count, category, line in zip(*(held[name].tolist() for name in held.columns), strict=True)
         ]
         lines += ["", "By line of code:", *_table([("size", "blocks", "mostly", "line"), *rows], "rrll")]
     if addresses.has_segments(tape):
-        lines += ["", addresses.fragmentation_text(tape, measure.peak(tape)[1])]
-    if grew := measure.growth_text(tape):
-        table = measure.growth(tape).head(10)
+        lines += ["", addresses.fragmentation_text(tape, summary.peak(tape)[1])]
+    if grew := summary.growth_text(tape):
+        table = summary.growth(tape).head(10)
         rows = [
             (f"+{size_text(size)}", category, layer, _nearby(line))
             for size, category, layer, line in zip(
@@ -299,7 +298,7 @@ def _open(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"devices": told}, indent=2))
         return FITS
-    from memexplore import measure
+    from memexplore.analysis import summary
 
     for of_device, tape in zip(told, tapes.values(), strict=True):
         print(
@@ -307,7 +306,7 @@ def _open(options: argparse.Namespace) -> int:
             f"{size_text(of_device['current_allocated'])} allocated of "
             f"{size_text(of_device['current_reserved'])} reserved at the end, {of_device['ooms']} out of memory"
         )
-        print(_report(tape, measure.summary(tape)), end="\n\n")
+        print(_report(tape, summary.summary(tape)), end="\n\n")
     return FITS
 
 
@@ -315,11 +314,12 @@ def _device(device: Any, tape: Tape) -> dict[str, Any]:
     """What `memexplore open --json` says of one device."""
     import numpy as np
 
-    from memexplore import measure, snapshot
+    from memexplore import snapshot
+    from memexplore.analysis import summary
     from memexplore.tape import Action
 
     def last(name: Any) -> int:
-        return int(measure.curve(tape, name)[-1]) if len(tape) else 0
+        return int(summary.curve(tape, name)[-1]) if len(tape) else 0
 
     return {
         "device": device,
@@ -327,8 +327,8 @@ def _device(device: Any, tape: Tape) -> dict[str, Any]:
         "segments": snapshot.segments(tape),
         "current_allocated": last("allocated"),
         "current_reserved": last("reserved"),
-        "peak_allocated": measure.peak(tape, "allocated")[0],
-        "peak_reserved": measure.peak(tape, "reserved")[0],
+        "peak_allocated": summary.peak(tape, "allocated")[0],
+        "peak_reserved": summary.peak(tape, "reserved")[0],
         "ooms": int(np.count_nonzero(tape.action == Action.OOM)),
     }
 
@@ -374,7 +374,7 @@ def _gpus(options: argparse.Namespace) -> int:
         if gpu.note:
             print(f"  {gpu.note}")
         return FITS
-    table = devices.gpus(release)
+    table = gpu_catalogue.gpus(release)
     if options.json:
         print(json.dumps({"gpus": json.loads(table.reset_index().to_json(orient="records"))}, indent=2))
         return FITS

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from plotly.offline import get_plotlyjs
 
-from memexplore.addresses import fragmentation_text, has_segments
+from memexplore.analysis.addresses import fragmentation_text, has_segments
+from memexplore.analysis.summary import growth_text, oom_text, peak, sentence, summary
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_figure
 from memexplore.figures.palette import FONT, Theme
 from memexplore.figures.static import image
 from memexplore.figures.tables import categories_table, growth_table, lines_table, tensors_table
 from memexplore.figures.timeline import timeline
-from memexplore.measure import growth_text, oom_text, peak, sentence, summary
 from memexplore.units import size_text
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What every test leaves as it was."""
+"""State that every test restores, and how tests are distributed over the processes of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of one file in one process, which caches what they share, and all browser tests in one process."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder == "browser" else str(item.path)))
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from memexplore.whatif import Step
+from memexplore.steps.step import Step
 
 
 class Block(nn.Module):

@@ -4,10 +4,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from memexplore import measure, report
+from memexplore import report
+from memexplore.analysis import summary
 from memexplore.tape import Category
+from tests.analysis.test_diff import leaking_tape
 from tests.sample_tapes import Program, oom_tape, small_tape, training_tape
-from tests.test_diff import leaking_tape
 
 HOSTILE = '</script><img src=x onerror="alert(1)">'
 
@@ -45,7 +46,7 @@ def data_of(page: str, place: str) -> dict:
 
 def test_the_sentence_comes_first(page):
     reader = Reader(page)
-    assert reader.heading == measure.sentence(training_tape()).splitlines()[0]
+    assert reader.heading == summary.sentence(training_tape()).splitlines()[0]
     order = [tag for tag, _ in reader.elements]
     assert order.index("h1") < order.index("div")
 

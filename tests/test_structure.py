@@ -15,19 +15,23 @@ ROOT = Path(memexplore.__file__).parent
 
 # From the ground up; a module may import only from its own level or below.
 LEVELS = [
-    {"units", "outside"},
-    {"tape", "devices"},
-    {"allocator", "curves"},
-    {"tables", "groups", "measure", "tradeoffs"},
-    {"snapshot", "addresses", "virtual_gpu", "figures"},
+    {"units", "outside_allocator"},
+    {"tape", "gpu_catalogue"},
+    {"allocator"},
+    {"analysis"},
+    {"snapshot", "virtual_gpu", "figures"},
     {"recorder"},
     {"capture"},
-    {"whatif"},
+    {"targets"},
+    {"knobs"},
+    {"steps"},
+    {"codegen"},
+    {"search"},
     {"report"},
     {"notebook", "cli", "script", "doctor"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
-TORCH = {"recorder", "virtual_gpu", "capture", "whatif"}
+TORCH = {"recorder", "virtual_gpu", "capture", "targets", "knobs", "steps", "codegen", "search"}
 PLOTLY = {"figures", "report", "notebook"}
 IPYTHON = {"notebook"}
 

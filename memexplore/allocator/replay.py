@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator.blocks import Block
-from memexplore.allocator.collector import held_back
+from memexplore.allocator.gc_pause import held_back
 from memexplore.allocator.placement import Placement
 from memexplore.allocator.restore import restore
 from memexplore.allocator.settings import SMALL_SEGMENT, Settings

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from memexplore.addresses import AddressMap, address_map
-from memexplore.curves import peak
+from memexplore.analysis.addresses import AddressMap, address_map
+from memexplore.analysis.curves import peak
+from memexplore.analysis.tables import NO_LAYER, parents, user_line
 from memexplore.figures.palette import COLOURS, FONT, GRID, Theme, byte_ticks, plain
-from memexplore.tables import NO_LAYER, parents, user_line
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 

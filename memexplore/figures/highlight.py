@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.curves import blocks, lives
+from memexplore.analysis.curves import blocks, lives
+from memexplore.analysis.tables import NO_LAYER, parents
 from memexplore.figures.palette import COLOURS
-from memexplore.tables import NO_LAYER, parents
 from memexplore.tape import Category, Tape
 
 _PALE = 0.2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.curves import by_category, lives
+from memexplore.analysis.curves import by_category, lives
 from memexplore.figures.palette import plain
 from memexplore.tape import Action, Category, Phase, Source, Tape
 from memexplore.units import size_text

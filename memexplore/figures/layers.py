@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from memexplore.analysis.tables import LAYER_CATEGORIES, layers
 from memexplore.figures.palette import COLOURS, FONT, Theme, ink, plain
-from memexplore.tables import LAYER_CATEGORIES, layers
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memexplore.curves import peak
+from memexplore.analysis.curves import peak
 from memexplore.tape import Tape
 from memexplore.units import size_text
 

@@ -9,11 +9,11 @@ import textwrap
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.analysis.summary import sentence
 from memexplore.figures import bands
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
 from memexplore.figures.scale import scale
 from memexplore.figures.timeline import rows_of, timeline_arrays
-from memexplore.measure import sentence
 from memexplore.tape import Action, Category, Tape
 from memexplore.units import size_text
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 
-from memexplore.curves import by_category, peak
+from memexplore.analysis.curves import by_category, peak
+from memexplore.analysis.groups import by_line, growth
+from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
-from memexplore.groups import by_line, growth
-from memexplore.tables import tensors
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memexplore.curves import by_category, peak
-from memexplore.measure import sentence
-from memexplore.tables import LAYER_CATEGORIES, layers, tensors
+from memexplore.analysis.curves import by_category, peak
+from memexplore.analysis.summary import sentence
+from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
+from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.tape import Category, Tape
-from memexplore.tradeoffs import Point, frontier
 from memexplore.units import size_text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from memexplore.curves import by_category, curve, peak
+from memexplore.analysis.curves import by_category, curve, peak
 from memexplore.figures import bands
+from memexplore.figures.alignment import same_moment, window_on
 from memexplore.figures.hover import hover_texts
-from memexplore.figures.moments import same_moment, window_on
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks
 from memexplore.figures.scale import scale
 from memexplore.tape import Action, Category, Phase, Tape

@@ -8,9 +8,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, plain
 from memexplore.tape import Source
-from memexplore.tradeoffs import Point, frontier
 from memexplore.units import size_text
 
 HEIGHT = 460

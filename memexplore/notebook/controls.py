@@ -9,9 +9,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from memexplore import devices
-from memexplore.whatif import places
-from memexplore.whatif.knobs import (
+from memexplore import gpu_catalogue, targets
+from memexplore.knobs.knobs import (
     Checkpoint,
     CheckpointKind,
     InPlace,
@@ -24,7 +23,7 @@ from memexplore.whatif.knobs import (
     Update,
     ZeroGrad,
 )
-from memexplore.whatif.step import Step
+from memexplore.steps.step import Step
 
 _STYLE = {"description_width": "92px"}
 _LAYOUT = {"width": "100%", "margin": "1px 0"}
@@ -235,9 +234,9 @@ def rank() -> Control:
 
 def of_device(gpu: str) -> list[Control]:
     """The GPU and its allocator's settings; `gpu` is the place as written, the first of the list where it is real."""
-    names = [str(key) for key in devices.gpus().index]
-    own = gpu if places.is_real(gpu) else devices.find(gpu).key
-    options = [(places.title(own) if places.is_real(own) else own, own)] if own not in names else []
+    names = [str(key) for key in gpu_catalogue.gpus().index]
+    own = gpu if targets.is_real(gpu) else gpu_catalogue.find(gpu).key
+    options = [(targets.title(own) if targets.is_real(own) else own, own)] if own not in names else []
     options += [(name, name) for name in names]
     widget = widgets.Dropdown(options=options, value=own, description="GPU", style=_STYLE, layout=_LAYOUT)
     mebibytes = [("unlimited", ""), *((f"{size} MiB", str(size)) for size in (20, 32, 64, 128, 256, 512, 1024))]
@@ -248,7 +247,7 @@ def of_device(gpu: str) -> list[Control]:
             "gpu",
             widget,
             lambda knobs, value: knobs.replace(gpu=None if value == own else value),
-            lambda knobs: devices.find(knobs.gpu).key if knobs.gpu else own,
+            lambda knobs: gpu_catalogue.find(knobs.gpu).key if knobs.gpu else own,
         ),
         _setting_switch("expandable_segments", "expandable segments"),
         _setting("max_split_size_mb", "Max split", mebibytes),

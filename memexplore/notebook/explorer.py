@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from IPython.display import display
 
-from memexplore import measure
-from memexplore.notebook import sheets
+from memexplore.analysis import summary
+from memexplore.knobs.knobs import Checkpoint, CheckpointKind, Knobs
+from memexplore.notebook import tabs
 from memexplore.notebook.controls import Control
-from memexplore.notebook.idle import MainThread
+from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.view import View, keep_live
-from memexplore.whatif import words
-from memexplore.whatif.cost import interruptible
-from memexplore.whatif.knobs import Checkpoint, CheckpointKind, Knobs
-from memexplore.whatif.searching.advise import Advice
-from memexplore.whatif.searching.measured import Measured
-from memexplore.whatif.searching.sweep import Progress
-from memexplore.whatif.step import Step
-from memexplore.whatif.trial import Trial, built
+from memexplore.search.advise import Advice
+from memexplore.search.sweep import Progress
+from memexplore.steps import sentences
+from memexplore.steps.cost import interruptible
+from memexplore.steps.outcome import Measured
+from memexplore.steps.step import Step
+from memexplore.steps.trial import Trial, built
 
 _PATIENCE = 0.3
 """Seconds of rest before neighbours of the present setting are prepared."""
@@ -227,7 +227,7 @@ class Explorer(widgets.VBox):
         self.view.tell_details()
         yield
         known = [self._tried[knobs].measured for knobs in self._history]
-        self.view.put_sheets(sheets.sheets(self._step, known, self._others(), tried.trial.knobs))
+        self.view.put_sheets(tabs.sheets(self._step, known, self._others(), tried.trial.knobs))
         yield
         if self._display is not None:
             self._display.update(self._still(), raw=True)
@@ -256,14 +256,14 @@ class Explorer(widgets.VBox):
     def _said(self) -> str:
         before, after = self._before, self._shown
         if before is None:
-            return words.first_sentence(after.trial, whole=after.measured)
-        return words.sentence(before.trial, after.trial, whole=(before.measured, after.measured))
+            return sentences.first_sentence(after.trial, whole=after.measured)
+        return sentences.sentence(before.trial, after.trial, whole=(before.measured, after.measured))
 
     def _write_headline(self) -> None:
         self._headline.value = f"<p>{html.escape(self._said())}</p>"
 
     def _write_hints(self) -> None:
-        applied, oom = self._shown.measured.applied, measure.oom_text(self._shown.trial.tape)
+        applied, oom = self._shown.measured.applied, summary.oom_text(self._shown.trial.tape)
         told = [f"<p>{html.escape(note)}</p>" for note in (*applied.notes, *([oom] if oom else []))]
         left = "".join(
             f"<li><b>{html.escape(one.where)}</b>: {html.escape(one.reason)}</li>" for one in applied.left_out
@@ -305,7 +305,7 @@ class Explorer(widgets.VBox):
 
     def _picked(self, sheet: str, number: int) -> None:
         wanted = [*self._history, *(one.knobs for one in self._others())]
-        if sheet == sheets.ADVICE and self._advice is not None:
+        if sheet == tabs.ADVICE and self._advice is not None:
             wanted = [option.knobs for option in self._advice.options]
         self._turn(lambda _: wanted[number])
 
@@ -330,8 +330,8 @@ class Explorer(widgets.VBox):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             self._advice = self._search(self._knobs, told)
-            self.view.put_sheets({sheets.ADVICE: sheets.advice(self._advice)})
-            self.view.open_tab(sheets.ADVICE)
+            self.view.put_sheets({tabs.ADVICE: tabs.advice(self._advice)})
+            self.view.open_tab(tabs.ADVICE)
             self._begin_chores()
         except (_Wanted, KeyboardInterrupt):
             pass

@@ -7,18 +7,18 @@ from typing import Any
 
 from IPython.utils.capture import capture_output
 
+from memexplore import targets
+from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import controls
 from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import OF_LAYERS, Explorer
-from memexplore.whatif import places
-from memexplore.whatif.cell import Cell
-from memexplore.whatif.knobs import Knobs
-from memexplore.whatif.searching import measured as numbers
-from memexplore.whatif.searching.advise import Advice, advise
-from memexplore.whatif.searching.measured import Measured
-from memexplore.whatif.searching.sweep import Progress
-from memexplore.whatif.step import Step
-from memexplore.whatif.trial import Trial
+from memexplore.search.advise import Advice, advise
+from memexplore.search.sweep import Progress
+from memexplore.steps import outcome as numbers
+from memexplore.steps.cell import Cell
+from memexplore.steps.outcome import Measured
+from memexplore.steps.step import Step
+from memexplore.steps.trial import Trial
 
 _NO_ALLOCATOR = "a CPU has no caching allocator"
 
@@ -42,7 +42,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
     """
     if not isinstance(step, Step):
         raise TypeError(f"explore takes mx.Step(model, batch, loss=..., optimizer=...), not {type(step).__name__}")
-    place = gpu or places.here()
+    place = gpu or targets.here()
     panels = _panels(step, place)
     greyed = _greyed(place)
     if not step.input_size:
@@ -53,9 +53,9 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
 
     def search(knobs: Knobs, told: Callable[[Progress], object]) -> Advice:
         # Advice is predicted: on a virtual GPU like the real one, whose memory nobody fills a hundred times.
-        return advise(step, knobs.gpu or places.find(place).key, release=release, progress=told)
+        return advise(step, knobs.gpu or targets.find(place).key, release=release, progress=told)
 
-    if place == places.CPU:
+    if place == targets.CPU:
         greyed["advise"] = "advice is what fits a GPU: explore the step with gpu= the name of one"
     asked = None if "advise" in greyed else search
     return Explorer(run, panels, step=step, search=asked, greyed=greyed, neighbours=_neighbours(place))
@@ -70,7 +70,7 @@ def explore_cell(
 
     Raises ValueError for a variable that the cell does not assign, or an unknown GPU.
     """
-    place = gpu or places.here()
+    place = gpu or targets.here()
     greyed = cell.greyed() | _greyed(place) | {"advise": "a cell has no batch and no optimizer to search with"}
     own = cell.assigned()
     missing = [name for name in sliders if name not in own]
@@ -100,9 +100,9 @@ def _panels(step: Step | None, place: str) -> dict[str, list[Control]]:
 
 def _greyed(place: str) -> dict[str, str]:
     """Fields of `Knobs` that a place does not have, and why."""
-    return {"settings": _NO_ALLOCATOR} if place == places.CPU else {}
+    return {"settings": _NO_ALLOCATOR} if place == targets.CPU else {}
 
 
 def _neighbours(place: str) -> Callable[[Control, Knobs], list[Knobs]]:
     """The settings that are run ahead of being wanted: none on a real device, which its user may want for himself."""
-    return (lambda control, knobs: []) if places.is_real(place) else Control.neighbours
+    return (lambda control, knobs: []) if targets.is_real(place) else Control.neighbours

@@ -18,10 +18,10 @@ from memexplore.notebook.options import Options, begin_natively, parser, split_o
 
 if TYPE_CHECKING:
     from memexplore.capture import Recording
-    from memexplore.devices import Gpu
+    from memexplore.gpu_catalogue import Gpu
+    from memexplore.steps.cell import Cell
+    from memexplore.steps.cost import Meter
     from memexplore.tape import Tape
-    from memexplore.whatif.cell import Cell
-    from memexplore.whatif.cost import Meter
 
 
 class _Explored(NamedTuple):
@@ -158,21 +158,21 @@ class MemoryMagics(Magics):
 
     def _virtual_gpu(self, options: Options) -> str | None:
         """The virtual GPU to switch on for this profile; None where the running one or a real device is taken."""
+        from memexplore import targets
         from memexplore.virtual_gpu.device import active
-        from memexplore.whatif import places
 
         on, again = self._notebook_gpu, options.explore or options.sliders
         if on is not None and again:
             raise UsageError(f"--explore needs a GPU of its own: run %memgpu off first, {on.name} is on")
         if on is None and active() is not None and options.gpu is None and not again:
             return None
-        place = options.gpu or ("" if on is not None else places.here())
-        if places.is_real(place):
+        place = options.gpu or ("" if on is not None else targets.here())
+        if targets.is_real(place):
             if options.torch is not None:
                 raise UsageError("--torch needs --gpu: a real GPU follows the PyTorch that is installed")
             if options.gpu is not None:
                 try:
-                    places.device_of(place)
+                    targets.device_of(place)
                 except (ValueError, RuntimeError) as error:
                     raise UsageError(str(error)) from None
             return None
@@ -217,7 +217,7 @@ class MemoryMagics(Magics):
 
     def _cell(self, raw: str, options: Options) -> Cell:
         """The running cell, to be run again; its lines keep their numbers, and its file in tracebacks its name."""
-        from memexplore.whatif.cell import Cell
+        from memexplore.steps.cell import Cell
 
         shell = self.shell
         transformed = shell.transform_cell(raw)
@@ -246,7 +246,7 @@ class MemoryMagics(Magics):
             self.shell.user_ns[run.options.name] = tape
         if run.explored is not None and _ran_to_its_end(error):
             if error is not None:
-                from memexplore.whatif.real import without_locals
+                from memexplore.steps.real_run import without_locals
 
                 # What its frames hold on a real GPU would leave no room to try a knob.
                 without_locals(error)
@@ -303,10 +303,10 @@ class MemoryMagics(Magics):
 
 
 def _find(name: str) -> Gpu:
-    from memexplore import devices
+    from memexplore import gpu_catalogue
 
     try:
-        return devices.find(name)
+        return gpu_catalogue.find(name)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -327,7 +327,7 @@ def _ran_to_its_end(error: BaseException | None) -> bool:
 
 def _metered(device: Any) -> contextlib.AbstractContextManager[Meter]:
     """Note the work of a virtual GPU, and none where the cell runs for real."""
-    from memexplore.whatif.cost import Meter, measuring
+    from memexplore.steps.cost import Meter, measuring
 
     return contextlib.nullcontext(Meter()) if device is None else measuring(device.mode)
 
@@ -335,23 +335,24 @@ def _metered(device: Any) -> contextlib.AbstractContextManager[Meter]:
 @contextlib.contextmanager
 def _as_again(device: Any, gpu: str | None) -> Iterator[Recording]:
     """Record a cell in the way in which `Cell.run` will do it again."""
-    from memexplore import capture
-    from memexplore.recorder import alone
-    from memexplore.recorder.real import Others
-    from memexplore.whatif import places
+    from memexplore import capture, targets
+    from memexplore.recorder import isolation
+    from memexplore.recorder.real_device import Others
 
     if device is not None:
         with capture.record() as recording:
             yield recording
         return
-    found = places.device_of(gpu or places.CUDA)
-    with alone.emptied(found), capture.record(found, Others.LEFT_OUT) as recording:
+    found = targets.device_of(gpu or targets.CUDA)
+    with isolation.emptied(found), capture.record(found, Others.LEFT_OUT) as recording:
         yield recording
 
 
 def _explore(explored: _Explored, tape: Tape, options: Options) -> None:
+    from memexplore.knobs.knobs import Knobs
+    from memexplore.knobs.report import Applied
     from memexplore.notebook.explorers import explore_cell
-    from memexplore.whatif import Applied, Knobs, Trial
+    from memexplore.steps.trial import Trial
 
     trial = Trial(Knobs(), tape, Applied(), explored.meter.total())
     sliders = dict(options.sliders)

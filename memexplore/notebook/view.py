@@ -23,12 +23,12 @@ import plotly.offline
 import traitlets
 from IPython.display import display
 
-from memexplore import measure, tables
-from memexplore.addresses import fragmentation_text
+from memexplore.analysis import summary, tables
+from memexplore.analysis.addresses import fragmentation_text
+from memexplore.figures.alignment import same_moment, window_on
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
 from memexplore.figures.layers import layer_of, layers_figure
-from memexplore.figures.moments import same_moment, window_on
 from memexplore.figures.static import svg
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline import (
@@ -41,7 +41,7 @@ from memexplore.figures.timeline import (
     timeline_frame,
     timeline_traces,
 )
-from memexplore.notebook.moment import alive, growing, lines, moment_text
+from memexplore.notebook.cursor_details import alive, growing, lines, moment_text
 from memexplore.tape import Tape
 
 _HERE = pathlib.Path(__file__).parent
@@ -144,7 +144,7 @@ class View(anywidget.AnyWidget):
         super().__init__(
             picture=f"memexplore-picture-{uuid.uuid4().hex[:12]}",
             plotly=plotly.offline.get_plotlyjs_version(),
-            cursor=measure.peak(tape)[1],
+            cursor=summary.peak(tape)[1],
         )
         self.on_msg(self._answer)
         keep_live(self)
@@ -179,11 +179,11 @@ class View(anywidget.AnyWidget):
 
         Raises ValueError where a tape is not placed; then nothing is changed.
         """
-        peak = measure.peak(tape)[1]
+        peak = summary.peak(tape)[1]
         if before is not None:
-            measure.peak(before)
+            summary.peak(before)
         with self._lock:
-            old, at_peak = self._tape, self.cursor == measure.peak(self._tape)[1]
+            old, at_peak = self._tape, self.cursor == summary.peak(self._tape)[1]
             cursor = peak
             if not at_peak and peak >= 0:
                 cursor = min(round(float(same_moment(np.array([float(self.cursor)]), old, tape)[0])), len(tape) - 1)
@@ -221,7 +221,7 @@ class View(anywidget.AnyWidget):
     @traitlets.validate("cursor")
     def _check_cursor(self, proposal: Any) -> int:
         row = proposal["value"]
-        if not (0 <= row < len(self.tape) or row == -1 == measure.peak(self.tape)[1]):
+        if not (0 <= row < len(self.tape) or row == -1 == summary.peak(self.tape)[1]):
             raise traitlets.TraitError(f"row {row} is not on this tape of {len(self.tape)} rows")
         return row
 
@@ -229,7 +229,7 @@ class View(anywidget.AnyWidget):
     def _check_selection(self, proposal: Any) -> str | None:
         layer = proposal["value"]
         if layer is not None and layer != tables.NO_LAYER and layer not in tables.parents(self.tape.modules):
-            raise traitlets.TraitError(f"there is no layer {layer!r} on this tape: measure.layers(tape) lists them")
+            raise traitlets.TraitError(f"there is no layer {layer!r} on this tape: summary.layers(tape) lists them")
         return layer
 
     @traitlets.observe("cursor")
@@ -303,7 +303,7 @@ class View(anywidget.AnyWidget):
         return known["drawing"]
 
     def _detailed(self) -> list[bytes]:
-        if self._shown.window is not None or self.cursor != measure.peak(self.tape)[1]:
+        if self._shown.window is not None or self.cursor != summary.peak(self.tape)[1]:
             return _packed(self._details())
         known = _drawings.setdefault(self.tape, {})
         if "details" not in known:
@@ -312,9 +312,9 @@ class View(anywidget.AnyWidget):
 
     def _drawing(self) -> dict[str, Any]:
         return {
-            "sentence": measure.sentence(self.tape).splitlines(),
+            "sentence": summary.sentence(self.tape).splitlines(),
             "notes": self.tape.meta.notes,
-            "oom": measure.oom_text(self.tape),
+            "oom": summary.oom_text(self.tape),
             "data": self._traces(),
         }
 
@@ -367,7 +367,7 @@ class View(anywidget.AnyWidget):
     def _picture(self) -> str:
         """The static picture as HTML."""
         data = base64.b64encode(svg(self.tape).encode()).decode()
-        words = html.escape(measure.sentence(self.tape))
+        words = html.escape(summary.sentence(self.tape))
         source = f"data:image/svg+xml;base64,{data}"
         return f'<img class="{self.picture}" style="max-width: 100%" alt="{words}" src="{source}">'
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from memexplore import devices, snapshot
-from memexplore.devices import Gpu
+from memexplore import gpu_catalogue, snapshot
+from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Category, Meta, Source, Tape
 
 MAX_EVENTS = 4_000_000
@@ -41,13 +41,13 @@ def twin(device: torch.device) -> Gpu:
     A card that the catalogue does not know is like one of its size and compute capability.
     """
     properties = torch.cuda.get_device_properties(device)
-    table = devices.gpus()
+    table = gpu_catalogue.gpus()
     # The RTX 3060 was sold with 8 and with 12 GB under one name.
     named = (table[table["name"] == properties.name]["total"] - properties.total_memory).abs()
     if len(named):
-        return dataclasses.replace(devices.find(str(named.idxmin())), total=properties.total_memory)
+        return dataclasses.replace(gpu_catalogue.find(str(named.idxmin())), total=properties.total_memory)
     return dataclasses.replace(
-        devices.find(f"{properties.total_memory}B"),
+        gpu_catalogue.find(f"{properties.total_memory}B"),
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,

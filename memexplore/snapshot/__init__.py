@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from memexplore.analysis.segments import regions
 from memexplore.snapshot.history import events_before, tape_of
 from memexplore.snapshot.recorded import Recorded, read, sentence
 from memexplore.snapshot.verify import verify_device
-from memexplore.snapshot.write import as_snapshot, layout, regions, save_snapshot
+from memexplore.snapshot.write import as_snapshot, layout, save_snapshot
 from memexplore.tape import Tape
 
 __all__ = ["as_snapshot", "events", "layout", "load", "read", "save_snapshot", "segments", "verify"]

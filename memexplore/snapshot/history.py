@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import block_sizes
+from memexplore.analysis.segments import Mapped
 from memexplore.snapshot.imported import understand
 from memexplore.snapshot.recorded import Recorded
 from memexplore.snapshot.stacks import Stacks
@@ -145,31 +146,6 @@ def _regions_before(recorded: Recorded) -> list[tuple[int, int, int, bool]]:
     regions = [(address, size, stream, False) for address, (size, stream) in whole.items()]
     regions += [(start, end - start, stream, True) for start, (end, stream) in mapped.runs.items()]
     return sorted(regions)
-
-
-class Mapped:
-    """The mapped runs of expandable segments: start to end and stream."""
-
-    def __init__(self, runs: dict[int, tuple[int, int]]) -> None:
-        self.runs = runs
-
-    def remove(self, start: int, end: int) -> None:
-        """Take a range out."""
-        for begin, (stop, stream) in list(self.runs.items()):
-            if begin < end and start < stop:
-                del self.runs[begin]
-                if begin < start:
-                    self.runs[begin] = (start, stream)
-                if end < stop:
-                    self.runs[end] = (stop, stream)
-
-    def add(self, start: int, end: int, stream: int) -> None:
-        """Put a range in, joined with its neighbours."""
-        for begin, (stop, other) in list(self.runs.items()):
-            if other == stream and (stop == start or begin == end):
-                del self.runs[begin]
-                start, end = min(start, begin), max(end, stop)
-        self.runs[start] = (end, stream)
 
 
 def _blocks_before(recorded: Recorded) -> list[_Before]:

@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.curves import lives
+from memexplore.analysis.curves import lives
 from memexplore.snapshot.stacks import Origin, Stacks
 from memexplore.tape import Action, Category, Phase, Tape
 

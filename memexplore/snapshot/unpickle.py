@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from memexplore.allocator.collector import held_back
+from memexplore.allocator.gc_pause import held_back
 from memexplore.snapshot.events import PATTERNS, Template
 from memexplore.snapshot.plain import Plain
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from memexplore.allocator import Settings, block_sizes
-from memexplore.allocator.settings import INTERVALS, SMALL_SEGMENT, UNLIMITED
-from memexplore.snapshot.history import Mapped, events_before, reserved
+from memexplore.allocator.settings import INTERVALS, UNLIMITED
+from memexplore.analysis.segments import regions
+from memexplore.snapshot.history import events_before, reserved
 from memexplore.tape import Action, Category, Tape
 
 _WITHOUT_PLACE = (Action.SNAPSHOT, Action.OOM, Action.MARK)
-_SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
 
 def save_snapshot(tape: Tape, path: str | os.PathLike[str]) -> None:
@@ -140,29 +140,6 @@ def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> lis
                 position = address + int(held[row])
         segments.append(_segment(start, end, stream, expandable, small, blocks, device))
     return segments
-
-
-def regions(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
-    """Address, end, stream, whether expandable and whether small of each segment at the end of a tape, by address."""
-    whole: dict[int, tuple[int, int]] = {}
-    mapped = {True: Mapped({}), False: Mapped({})}
-    rows = np.flatnonzero(np.isin(tape.action, _SEGMENT_ROWS))
-    columns = (tape.action[rows], tape.address[rows], tape.size[rows], tape.stream[rows])
-    for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
-        if action == Action.SEGMENT_ALLOC:
-            whole[address] = (address + size, stream)
-        elif action == Action.SEGMENT_FREE:
-            whole.pop(address, None)
-        elif action == Action.SEGMENT_MAP:
-            # A request of the small pool maps one page, which no request of the large pool does.
-            mapped[size == SMALL_SEGMENT].add(address, address + size, stream)
-        else:
-            for runs in mapped.values():
-                runs.remove(address, address + size)
-    found = [(address, end, stream, False, end - address == SMALL_SEGMENT) for address, (end, stream) in whole.items()]
-    for small, runs in mapped.items():
-        found += [(start, end, stream, True, small) for start, (end, stream) in runs.runs.items()]
-    return sorted(found)
 
 
 def _segment(

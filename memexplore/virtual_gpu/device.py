@@ -13,24 +13,15 @@ from torch.utils.checkpoint import DefaultDeviceType
 
 from memexplore.allocator import Allocator, Settings
 from memexplore.allocator.sizes import untold_ends
-from memexplore.devices import Gpu
+from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Category
-from memexplore.virtual_gpu import (
-    autocast,
-    build,
-    composites,
-    cuda_api,
-    cuda_objects,
-    dispatch,
-    files,
-    rename,
-    slicing,
-    tensor,
-    values,
-)
-from memexplore.virtual_gpu.compiled import Compiling
-from memexplore.virtual_gpu.modules import Moves, parsing
-from memexplore.virtual_gpu.workspace import Workspaces, cublas_size
+from memexplore.virtual_gpu.dispatch import mode
+from memexplore.virtual_gpu.kernels import composites, cuda_build
+from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
+from memexplore.virtual_gpu.patches import autocast, cuda_api, cuda_objects, device_names, getitem, serialization
+from memexplore.virtual_gpu.patches.compile import Compiling
+from memexplore.virtual_gpu.patches.module_moves import Moves, parsing
+from memexplore.virtual_gpu.tensors import tensor, values
 
 _active: VirtualGpu | None = None
 _plans: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
@@ -102,7 +93,7 @@ class VirtualGpu:
         """All that kernels are chosen by: under equal rules the same code makes the same requests."""
         self.looked_at = False
         """Whether code asked what this GPU is or how full it is, and so may do something else on another."""
-        self.mode = dispatch.VirtualMode(self.allocator, self.workspaces, _remembered(self.rules))
+        self.mode = mode.VirtualMode(self.allocator, self.workspaces, _remembered(self.rules))
         self._moves = Moves()
         self._watchers: list[Any] = []
         self._undo = contextlib.ExitStack()
@@ -128,21 +119,21 @@ class VirtualGpu:
             undo.callback(register_optimizer_step_pre_hook(moves.stepping).remove)
             undo.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
             torch._C._set_only_lift_cpu_tensors(True)
-            dispatch.owner["on"] = self.mode
+            mode.owner["on"] = self.mode
             undo.callback(self._off)
             tensor._State.gpu_name = self.gpu.name
             undo.enter_context(autocast.on(release_of(self.release)))
-            rules = build.Build(release_of(self.release), self.gpu.compute_capability, self.gpu.multiprocessors)
+            rules = cuda_build.Build(release_of(self.release), self.gpu.compute_capability, self.gpu.multiprocessors)
             undo.enter_context(composites.on(rules))
-            if rules.release < slicing.SKIPPED_SINCE:
-                _replace(undo, tensor.VirtualTensor, "__getitem__", slicing.getitem)
+            if rules.release < getitem.SKIPPED_SINCE:
+                _replace(undo, tensor.VirtualTensor, "__getitem__", getitem.getitem)
             # torch asks once in a process which accelerator it has, and a checkpoint on the CPU has been told "none".
             _replace(undo, DefaultDeviceType, "_default_device_type", "cuda")
-            undo.enter_context(files.on())
+            undo.enter_context(serialization.on())
             undo.callback(torch.set_default_device, _default_device())
-            renaming = undo.enter_context(rename.Renaming(moves.exchange))
+            renaming = undo.enter_context(device_names.Renaming(moves.exchange))
             engine = torch.autograd._engine_run_backward
-            _replace(undo, torch.autograd, "_engine_run_backward", rename.in_backward(renaming, engine))
+            _replace(undo, torch.autograd, "_engine_run_backward", device_names.in_backward(renaming, engine))
             undo.enter_context(self.mode)
             _active = self
             self._undo = undo.pop_all()
@@ -159,7 +150,7 @@ class VirtualGpu:
         global _active
         _active = None
         tensor._State.gpu_name = None
-        dispatch.owner.clear()
+        mode.owner.clear()
 
     def _adopt(self) -> None:
         """Start empty: what is alive from an earlier virtual GPU is placed when it is used again, and only then.
@@ -280,7 +271,7 @@ class _SaveOnCpu(torch.autograd.graph.save_on_cpu):
 def _trunc_normal(original: Any) -> Any:
     # Its rejection loop ends only when no value lies outside, and a virtual tensor has no values.
     def trunc_normal(target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return target if rename.is_virtual(target) else original(target, *args, **kwargs)
+        return target if device_names.is_virtual(target) else original(target, *args, **kwargs)
 
     return trunc_normal
 

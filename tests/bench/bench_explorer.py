@@ -28,7 +28,7 @@ RUNS = 20
 CELL = """import torch, memexplore as mx
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorers import explore
-from memexplore.whatif import Step
+from memexplore.steps.step import Step
 from tests.models import MODELS
 Explorer._prepare = lambda *_: None
 build, make, loss = MODELS[{name!r}]

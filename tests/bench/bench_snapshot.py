@@ -62,7 +62,7 @@ def highest() -> int:
 def ours(path: pathlib.Path) -> dict[str, Any]:
     """Open a file with memexplore and draw the first figure."""
     import memexplore as mx
-    from memexplore import measure
+    from memexplore.analysis import summary
     from memexplore.figures.timeline import timeline
 
     gc.collect()
@@ -72,7 +72,7 @@ def ours(path: pathlib.Path) -> dict[str, Any]:
     most = highest()
     gc.collect()
     held = resident()
-    text = measure.sentence(tape)
+    text = summary.sentence(tape)
     figure = timeline(tape)
     data = figure.to_json()
     drawn = time.perf_counter()

@@ -15,8 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from memexplore.whatif import Knobs, Step
-from memexplore.whatif.searching.sweep import sweep
+from memexplore.knobs.knobs import Knobs
+from memexplore.search.sweep import sweep
+from memexplore.steps.step import Step
 from tests.models import MODELS
 
 

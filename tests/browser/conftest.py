@@ -297,7 +297,7 @@ def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterato
 @pytest.fixture
 def explored(notebook: Callable[..., Any]) -> Any:
     """A notebook with an explorer on the screen, and a cell that takes it back to as written."""
-    book = notebook(SET_UP, "explorer", "explorer.knobs = mx.whatif.Knobs()", "print(explorer.knobs)")
+    book = notebook(SET_UP, "explorer", "explorer.knobs = mx.Knobs()", "print(explorer.knobs)")
     book.run(0)
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .icicle")

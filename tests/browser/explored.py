@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from memexplore.whatif import Knobs, Step, words
-from memexplore.whatif.searching.measured import Measured, measure
-from memexplore.whatif.trial import Trial
+from memexplore.knobs.knobs import Knobs
+from memexplore.steps import sentences
+from memexplore.steps.outcome import Measured, measure
+from memexplore.steps.step import Step
+from memexplore.steps.trial import Trial
 
 SET_UP = """import memexplore as mx
 from memexplore.notebook.explorers import explore
@@ -44,7 +46,7 @@ def ran(knobs: Knobs) -> tuple[Trial, Measured]:
 def expected(knobs: Knobs, before: Knobs) -> dict[str, Any]:
     """What the browser has to draw after one setting and then another: worked out here, without a notebook."""
     (first, first_numbers), (second, second_numbers) = ran(before), ran(knobs)
-    sentence = words.sentence(first, second, whole=(first_numbers, second_numbers))
+    sentence = sentences.sentence(first, second, whole=(first_numbers, second_numbers))
     return {"sentence": sentence, "peak": second_numbers.peak_allocated, "before": first_numbers.peak_allocated}
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from memexplore.whatif import Knobs
+from memexplore.knobs.knobs import Knobs
 from tests.browser.explored import DRAWN, GRAPH, HEAD, back, knob, ran, wait_for
 
 pytestmark = pytest.mark.browser

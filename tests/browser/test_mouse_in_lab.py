@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.whatif import Knobs
+from memexplore.knobs.knobs import Knobs
 from tests.browser.explored import GRAPH, back, knob, ran, wait_for
 
 pytestmark = pytest.mark.browser

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memexplore import measure
+from memexplore.analysis import summary
 from tests.sample_tapes import training_tape
 
 pytestmark = pytest.mark.browser
@@ -167,12 +167,12 @@ def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
     tape = training_tape(steps=STEPS)
     shown.page.get_by_role("tab", name="Blocks", exact=True).click()
     shown.page.wait_for_function(DRAWN)
-    peak, _ = measure.peak(tape)
+    peak, _ = summary.peak(tape)
     assert shown.page.evaluate(ALLOCATED) == peak
     assert " are allocated; " in shown.page.locator(".memexplore-gaps").inner_text()
     row = click_timeline(shown, 3000)
     # a block whose free was asked for and is not done is still there
-    active = int(measure.curve(tape, "active")[row])
+    active = int(summary.curve(tape, "active")[row])
     assert active != peak
     shown.page.wait_for_function(f"size => ({ALLOCATED})() === size", arg=active)
 
@@ -200,7 +200,9 @@ def test_selected_layer_lights_its_blocks_and_a_block_selects_its_layer(shown: A
 
 
 def test_growth_has_a_tab_only_where_something_grows(notebook: Callable[..., Any]) -> None:
-    book = notebook("import memexplore as mx\nfrom tests.test_diff import leaking_tape\nmx.view(leaking_tape(4))")
+    book = notebook(
+        "import memexplore as mx\nfrom tests.analysis.test_diff import leaking_tape\nmx.view(leaking_tape(4))"
+    )
     book.run(0)
     book.page.wait_for_selector(".memexplore-drawn .icicle")
     book.page.get_by_role("tab", name="Growth", exact=True).click()

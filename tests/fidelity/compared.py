@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memexplore import curves
+from memexplore.analysis import curves
 from memexplore.snapshot.history import events_before
 from memexplore.tape import Action, Category, Tape
 from tests.fidelity import recorded

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import memexplore
 from memexplore import capture
-from memexplore.devices import Gpu
+from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Tape
 from tests.fidelity import models
 from tests.fidelity.cases import RECORDINGS

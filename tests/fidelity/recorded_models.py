@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memexplore import devices
+from memexplore import gpu_catalogue
 from memexplore.tape import Action, Tape
 from tests.fidelity import cellular, models, norm_lm, paired_lm, regressor, small_lm
 from tests.fidelity.recorded import Recorded, Recording
 
 # Turing with 72 multiprocessors (Quadro RTX 6000 or 8000): a reduction to one result left 144 blocks' results.
-TURING_72 = dataclasses.replace(devices.find("T4"), multiprocessors=72)
+TURING_72 = dataclasses.replace(gpu_catalogue.find("T4"), multiprocessors=72)
 
 
 def _small_forward(recording: Recording, context: int, dtype: torch.dtype | None) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore import devices, measure
+from memexplore import gpu_catalogue
+from memexplore.analysis.summary import peak
 from tests.fidelity import cases, compared, formulas, others, recorded, recorded_models, recorded_training
 from tests.fidelity.cases import Case
 from tests.gpu import golden
@@ -77,7 +78,7 @@ def everything() -> Iterator[Case]:
 
 
 def _recording(name: str, case: recorded.Recorded) -> Case:
-    size = measure.peak(recorded.measured(case))[0]
+    size = peak(recorded.measured(case))[0]
     run = functools.partial(recorded.peak, case)
     short = functools.partial(recorded.peak, case._replace(run=_without_others(case.run)))
     return Case(name, case.gpu, case.torch, str(size), "B", run, _estimated, short=short)
@@ -160,7 +161,7 @@ def row(case: Case) -> Row:
             del found
         gc.collect()
     measured = float("inf") if case.measured == "OOM" else float(case.measured) * unit
-    gpu = devices.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
+    gpu = gpu_catalogue.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
     capacity = gpu.under(case.torch).capacity
     text = case.measured if case.measured == "OOM" else f"{case.measured} {case.unit}"
     comparison = compared.met(RECORDINGS[case.name]) if case.name in RECORDINGS else None

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from memexplore import measure
+from memexplore.analysis import summary
 from tests.fidelity import cases, recorded, recorded_training
 
 absent = not cases.PUBLISHED.exists()
@@ -33,7 +33,7 @@ def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
 def test_recorded_run_has_the_same_peak_to_the_byte(case):
     ours, theirs = recorded.predicted(case), recorded.measured(case)
-    expected = measure.peak(theirs)[0] + case.untold
-    assert measure.peak(ours)[0] == expected
+    expected = summary.peak(theirs)[0] + case.untold
+    assert summary.peak(ours)[0] == expected
     with recorded.on(case):
         assert recorded.peak(case) == expected

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from memexplore import curves
+from memexplore.analysis import curves
 from memexplore.tape import Action, Tape
 from tests.fidelity import cases, compared, recorded
 from tests.fidelity.recorded_models import LATE, RECORDED

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from memexplore import curves, snapshot
+from memexplore import snapshot
+from memexplore.analysis import curves
 from memexplore.tape import Action, Tape
 from tests.fidelity import cases, compared, recorded
 from tests.fidelity.recorded_training import RECORDED

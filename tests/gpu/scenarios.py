@@ -353,13 +353,16 @@ def embedding_bag():
 
 def with_knobs(model, data, loss, **settings):
     """Train two steps with knobs, by the code that the explorer runs on a real GPU and on a virtual one."""
-    from memexplore.whatif import Knobs, Step, apply, loop
+    from memexplore.knobs import apply
+    from memexplore.knobs.knobs import Knobs
+    from memexplore.steps import training_loop
+    from memexplore.steps.step import Step
 
     knobs = Knobs(**settings)
     model.cuda()
     kept = []
-    with apply(loop.of_apply(knobs), model):
-        loop.train(Step(model, data, loss=loss), knobs, model, range(2), kept)
+    with apply(training_loop.of_apply(knobs), model):
+        training_loop.train(Step(model, data, loss=loss), knobs, model, range(2), kept)
 
 
 def on_host(batch):

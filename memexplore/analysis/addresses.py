@@ -1,0 +1,171 @@
+"""The address map of a moment: segments, the blocks in them, the free gaps between, and what these mean."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memexplore.allocator.settings import LARGE_SEGMENT, SMALL_SEGMENT
+from memexplore.analysis.curves import Rows, blocks, lives
+from memexplore.analysis.segments import regions
+from memexplore.tape import Action, Tape
+from memexplore.units import size_text
+
+
+class AddressMap(NamedTuple):
+    """Segments and blocks after a row, both by address; sizes in bytes, `row` counts rows of the tape."""
+
+    start: Rows
+    length: Rows
+    """Of each segment; of an expandable one each mapped run is a segment."""
+    expandable: NDArray[np.bool_]
+    small: NDArray[np.bool_]
+    row: Rows
+    """The row that made each block."""
+    address: Rows
+    size: Rows
+    requested: Rows
+    waits: NDArray[np.bool_]
+    """Blocks that were given back and wait for another stream."""
+    segment: Rows
+    """The position of each block's segment, -1 for none."""
+
+
+class Fragmentation(NamedTuple):
+    """Where the reserved bytes of a moment are."""
+
+    reserved: int
+    allocated: int
+    waiting: int
+    """Blocks that were given back and wait for another stream."""
+    internal: int
+    """Of the blocks, what nobody asked for: block minus requested."""
+    external: int
+    """Free gaps between blocks: reserved minus blocks."""
+    largest: int
+    """The largest contiguous free gap."""
+    releasable: int
+    """What `empty_cache` would give back to the device: segments, and pages of expandable ones, that are all free."""
+
+
+def has_segments(tape: Tape) -> bool:
+    """Whether the tape is that of a caching allocator."""
+    return bool(np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any())
+
+
+def address_map(tape: Tape, row: int) -> AddressMap:
+    """The segments and blocks of a placed tape after a row.
+
+    >>> from memexplore.allocator import replay
+    >>> from memexplore.tape import Action, Meta, Source
+    >>> tape = replay(Tape.from_columns({"action": [Action.ALLOC], "address": [1], "size": [700]},
+    ...                                 meta=Meta(Source.MEASURED, "cuda:0")))
+    >>> address_map(tape, 1).length.tolist(), address_map(tape, 1).size.tolist()
+    ([2097152], [1024])
+
+    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    """
+    if not 0 <= row < len(tape):
+        raise IndexError(f"row {row} is not on this tape of {len(tape)} rows")
+    life = lives(tape)
+    here = (life.born <= row) & (life.completed > row) & (blocks(tape)[life.born] > 0)
+    made, asked = life.born[here], life.requested[here]
+    order = np.argsort(tape.address[made], kind="stable")
+    made, asked = made[order], asked[order]
+    found = regions(tape[: row + 1])
+    start = np.array([region[0] for region in found], dtype=np.int64)
+    end = np.array([region[1] for region in found], dtype=np.int64)
+    address = tape.address[made]
+    segment = np.searchsorted(start, address, side="right") - 1
+    outside = (segment < 0) | (address >= np.append(end, 0)[segment])
+    return AddressMap(
+        start,
+        end - start,
+        np.array([region[3] for region in found], dtype=bool),
+        np.array([region[4] for region in found], dtype=bool),
+        made,
+        address,
+        blocks(tape)[made],
+        tape.size[made],
+        asked <= row,
+        np.where(outside, -1, segment),
+    )
+
+
+def gaps(shown: AddressMap) -> tuple[Rows, Rows, Rows]:
+    """Address, size and segment of each free gap, by address."""
+    inside = shown.segment >= 0
+    count = len(shown.start)
+    # A gap begins where a segment begins or a block ends, and ends at the next block or the segment's end.
+    begins = np.concatenate((shown.start, (shown.address + shown.size)[inside]))
+    ends = np.concatenate((shown.address[inside], shown.start + shown.length))
+    segment = np.concatenate((np.arange(count), shown.segment[inside]))
+    order = np.lexsort((begins, segment))
+    begins, segment = begins[order], segment[order]
+    ends = ends[np.lexsort((ends, np.concatenate((shown.segment[inside], np.arange(count)))))]
+    free = ends > begins
+    return begins[free], (ends - begins)[free], segment[free]
+
+
+def fragmentation(tape: Tape, row: int) -> Fragmentation:
+    """Where the bytes that are reserved after a row are.
+
+    >>> from memexplore.allocator import replay
+    >>> from memexplore.tape import Action, Meta, Source
+    >>> tape = replay(Tape.from_columns({"action": [Action.ALLOC], "address": [1], "size": [700]},
+    ...                                 meta=Meta(Source.MEASURED, "cuda:0")))
+    >>> told = fragmentation(tape, 1)
+    >>> told.allocated, told.internal, told.external, told.releasable
+    (1024, 324, 2096128, 0)
+
+    Raises IndexError and ValueError as `address_map` does.
+    """
+    shown = address_map(tape, row)
+    begins, sizes, segment = gaps(shown)
+    whole = sizes == shown.length[segment] if len(sizes) else np.zeros(0, dtype=bool)
+    page = np.where(shown.small[segment], SMALL_SEGMENT, LARGE_SEGMENT)
+    offset = begins - shown.start[segment]
+    pages = np.maximum((offset + sizes) // page - -(-offset // page), 0) * page
+    releasable = np.where(shown.expandable[segment], np.where(whole, sizes, pages), np.where(whole, sizes, 0))
+    held = shown.size[~shown.waits]
+    return Fragmentation(
+        int(shown.length.sum()),
+        int(held.sum()),
+        int(shown.size[shown.waits].sum()),
+        int((shown.size - shown.requested).sum()),
+        int(sizes.sum()),
+        int(sizes.max(initial=0)),
+        int(releasable.sum()),
+    )
+
+
+def fragmentation_text(tape: Tape, row: int) -> str:
+    """Fragmentation after a row in one sentence.
+
+    >>> from memexplore.allocator import replay
+    >>> from memexplore.tape import Action, Meta, Source
+    >>> tape = replay(Tape.from_columns({"action": [Action.ALLOC], "address": [1], "size": [700]},
+    ...                                 meta=Meta(Source.MEASURED, "cuda:0")))
+    >>> fragmentation_text(tape, 1)[:56]
+    '1.00 KiB of 2.00 MiB reserved in 1 segment are allocated'
+
+    Raises IndexError and ValueError as `address_map` does.
+    """
+    told = fragmentation(tape, row)
+    if not told.reserved:
+        return "No memory is reserved at this moment: there are no segments."
+    count = len(address_map(tape, row).start)
+    segments = f"{count:,} segment{'s' if count > 1 else ''}"
+    waiting = f", {size_text(told.waiting)} wait for another stream" if told.waiting else ""
+    first = f"{size_text(told.allocated)} of {size_text(told.reserved)} reserved in {segments} are allocated{waiting}"
+    inner = f"{size_text(told.internal)} of the blocks is rounding (internal fragmentation)"
+    outer = f"{size_text(told.external)} is free between them (external)"
+    largest = f"the largest gap {size_text(told.largest)}"
+    release = (
+        f"empty_cache could release {size_text(told.releasable)}"
+        if told.releasable
+        else "empty_cache could release nothing, because every segment holds a block"
+    )
+    return f"{first}; {inner}, {outer}, {largest}; {release}."

@@ -1,0 +1,190 @@
+"""Memory by line, layer and category: at a moment, from step to step, and in two tapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memexplore.analysis.curves import Rows, blocks, curve, live, lives, peak
+from memexplore.analysis.tables import NO_LAYER, user_line
+from memexplore.tape import Action, Category, Tape
+from memexplore.units import difference_text, size_text
+
+if TYPE_CHECKING:
+    import pandas
+
+_KEYS = ["layer", "line", "category"]
+UNKNOWN_LINE = "(no stack)"
+
+
+def _keys(tape: Tape, rows: Rows) -> pandas.DataFrame:
+    """Layer, line and category of some rows in words; two rows of one group share their words."""
+    import pandas
+
+    lines = np.array([*(user_line(stack) or UNKNOWN_LINE for stack in tape.stacks), UNKNOWN_LINE], dtype=object)
+    layers = np.array([*(name or NO_LAYER for name in tape.modules), NO_LAYER], dtype=object)
+    kinds = np.array([kind.text for kind in Category], dtype=object)
+    return pandas.DataFrame(
+        {"layer": layers[tape.module[rows]], "line": lines[tape.stack[rows]], "category": kinds[tape.category[rows]]}
+    )
+
+
+def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
+    """Who was alive after a row (the peak allocated by default), by the line of the user's code, largest first.
+
+    Columns `size` (allocated bytes), `count` (of blocks), `category` (the one with most bytes), `line`; `size` adds up
+    to the allocated bytes of that moment.
+
+    >>> from memexplore.tape import Frame, Meta, Source
+    >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20], "stack": [0, 0]},
+    ...                          stacks=[(Frame("train.py", 7, "step"),)], meta=Meta(Source.MEASURED, "cpu"))
+    >>> by_line(tape)[["size", "count", "line"]].to_numpy().tolist()
+    [[30, 2, 'train.py:7']]
+
+    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    """
+    moment = peak(tape)[1] if row is None else row
+    rows = live(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
+    table = _keys(tape, rows)
+    table["size"] = blocks(tape)[rows]
+    table = table[table["size"] > 0]
+    kinds = table.groupby(["line", "category"])["size"].sum().sort_values(ascending=False, kind="stable").reset_index()
+    largest = kinds.drop_duplicates("line").set_index("line")["category"]
+    result = table.groupby("line").agg(size=("size", "sum"), count=("size", "size"))
+    result["category"] = largest
+    result = result.reset_index().sort_values("size", ascending=False, kind="stable", ignore_index=True)
+    return result[["size", "count", "category", "line"]]
+
+
+def growth(tape: Tape) -> pandas.DataFrame:
+    """What grew from step to step, as a leak does: allocated bytes at the end of each step, most growth first.
+
+    Columns `layer`, `line`, `category`, one a step (named by its number), and `grew`, last minus first. Only groups
+    that never fall and end higher than they began are in it. The first step counts as warm-up, because there gradients
+    and optimizer state are made, and a last step that did not end does not count; so the table is empty for fewer
+    than three steps.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> rows = {"address": [0, 512, 1024], "size": [10, 10, 10], "step": [1, 2, 3]}
+    >>> growth(Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cpu")))["grew"].tolist()
+    [10]
+
+    Raises ValueError where the tape is not placed.
+    """
+    ends = _step_ends(tape)[1:]
+    numbers = [int(tape.step[row]) for row in ends]
+    life = lives(tape)
+    table = _keys(tape, life.born)
+    sizes = blocks(tape)[life.born]
+    for number, row in zip(numbers, ends, strict=True):
+        table[number] = np.where((life.born <= row) & (life.requested > row), sizes, 0)
+    grown = table.groupby(_KEYS, as_index=False)[numbers].sum() if len(numbers) else table.iloc[:0]
+    values = grown[numbers].to_numpy(np.int64).reshape(len(grown), len(numbers))
+    grown = grown.assign(grew=values[:, -1] - values[:, 0] if len(numbers) else [])
+    never_falls = np.all(np.diff(values, axis=1) >= 0, axis=1)
+    grown = grown[never_falls & (grown["grew"].to_numpy() > 0)]
+    return grown.sort_values("grew", ascending=False, kind="stable", ignore_index=True)
+
+
+def _step_ends(tape: Tape) -> list[int]:
+    """The last row of each training step that ended."""
+    inside = np.flatnonzero(tape.step > 0)
+    if not len(inside):
+        return []
+    numbers = tape.step[inside]
+    last = np.flatnonzero(np.append(numbers[1:] != numbers[:-1], True))
+    ends = inside[last].tolist()
+    if len(ends) > 1:
+        phases = [set(np.unique(tape.phase[tape.step == tape.step[row]]).tolist()) for row in ends[-2:]]
+        if phases[0] - phases[1] or np.any(tape.action[ends[-2] :] == Action.OOM):
+            ends.pop()
+    return ends
+
+
+def growth_text(tape: Tape) -> str:
+    """What grew in one sentence; empty where nothing did."""
+    table = growth(tape)
+    if not len(table):
+        return ""
+    first, last = (int(table[column].sum()) for column in (table.columns[3], table.columns[-2]))
+    steps = [column for column in table.columns if isinstance(column, int)]
+    return (
+        f"{size_text(first)} at the end of step {steps[0]} have become {size_text(last)} at the end of step "
+        f"{steps[-1]}, {difference_text(first, last)}: what never falls is a leak, or a list that keeps tensors."
+    )
+
+
+def oom_text(tape: Tape) -> str:
+    """What a run that died asked for, how much was free, and who held the memory; empty where none died.
+
+    Raises ValueError where the tape is not placed.
+    """
+    ooms = np.flatnonzero(tape.action == Action.OOM)
+    if not len(ooms):
+        return ""
+    row = int(ooms[-1])
+    asked, reserved, allocated = int(tape.size[row]), int(curve(tape, "reserved")[row]), int(curve(tape)[row])
+    text = f"{size_text(asked)} were asked for"
+    if tape.stack[row] >= 0:
+        text += f" at {user_line(tape.stacks[tape.stack[row]])}"
+    free = reserved - int(curve(tape, "active")[row])
+    left = f"{size_text(free)} free inside the segments, in gaps that are too small" if free else "nothing free in them"
+    if tape.meta.capacity is not None:
+        left = f"{size_text(max(tape.meta.capacity - reserved, 0))} of the device were left and {left}"
+    text += f"; {size_text(reserved)} were reserved, {left}."
+    held = by_line(tape, row).head(3)
+    if len(held):
+        owners = [
+            f"{line} ({size_text(size)}, {category})"
+            for size, category, line in zip(held["size"].tolist(), held["category"], held["line"], strict=True)
+        ]
+        text += f" Most of the {size_text(allocated)} allocated was held by {', '.join(owners)}."
+    return text
+
+
+def diff(before: Tape, after: Tape) -> pandas.DataFrame:
+    """What two tapes hold at their peaks allocated, by layer, line and category, the largest change first.
+
+    Columns `layer`, `line`, `category`, `before`, `after` (allocated bytes) and `difference`; `before` adds up to the
+    first tape's peak and `after` to the second's. Addresses play no part, so the tapes may come from any two runs.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> short = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> long = Tape.from_columns({"address": [0, 512], "size": [10, 30]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> diff(short, long)[["before", "after", "difference"]].to_numpy().tolist()
+    [[10, 40, 30]]
+
+    Raises ValueError where a tape is not placed.
+    """
+    import pandas
+
+    sides = []
+    for name, tape in (("before", before), ("after", after)):
+        row = peak(tape)[1]
+        rows = live(tape, row) if row >= 0 else np.zeros(0, dtype=np.int64)
+        table = _keys(tape, rows)
+        table[name] = blocks(tape)[rows]
+        sides.append(table.groupby(_KEYS)[name].sum())
+    result = pandas.concat(sides, axis=1).fillna(0).astype(np.int64)
+    result["difference"] = result["after"] - result["before"]
+    result = result[(result["before"] > 0) | (result["after"] > 0)].reset_index()
+    order: NDArray[np.int64] = np.argsort(-result["difference"].abs().to_numpy(), kind="stable")
+    return result.iloc[order].reset_index(drop=True)
+
+
+def diff_text(before: Tape, after: Tape) -> str:
+    """The two peaks allocated in one sentence: ``before -> after (difference with sign and per cent)``.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> short = Tape.from_columns({"address": [0], "size": [1024]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> long = Tape.from_columns({"address": [0], "size": [2048]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> diff_text(short, long)
+    'Peak 1.00 KiB -> 2.00 KiB allocated (+1.00 KiB, +100 %)'
+
+    Raises ValueError where a tape is not placed.
+    """
+    first, second = peak(before)[0], peak(after)[0]
+    change = difference_text(first, second).replace(" (", ", ").rstrip(")")
+    return f"Peak {size_text(first)} -> {size_text(second)} allocated ({change})"

@@ -1,0 +1,178 @@
+"""What a Tape says, in numbers and in words: the summary and the sentence; curves and tables are handed on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from memexplore.analysis.curves import CurveName, by_category, curve, ends, live, peak
+from memexplore.analysis.groups import by_line, diff, diff_text, growth, growth_text, oom_text
+from memexplore.analysis.tables import layers, tensors, user_line
+from memexplore.tape import Action, Category, Phase, Tape
+from memexplore.units import size_text
+
+__all__ = [
+    "CurveName",
+    "by_category",
+    "by_line",
+    "curve",
+    "diff",
+    "diff_text",
+    "ends",
+    "growth",
+    "growth_text",
+    "layers",
+    "live",
+    "oom_text",
+    "peak",
+    "place_text",
+    "sentence",
+    "summary",
+    "tensors",
+    "user_line",
+    "with_article",
+]
+
+
+def _where(tape: Tape, row: int) -> dict[str, Any]:
+    """Step, phase, layer, op and line of a row; None for what the row does not know."""
+    if row < 0:
+        return {"step": 0, "phase": Phase.OTHER.text, "layer": None, "op": None, "line": None}
+    op, module, stack = int(tape.op[row]), int(tape.module[row]), int(tape.stack[row])
+    return {
+        "step": int(tape.step[row]),
+        "phase": Phase(int(tape.phase[row])).text,
+        "layer": (tape.modules[module] or None) if module >= 0 else None,
+        "op": tape.ops[op] if op >= 0 else None,
+        "line": (user_line(tape.stacks[stack]) or None) if stack >= 0 else None,
+    }
+
+
+def summary(tape: Tape) -> dict[str, Any]:
+    """The object of ``memexplore run --json``; sizes in bytes.
+
+    Keys `source`, `gpu`, `capacity` (None on a CPU), `outcome` ("fits" or "oom"), `peak_requested`, `peak_allocated`,
+    `peak_reserved`, `steps` (training steps that began) and `at_peak` with `step`, `phase`, `layer`, `op`, `line` of
+    the row that reached the peak allocated and `by_category`, the allocated bytes then, which add up to the peak.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> summary(tape)["outcome"], summary(tape)["peak_allocated"]
+    ('fits', 40)
+
+    Raises ValueError where the tape is not placed.
+    """
+    allocated, row = peak(tape)
+    shares = by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)
+    return {
+        "source": tape.meta.source.value,
+        "gpu": tape.meta.gpu or tape.meta.device,
+        "capacity": tape.meta.capacity,
+        "outcome": "oom" if np.any(tape.action == Action.OOM) else "fits",
+        "peak_requested": peak(tape, "requested")[0],
+        "peak_allocated": allocated,
+        "peak_reserved": peak(tape, "reserved")[0],
+        "steps": int(np.count_nonzero(np.unique(tape.step) > 0)),
+        "at_peak": _where(tape, row) | {"by_category": {kind.text: int(shares[kind]) for kind in Category}},
+    }
+
+
+def _moment(where: dict[str, Any]) -> str:
+    """A place in the run in words: ``step 2, backward of layer3.5.conv2``."""
+    step, phase, layer = where["step"], where["phase"], where["layer"]
+    words = [f"step {step}"] if step else []
+    if phase != Phase.OTHER.text:
+        words.append(f"{phase} of {layer}" if layer and phase != Phase.OPTIMIZER.text else phase)
+    elif layer:
+        words.append(layer)
+    return ", ".join(words)
+
+
+def place_text(tape: Tape, row: int) -> str:
+    """Where a row lies in the run, in words: ``step 2, backward of layer3.5.conv2``; empty where nothing is known.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [40], "step": [1], "phase": [Phase.OPTIMIZER]},
+    ...                          meta=Meta(Source.MEASURED, "cpu"))
+    >>> place_text(tape, 0)
+    'step 1, optimizer'
+    """
+    return _moment(_where(tape, row))
+
+
+def with_article(name: str) -> str:
+    """The name of a device with its article, as it stands in a sentence.
+
+    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB card", "8.00 GiB")]
+    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB card', 'a GPU with 8.00 GiB']
+    """
+    if name.startswith("cuda:"):
+        return name
+    if re.fullmatch(r"[\d.]+ \w+", name):
+        return f"a GPU with {name}"
+    first = name.split()[0] if name.split() else name
+    spelled = first.isupper() and not first.isdigit()
+    vowel = first[:1] in "AEFHILMNORSX" if spelled else first[:1] in "AEIOaeio" or first.startswith(("8", "11", "18"))
+    return f"{'an' if vowel else 'a'} {name}"
+
+
+def _source(tape: Tape) -> str:
+    torch = tape.meta.versions.get("torch", "")
+    release = ".".join(torch.split("+")[0].split(".")[:2])
+    return f"{tape.meta.source}, torch {release}" if release else str(tape.meta.source)
+
+
+def _on(tape: Tape) -> str:
+    """Whether the run fits, on what, with how much to spare, and where the numbers come from."""
+    capacity, device = tape.meta.capacity, tape.meta.device
+    source = _source(tape)
+    if capacity is None:
+        return f"On {'the CPU' if device == 'cpu' else device} · {source}"
+    spare = capacity - peak(tape, "reserved")[0]
+    return f"Fits {with_article(device)} ({size_text(capacity)} usable) with {size_text(spare)} to spare · {source}"
+
+
+def sentence(tape: Tape) -> str:
+    """What a person has to know first, in two lines: the peak (or what ran out of memory), and whether it fits.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0], "size": [4096], "category": [Category.ACTIVATION], "step": [1],
+    ...     "phase": [Phase.FORWARD], "module": [0]}, modules=["conv1"],
+    ...     meta=Meta(Source.MEASURED, "cpu", versions={"torch": "2.13.0"}))
+    >>> print(sentence(tape))
+    Peak 4.00 KiB allocated in step 1, forward of conv1 · 100 % activations
+    On the CPU · measured, torch 2.13
+
+    Raises ValueError where the tape is not placed.
+    """
+    told = summary(tape)
+    allocated, reserved = told["peak_allocated"], told["peak_reserved"]
+    share = told["at_peak"]["by_category"][Category.ACTIVATION.text] / allocated if allocated else 0.0
+    activations = f"{share * 100:.0f} % activations"
+    held = f"{size_text(allocated)} allocated"
+    if tape.meta.capacity is not None or reserved != peak(tape, "active")[0]:
+        held += f" ({_in_unit_of(reserved, allocated)} reserved)"
+    if told["outcome"] == "fits":
+        moment = _moment(told["at_peak"])
+        first = f"Peak {held}{' in ' + moment if moment else ''} · {activations}"
+        return f"{first}\n{_on(tape)}"
+    row = int(np.flatnonzero(tape.action == Action.OOM)[-1])
+    where, asked, capacity = _where(tape, row), int(tape.size[row]), tape.meta.capacity
+    moment, op = _moment(where), where["op"]
+    first = f"Out of memory{' in ' + moment if moment else ''}: {op or 'it'} asked for {size_text(asked)}"
+    if capacity is None:
+        return f"{first}\nPeak {held} · {activations} · {_source(tape)}"
+    missing = asked + int(curve(tape, "reserved")[row]) - capacity
+    if missing > 0:
+        first += f", {size_text(missing)} more than was left"
+    room = f"{with_article(tape.meta.device)} has {size_text(capacity)} usable"
+    return f"{first}\n{room[0].upper()}{room[1:]}; peak {held} · {activations} · {_source(tape)}"
+
+
+def _in_unit_of(size: int, other: int) -> str:
+    """A size without its unit where the number beside it has the same one: 9.13 GiB allocated (9.54 reserved)."""
+    text = size_text(size)
+    number, unit = text.split(" ")
+    return number if unit == size_text(other).split(" ")[1] else text

@@ -1,0 +1,298 @@
+"""The few lines of plain PyTorch that do what knobs do, ready to copy."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from memexplore import gpu_catalogue
+from memexplore.codegen.model import model_lines
+from memexplore.knobs import adapters
+from memexplore.knobs.apply import of_model
+from memexplore.knobs.inplace.sites import Sites
+from memexplore.knobs.knobs import (
+    InPlace,
+    Knobs,
+    MemoryFormat,
+    Mode,
+    Optimizer,
+    Precision,
+    Update,
+    ZeroGrad,
+    conflicts,
+)
+from memexplore.knobs.precision import AUTOCAST
+from memexplore.steps import optimizers
+from memexplore.steps.step import Step, takes_model
+
+_WAYS = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}
+_IN_BACKWARD = """\
+optimizers = {{weight: {made} for weight in model.parameters() if weight.requires_grad}}
+
+def update(weight):
+    optimizers[weight].step()
+    optimizers[weight].zero_grad()
+
+for weight in optimizers:
+    weight.register_post_accumulate_grad_hook(update)
+"""
+_OF_THE_SCRIPT = ("model", "dataset", "batches", "loss_function", "optimizer")
+_LOOP = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
+"""Fields that the lines of the loop show, beside precision and inference."""
+
+
+def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
+    """The lines of Python that change a training script as the knobs would; empty where they change nothing.
+
+    `model`, `batches` (what the loop goes over), `dataset`, `loss_function` and `optimizer` are names of the script;
+    the first line tells which of them are used. Without a step the batch is taken for ``(inputs, targets)``. `sites`
+    are the places where activations may be in place (`inplace.legal_sites`); without them those count that a run of
+    the step has found. What has to be changed inside the model's own code is a comment that names the line.
+
+    >>> print(lines(None, Knobs(precision="bf16", accumulation=4)))
+    # model, batches, loss_function and optimizer are yours.
+    import torch
+    for inputs, targets in batches:
+        for inputs, targets in zip(inputs.chunk(4), targets.chunk(4)):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = loss_function(model(inputs), targets) / 4
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    Raises ValueError for knobs that contradict each other, or name layers that the step's model does not have.
+    """
+    wrong = conflicts(knobs)
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    model = _model(step)
+    if model is not None:
+        adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
+    sites = sites or _found(step, knobs)
+    pieces = [*_before(knobs), *model_lines(model, knobs, sites), *_optimizer(step, knobs), *_loop(step, knobs)]
+    if not pieces:
+        return ""
+    imports = [piece for piece in pieces if piece.startswith("from ")]
+    body = "\n".join(piece for piece in pieces if not piece.startswith("from "))
+    used = [name for name in _OF_THE_SCRIPT if re.search(rf"\b{name}\b", _code(body)) and f"{name} = " not in body]
+    return "\n".join([*_yours(used), *_imports(body), *imports, body])
+
+
+def _model(step: Step | None) -> torch.nn.Module | None:
+    """The step's model; None where there is no step, or its model has not been built."""
+    if step is None:
+        return None
+    return step.model if isinstance(step.model, torch.nn.Module) else getattr(step, "_built", None)
+
+
+def _found(step: Step | None, knobs: Knobs) -> Sites | None:
+    """Where activations may be in place, if a run of the step has found out with these knobs (`trial.run`)."""
+    if knobs.inplace is InPlace.AS_WRITTEN:
+        return None
+    wanted = of_model(knobs).replace(inplace=InPlace.AS_WRITTEN)
+    seen = getattr(step, "_seen", None)
+    sites = [] if seen is None else [found for (looked, *_), found in seen.sites.items() if of_model(looked) == wanted]
+    return sites[-1] if sites else None
+
+
+def _code(body: str) -> str:
+    """The body without its comments and texts."""
+    return re.sub(r"#.*|\"[^\"]*\"|'[^']*'", "", body)
+
+
+def _yours(names: list[str]) -> Iterator[str]:
+    if names:
+        *first, last = names
+        yield f"# {', '.join(first)} and {last} are yours." if first else f"# {last} is yours."
+
+
+def _imports(body: str) -> Iterator[str]:
+    for name in ("functools", "os", "sys", "torch", "weakref"):
+        if re.search(rf"\b{name}\.", _code(body)):
+            yield f"import {name}"
+
+
+# --- before the loop ------------------------------------------------------------------------------------------------
+
+
+def _before(knobs: Knobs) -> Iterator[str]:
+    if knobs.gpu is not None:
+        yield f"# On a {gpu_catalogue.find(knobs.gpu).name}."
+    if knobs.settings is not None:
+        yield f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{knobs.settings}"  # before anything is on the GPU'
+    for name, value in knobs.variables:
+        yield f"{name} = {value!r}"
+    if knobs.input_size is not None:
+        yield f"# Where the data is loaded: images or sequences of size {knobs.input_size}."
+    if knobs.batch is not None:
+        yield f"batches = torch.utils.data.DataLoader(dataset, batch_size={knobs.batch})"
+
+
+def _optimizer(step: Step | None, knobs: Knobs) -> Iterator[str]:
+    if knobs.mode is Mode.INFERENCE or not knobs.changed().keys() & {"optimizer", "update", "lora"}:
+        return
+    kind, settings, groups = _kind(step, knobs)
+    # Raises where the class does not have it.
+    optimizers.way(kind, knobs.update)
+    given = "".join(f", {name}={_literal(value)}" for name, value in settings.items()) + _WAYS.get(knobs.update, "")
+    home = f"torch.optim.{kind.__name__}"
+    if getattr(torch.optim, kind.__name__, None) is not kind:
+        home = kind.__name__
+        yield f"from {kind.__module__} import {home}"
+    if groups > 1:
+        yield f"# Your {groups} groups of parameters stand where the parameters are here."
+    if knobs.update is Update.IN_BACKWARD:
+        yield _IN_BACKWARD.format(made=f"{home}([weight]{given})")
+    else:
+        yield f"optimizer = {home}(model.parameters(){given})"
+
+
+def _kind(step: Step | None, knobs: Knobs) -> tuple[type[torch.optim.Optimizer], dict[str, Any], int]:
+    """Class of the optimizer, the settings that differ from its defaults, and the number of its parameter groups."""
+    if knobs.optimizer is not Optimizer.AS_WRITTEN:
+        kind, settings = optimizers.KINDS[knobs.optimizer]
+        return kind, dict(settings), 1
+    written = step.optimizer if step is not None else None
+    made = optimizers.make(written, Knobs(), [torch.nn.Parameter(torch.zeros(1))])
+    usual = inspect.signature(type(made)).parameters
+    ways = {name for way in optimizers.WAYS.values() for name in way}
+    settings = {
+        name: value
+        for name, value in made.param_groups[0].items()
+        if name in usual and name not in {*ways, "params"} and not _same(value, usual[name].default)
+    }
+    return type(made), settings, len(written.param_groups) if isinstance(written, torch.optim.Optimizer) else 1
+
+
+def _same(value: Any, other: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and value == other
+
+
+def _literal(value: Any) -> str:
+    return f"torch.tensor({value.item()!r})" if isinstance(value, torch.Tensor) else repr(value)
+
+
+# --- the loop -------------------------------------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """How the loop of a script writes a batch down."""
+
+    batch: str
+    """What stands between `for` and `in batches`."""
+    micro: tuple[str, ...]
+    """Lines that begin a loop over micro-batches; what they set is indented with the body."""
+    tensors: dict[str, Any]
+    """Each value of the batch, by the expression that means it."""
+    output: str
+    """The model's call; empty where the loss makes it."""
+    loss: str
+    """The loss, where `{output}` means the model's output."""
+
+
+def _form(step: Step | None, count: int) -> _Form:
+    batch: Any = (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)) if step is None else step.batch
+    if isinstance(batch, dict):
+        given, micro, tensors, called, targets = *_named(batch, count), "**batch", ["batch"]
+        whole = "batch"
+    else:
+        values = list(batch) if isinstance(batch, tuple | list) else [batch]
+        given, micro, tensors = _listed(values, count)
+        called, targets = "inputs", list(tensors)[1:]
+        whole = f"({given})" if isinstance(batch, tuple | list) else given
+    output = f"model({called})"
+    if step is not None and step.loss is None:
+        # Models of transformers have a configuration, and answer with an object that has the loss.
+        own = isinstance(batch, dict) or hasattr(_model(step), "config")
+        return _Form(given, micro, tensors, output, "{output}.loss" if own else "{output}")
+    if step is not None and step.loss is not None and takes_model(step.loss):
+        return _Form(given, micro, tensors, "", f"loss_function(model, {whole})")
+    return _Form(given, micro, tensors, output, f"loss_function({', '.join(['{output}', *targets])})")
+
+
+def _named(batch: dict[str, Any], count: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    if count == 1:
+        return "batch", (), {f"batch[{name!r}]": value for name, value in batch.items()}
+    parts = [f"{name!r}: {_chunks(f'whole[{name!r}]', value, count)}[number]" for name, value in batch.items()]
+    micro = (f"for number in range({count}):", f"    batch = {{{', '.join(parts)}}}")
+    return "whole", micro, {f"batch[{name!r}]": value for name, value in batch.items()}
+
+
+def _listed(values: list[Any], count: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    names = ["inputs", "targets"] if len(values) == 2 else ["inputs", *(f"target_{n}" for n in range(1, len(values)))]
+    together = ", ".join(names)
+    chunks = [_chunks(name, value, count) for name, value in zip(names, values, strict=True)]
+    source = f"zip({', '.join(chunks)})" if len(chunks) > 1 else chunks[0]
+    return together, (f"for {together} in {source}:",), dict(zip(names, values, strict=True))
+
+
+def _chunks(name: str, value: Any, count: int) -> str:
+    return f"{name}.chunk({count})" if isinstance(value, torch.Tensor) and value.dim() else f"([{name}] * {count})"
+
+
+def _loop(step: Step | None, knobs: Knobs) -> Iterator[str]:
+    changed = knobs.changed()
+    if not changed.keys() & (_LOOP | {"mode", "precision"}):
+        return
+    trains = knobs.mode is not Mode.INFERENCE
+    count = knobs.accumulation or 1
+    form = _form(step, count)
+    scaled = knobs.precision is Precision.FP16 and trains
+    backward = "scaler.scale(loss).backward()" if scaled else "loss.backward()"
+    body = [*_casts(form, knobs), *_forward(step, form, knobs, count, [backward] if trains else [])]
+    apart = count > 1 and step is not None and step.resized is not None
+    if count > 1 and not apart:
+        body = [*form.micro, *_indented(body)]
+    if trains and knobs.update is not Update.IN_BACKWARD:
+        update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
+        update.append(f"optimizer.zero_grad({'set_to_none=False' if knobs.zero_grad is ZeroGrad.TO_ZERO else ''})")
+        body += [f"if number % {count} == 0:", *_indented(update)] if apart else update
+    loop = [f"for {form.batch} in batches:", *_indented(body)]
+    if apart:
+        given = f"({form.batch})" if "," in form.batch else form.batch
+        loop[0] = f"for number, {given} in enumerate(batches, 1):  # each as large as a micro-batch"
+    if scaled:
+        yield 'scaler = torch.amp.GradScaler("cuda")'
+    if not trains:
+        loop = ["with torch.no_grad():", *_indented(loop)]
+    yield "\n".join(loop)
+
+
+def _indented(block: list[str]) -> list[str]:
+    return [textwrap.indent(line, "    ") for line in block]
+
+
+def _casts(form: _Form, knobs: Knobs) -> Iterator[str]:
+    for name, value in form.tensors.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if knobs.precision is Precision.ALL_BF16 and value.is_floating_point():
+            yield f"{name} = {name}.bfloat16()"
+        if knobs.memory_format is MemoryFormat.CHANNELS_LAST and value.dim() == 4:
+            yield f"{name} = {name}.to(memory_format=torch.channels_last)"
+
+
+def _forward(step: Step | None, form: _Form, knobs: Knobs, count: int, backward: list[str]) -> list[str]:
+    """The lines from a batch to its loss, and what is done with that."""
+    share = f" / {count}" if count > 1 and knobs.mode is not Mode.INFERENCE else ""
+    loss = form.loss.format(output=form.output)
+    if step is None or not inspect.isgeneratorfunction(step.loss):
+        return [*_inside_autocast([f"loss = {loss}{share}"], knobs), *backward]
+    if not share and knobs.precision not in (*AUTOCAST, Precision.OFF):
+        return [f"for loss in {loss}:", *_indented(backward or ["pass"])]
+    body = [*_inside_autocast([f"loss = next(losses){share}"], knobs), *backward]
+    tried = ["while True:", *_indented(body)]
+    return [f"losses = {loss}", "try:", *_indented(tried), "except StopIteration:  # that was the last one", "    pass"]
+
+
+def _inside_autocast(block: list[str], knobs: Knobs) -> list[str]:
+    if knobs.precision in AUTOCAST:
+        return [f'with torch.autocast("cuda", dtype={AUTOCAST[knobs.precision]}):', *_indented(block)]
+    if knobs.precision is Precision.OFF:
+        return ['with torch.autocast("cuda", enabled=False):  # and none in the model\'s own code', *_indented(block)]
+    return block

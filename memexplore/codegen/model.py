@@ -1,0 +1,96 @@
+"""Lines of plain PyTorch that change a model as knobs do; `code` puts the loop's lines after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from memexplore.codegen.checkpoints import checkpoint_lines
+from memexplore.knobs import adapters
+from memexplore.knobs.inplace.activations import Form
+from memexplore.knobs.inplace.sites import Sites
+from memexplore.knobs.knobs import InPlace, Knobs, MemoryFormat, Mode, Offload, Precision
+
+_ADAPTED = """\
+class Adapted(torch.nn.Module):
+    def __init__(self, base, rank):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        outputs, inputs = {shape}
+        self.down = torch.nn.Parameter(base.weight.new_empty(rank, inputs))
+        self.up = torch.nn.Parameter(base.weight.new_zeros(outputs, rank))
+        torch.nn.init.kaiming_uniform_(self.down, a=5**0.5)
+
+    def forward(self, value):
+        linear = torch.nn.functional.linear
+        return self.base(value) + linear(linear(value, self.down), self.up)
+"""
+_ON_CPU = """\
+def on_cpu(forward, *args, **kwargs):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return forward(*args, **kwargs)
+
+model.forward = functools.partial(on_cpu, model.forward)
+"""
+
+
+def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = None) -> Iterator[str]:
+    """The lines for the knobs of a model, in the order in which `apply` puts them on.
+
+    >>> print(*model_lines(None, Knobs(frozen="encoder")), sep="\\n")
+    for name in ['encoder']:
+        model.get_submodule(name).requires_grad_(False)
+    """
+    if knobs.frozen:
+        yield _for_layers(knobs.frozen, "model.get_submodule(name).requires_grad_(False)")
+    if knobs.lora:
+        names = knobs.lora if model is None else tuple(adapters.linear_layers(model, knobs.lora)[0])
+        yield _ADAPTED.format(shape=_shape(model, names))
+        yield _for_layers(
+            names, f"model.set_submodule(name, Adapted(model.get_submodule(name), rank={knobs.lora_rank}))"
+        )
+    if knobs.precision is Precision.ALL_BF16:
+        yield "model.bfloat16()"
+    if knobs.memory_format is MemoryFormat.CHANNELS_LAST:
+        yield "model.to(memory_format=torch.channels_last)"
+    if knobs.inplace is not InPlace.AS_WRITTEN:
+        yield from _in_place(knobs.inplace, sites)
+    yield from checkpoint_lines(model, knobs.checkpoint)
+    if knobs.offload is Offload.SAVED_TENSORS:
+        yield _ON_CPU
+    if knobs.mode is Mode.INFERENCE:
+        yield "model.eval()"
+
+
+def _shape(model: nn.Module | None, names: tuple[str, ...]) -> str:
+    """How outputs and inputs of linear layers are read: transformers' `Conv1D` has its weight the other way around."""
+    kinds = {isinstance(model.get_submodule(name), nn.Linear) for name in names} if model is not None else {True}
+    if kinds == {True}:
+        return "base.weight.shape"
+    if kinds == {False}:
+        return "reversed(base.weight.shape)"
+    return "base.weight.shape if isinstance(base, torch.nn.Linear) else reversed(base.weight.shape)"
+
+
+def _for_layers(names: tuple[str, ...], statement: str) -> str:
+    return f"for name in {list(names)!r}:\n    {statement}"
+
+
+def _in_place(choice: InPlace, sites: Sites | None) -> Iterator[str]:
+    on = choice is InPlace.ON
+    if sites is None:
+        yield (
+            "for module in model.modules():\n"
+            '    if hasattr(module, "inplace"):\n'
+            f"        module.inplace = {on}{'  # only where nothing reads its input afterwards' if on else ''}"
+        )
+        return
+    form = Form.IN_PLACE if on else Form.OUT_OF_PLACE
+    changed = [site.place for site in sites.sites if not site.reason and site.written is not form]
+    modules = tuple(place.module for place in changed if not place.file)
+    if modules:
+        yield _for_layers(modules, f"model.get_submodule(name).inplace = {on}")
+    for place in changed:
+        if place.file:
+            yield f"# {place}: call {place.function} in the form that {'overwrites' if on else 'keeps'} its input."

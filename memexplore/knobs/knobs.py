@@ -1,0 +1,286 @@
+"""The knobs: one frozen value that says what is changed in a training step; every field is "as written" by default."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Hashable
+from typing import Any, ClassVar, TypeVar
+
+from memexplore import gpu_catalogue
+from memexplore.allocator import Settings
+
+
+class InPlace(enum.Enum):
+    """Whether activation functions overwrite their input."""
+
+    AS_WRITTEN = "as written"
+    OFF = "off"
+    ON = "on"
+
+
+class Precision(enum.Enum):
+    """In which precision the step runs; `FP16` has a `GradScaler`, `ALL_BF16` no fp32 weights."""
+
+    AS_WRITTEN = "as written"
+    OFF = "off"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    ALL_BF16 = "all bf16"
+
+
+class Optimizer(enum.Enum):
+    """Which optimizer updates the weights."""
+
+    AS_WRITTEN = "as written"
+    SGD = "SGD"
+    MOMENTUM = "SGD with momentum"
+    ADAM = "Adam"
+    ADAMW = "AdamW"
+    ADAFACTOR = "Adafactor"
+
+
+class Update(enum.Enum):
+    """How the optimizer goes over the parameters."""
+
+    AS_WRITTEN = "as written"
+    FOREACH = "foreach"
+    FUSED = "fused"
+    PER_TENSOR = "per tensor"
+    IN_BACKWARD = "in backward"
+
+
+class ZeroGrad(enum.Enum):
+    """What `zero_grad` leaves: no gradients, or gradients of zeros."""
+
+    AS_WRITTEN = "as written"
+    TO_NONE = "set to none"
+    TO_ZERO = "set to zero"
+
+
+class MemoryFormat(enum.Enum):
+    """How images lie in memory."""
+
+    AS_WRITTEN = "as written"
+    CHANNELS_LAST = "channels last"
+
+
+class Offload(enum.Enum):
+    """Where tensors saved for backward wait."""
+
+    AS_WRITTEN = "as written"
+    SAVED_TENSORS = "saved tensors on the CPU"
+
+
+class Mode(enum.Enum):
+    """Whether the step trains, or only runs forward with `eval()` and `no_grad()`."""
+
+    AS_WRITTEN = "as written"
+    INFERENCE = "inference"
+
+
+class CheckpointKind(enum.Enum):
+    """Which activations are thrown away after forward and computed again in backward."""
+
+    AS_WRITTEN = "as written"
+    NONE = "none"
+    EVERY = "every"
+    SQRT = "sqrt"
+    LAYERS = "layers"
+    KEEP_MATMULS = "keep matmuls"
+    NORMS = "norms"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """An activation-checkpointing setting.
+
+    As text: `as written`, `none`, `every 2`, `sqrt`, `layers encoder.0 encoder.1`, `keep matmuls` or `norms`.
+
+    `every k` recomputes every k-th repeated block, `sqrt` cuts the N blocks into √N segments, `layers` recomputes those
+    named, `keep matmuls` recomputes all blocks but for their matrix products and convolutions, `norms` recomputes
+    normalisations and activation functions alone.
+
+    >>> Checkpoint.parse("every 2")
+    Checkpoint(kind=<CheckpointKind.EVERY: 'every'>, every=2, layers=())
+    >>> str(Checkpoint.parse("layers b a"))
+    'layers b a'
+    """
+
+    kind: CheckpointKind = CheckpointKind.AS_WRITTEN
+    every: int = 1
+    layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every={self.every!r} must be a whole number from 1 on")
+        if (self.kind is CheckpointKind.LAYERS) != bool(self.layers):
+            raise ValueError("layers= names the layers of kind LAYERS, one at least, and of no other kind")
+
+    @classmethod
+    def parse(cls, text: str) -> Checkpoint:
+        """Read a setting from its text; raises ValueError that lists what can be written."""
+        words = text.split()
+        if len(words) == 2 and words[0] == "every" and words[1].isdecimal() and int(words[1]) > 0:
+            return cls(CheckpointKind.EVERY, int(words[1]))
+        if len(words) > 1 and words[0] == "layers":
+            return cls(CheckpointKind.LAYERS, layers=tuple(words[1:]))
+        plain = {
+            kind.value: kind for kind in CheckpointKind if kind not in (CheckpointKind.EVERY, CheckpointKind.LAYERS)
+        }
+        if text not in plain:
+            raise ValueError(
+                f"checkpoint={text!r} is no setting; write one of {', '.join(plain)}, 'every 2', 'layers NAME NAME'"
+            )
+        return cls(plain[text])
+
+    def __str__(self) -> str:
+        if self.kind is CheckpointKind.EVERY:
+            return f"every {self.every}"
+        return " ".join([self.kind.value, *self.layers])
+
+
+@dataclasses.dataclass(frozen=True)
+class Knobs:
+    """What is changed in a step; a field that is "as written", None or empty changes nothing.
+
+    Choices may be given as their text: ``Knobs(precision="bf16", checkpoint="every 2", batch=16)``. `batch` is the
+    effective batch, in samples; `accumulation` the number of micro-batches it is cut into. `input_size` is the height
+    and width of images, or the length of sequences. `frozen` and `lora` name layers whose weights are frozen or get
+    low-rank adapters (`lora_rank`); the empty name is the whole model. `settings` is a
+    ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a name of the catalogue or a size. `variables`
+    are values of variables of a notebook cell.
+
+    >>> Knobs(precision="bf16").precision
+    <Precision.BF16: 'bf16'>
+    >>> print(Knobs(checkpoint="every 2", batch=16))
+    checkpoint every 2, batch 16
+    >>> print(Knobs())
+    as written
+
+    Raises ValueError for what is no setting.
+    """
+
+    inplace: InPlace = InPlace.AS_WRITTEN
+    checkpoint: Checkpoint = Checkpoint()
+    precision: Precision = Precision.AS_WRITTEN
+    batch: int | None = None
+    accumulation: int | None = None
+    optimizer: Optimizer = Optimizer.AS_WRITTEN
+    update: Update = Update.AS_WRITTEN
+    zero_grad: ZeroGrad = ZeroGrad.AS_WRITTEN
+    input_size: int | None = None
+    memory_format: MemoryFormat = MemoryFormat.AS_WRITTEN
+    offload: Offload = Offload.AS_WRITTEN
+    mode: Mode = Mode.AS_WRITTEN
+    frozen: tuple[str, ...] = ()
+    lora: tuple[str, ...] = ()
+    lora_rank: int = 8
+    settings: str | None = None
+    gpu: str | None = None
+    variables: tuple[tuple[str, Any], ...] = ()
+
+    CHOICES: ClassVar[dict[str, type[enum.Enum]]] = {
+        "inplace": InPlace,
+        "precision": Precision,
+        "optimizer": Optimizer,
+        "update": Update,
+        "zero_grad": ZeroGrad,
+        "memory_format": MemoryFormat,
+        "offload": Offload,
+        "mode": Mode,
+    }
+    """The fields that are one of a few words."""
+
+    def __post_init__(self) -> None:
+        for name, choices in self.CHOICES.items():
+            self._put(name, _choice(name, choices, getattr(self, name)))
+        if isinstance(self.checkpoint, str):
+            self._put("checkpoint", Checkpoint.parse(self.checkpoint))
+        if not isinstance(self.checkpoint, Checkpoint):
+            raise ValueError(f"checkpoint={self.checkpoint!r} is no setting; write a text such as 'every 2' or 'sqrt'")
+        for name in ("batch", "accumulation", "input_size", "lora_rank"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
+        for name in ("frozen", "lora"):
+            value = getattr(self, name)
+            self._put(name, (value,) if isinstance(value, str) else tuple(value))
+        if isinstance(self.variables, dict):
+            self._put("variables", tuple(sorted(self.variables.items())))
+        for variable, value in self.variables:
+            if not isinstance(value, Hashable):
+                raise ValueError(f"variables: {variable} = {value!r} is not hashable; give a number, a text or a tuple")
+        if self.settings is not None:
+            Settings.parse(self.settings)
+        if self.gpu is not None:
+            gpu_catalogue.find(self.gpu)
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that change something, by name.
+
+        >>> Knobs(batch=4).changed()
+        {'batch': 4}
+        """
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default and (field.name != "lora_rank" or self.lora)
+        }
+
+    def replace(self, **changes: Any) -> Knobs:
+        """The same knobs with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        return ", ".join(_text(name, value) for name, value in self.changed().items()) or "as written"
+
+
+def conflicts(knobs: Knobs) -> list[str]:
+    """What contradicts itself in a setting of knobs, one sentence each; an empty list where it can be run.
+
+    >>> conflicts(Knobs(update="in backward", accumulation=2))
+    ['update in backward frees each gradient at once: accumulation=2 needs them until the last micro-batch']
+    >>> conflicts(Knobs(update="in backward", accumulation=1))
+    []
+    """
+    found: list[str] = []
+    count = knobs.accumulation or 1
+    if knobs.batch is not None and knobs.batch % count:
+        found.append(f"accumulation={count} does not divide batch={knobs.batch}; write one of its divisors")
+    if knobs.mode is Mode.INFERENCE:
+        return found
+    if knobs.update is Update.IN_BACKWARD:
+        frees = "update in backward frees each gradient at once"
+        if count > 1:
+            found.append(f"{frees}: accumulation={count} needs them until the last micro-batch")
+        if knobs.precision is Precision.FP16:
+            found.append(f"{frees}: fp16's GradScaler looks at all of them before the step, bf16 needs none")
+        if knobs.zero_grad is ZeroGrad.TO_ZERO:
+            found.append(f"{frees}: zero_grad='set to zero' finds none")
+    if knobs.update is Update.FUSED and knobs.optimizer is Optimizer.ADAFACTOR:
+        found.append("Adafactor has no fused update; write update= one of 'foreach', 'per tensor', 'in backward'")
+    return found
+
+
+_Choice = TypeVar("_Choice", bound=enum.Enum)
+
+
+def _choice(name: str, choices: type[_Choice], value: Any) -> _Choice:
+    try:
+        return choices(value)
+    except ValueError:
+        words = ", ".join(choice.value for choice in choices)
+        raise ValueError(f"{name}={value!r} is no setting; write one of {words}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    words = name.replace("_", " ")
+    if name == "variables":
+        return ", ".join(f"{variable} = {worth!r}" for variable, worth in value)
+    if isinstance(value, tuple):
+        return f"{words} {' '.join(value)}"
+    return f"{words} {value.value if isinstance(value, enum.Enum) else value}"

@@ -1,0 +1,95 @@
+"""Which layer is running, and what belongs to it: global hooks that need no change to the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memexplore.recorder import stacks
+
+if TYPE_CHECKING:
+    from memexplore.recorder.recorder import Recorder
+
+
+class Names:
+    """Qualified names of modules, interned as numbers.
+
+    A model's layers have their names inside the model (`layer3.5.conv2`), the model itself that of its class. Layers of
+    a second model are told apart by the model's name in front.
+    """
+
+    def __init__(self) -> None:
+        self.table: list[str] = []
+        self._interned: dict[str, int] = {}
+        self._numbers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._prefixes: dict[str, int] = {}
+        self._plain = True
+
+    def intern(self, name: str) -> int:
+        """The number of a name."""
+        number = self._interned.get(name)
+        if number is None:
+            number = self._interned[name] = len(self.table)
+            self.table.append(name)
+        return number
+
+    def root(self, module: torch.nn.Module) -> bool:
+        """Name all modules of a model that is called from outside any module; whether it was new."""
+        if module in self._roots or module in self._numbers:
+            return False
+        self._roots.add(module)
+        title = type(module).__name__
+        uses = self._prefixes[title] = self._prefixes.get(title, 0) + 1
+        if uses > 1:
+            title = f"{title}#{uses}"
+        self._numbers[module] = self.intern(title)
+        children = [(name, child) for name, child in module.named_modules() if name]
+        prefix = ""
+        if children:
+            prefix, self._plain = ("" if self._plain else f"{title}."), False
+        for name, child in children:
+            self._numbers.setdefault(child, self.intern(prefix + name))
+        return True
+
+    def number(self, module: torch.nn.Module, parent: int) -> int:
+        """The number of a module's name; one that its model does not list is named after its class."""
+        number = self._numbers.get(module)
+        if number is None:
+            outer = f"{self.table[parent]}." if parent >= 0 else ""
+            number = self._numbers[module] = self.intern(outer + type(module).__name__)
+        return number
+
+
+def hooks(recorder: Recorder) -> contextlib.ExitStack:
+    """Install the global hooks that tell `recorder` of calls and optimizer steps; closing the stack removes them."""
+    undo = contextlib.ExitStack()
+
+    def before_call(module: torch.nn.Module, args: Any) -> None:
+        recorder.call_begins(module, args, stacks.caller(1))
+
+    def after_call(module: torch.nn.Module, args: Any, result: Any) -> None:
+        recorder.call_ends(module)
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.optimizer_begins(optimizer)
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.optimizer_ends(optimizer)
+
+    installed: list[Callable[[], Any]] = [
+        lambda: register_module_forward_pre_hook(before_call),
+        lambda: register_module_forward_hook(after_call, always_call=True),
+        lambda: register_optimizer_step_pre_hook(before_step),
+        lambda: register_optimizer_step_post_hook(after_step),
+    ]
+    with undo:
+        for install in installed:
+            undo.callback(install().remove)
+        return undo.pop_all()

@@ -1,0 +1,179 @@
+"""Recording on a real device: the CPU, or a CUDA GPU whose own allocator adds what it saw."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memexplore.recorder import cuda, isolation
+from memexplore.recorder.recorder import Recorder
+from memexplore.tape import Category, Meta, Source, Tape
+from memexplore.units import size_text
+from memexplore.virtual_gpu.tensors.tensor import StorageRef
+
+_untyped_storage = torch._C.TensorBase.untyped_storage
+_UNKNOWN = Category.UNKNOWN
+# `torch.tensor` fills its memory out of the dispatcher's sight and hands it in by this op.
+_LIFT = torch.ops.aten.lift_fresh.default
+
+
+class Others(enum.Enum):
+    """What becomes of tensors on a GPU that were there before and that the recorded code does not use."""
+
+    KEPT = "kept"
+    LEFT_OUT = "left out"
+
+
+class RealMode(TorchDispatchMode):
+    """Runs every op as it is and notes the storages that appear on one device, and when they die."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.live: dict[int, StorageRef] = {}
+        self.recorder = Recorder(self.live, self.adopt)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap __torch_dispatch__ in two more calls for every op.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.recorder.op(func, args)
+        self.meet(args)
+        try:
+            result = func(*args, **(kwargs or {}))
+        except torch.OutOfMemoryError:
+            self.recorder.out_of_memory(0, func, args)
+            raise
+        with torch._C.DisableTorchFunction():
+            outputs = result if isinstance(result, tuple | list) else (result,)
+            for index, output in enumerate(outputs):
+                if isinstance(output, torch.Tensor):
+                    self._note(output, func, args, index)
+        return result
+
+    def meet(self, args: Any) -> None:
+        """Take notice of what an op is given; on the CPU nobody knows whether it was there before."""
+
+    def _note(self, output: torch.Tensor, func: Any, args: Any, index: int) -> None:
+        if output.device != self.device or output.layout is not torch.strided:
+            return
+        storage = _untyped_storage(output)
+        ref = self.live.get(storage._cdata)
+        size = storage.nbytes()
+        if ref is not None and ref.size == size and ref.address == storage.data_ptr():
+            return
+        if ref is None and func is not _LIFT and _shares(storage._cdata, args):
+            self.adopt(output)
+            return
+        if ref is not None:
+            self._release(ref)
+        if size:
+            self.recorder.alloc(storage.data_ptr(), size, func, args, index, _UNKNOWN)
+            self._keep(storage, size)
+
+    def adopt(self, tensor: torch.Tensor) -> StorageRef | None:
+        """Note a storage that was there before the recording began."""
+        if tensor.device != self.device or tensor.layout is not torch.strided:
+            return None
+        storage = _untyped_storage(tensor)
+        size = storage.nbytes()
+        if not size:
+            return None
+        self.recorder.preexisting(storage.data_ptr(), size, None)
+        return self._keep(storage, size)
+
+    def _keep(self, storage: Any, size: int) -> StorageRef:
+        ref = StorageRef(storage, self._release)
+        ref.key, ref.address, ref.size, ref.origin = storage._cdata, storage.data_ptr(), size, None
+        self.live[ref.key] = ref
+        return ref
+
+    def _release(self, ref: StorageRef) -> None:
+        if self.live.get(ref.key) is ref:
+            del self.live[ref.key]
+            self.recorder.free(ref.address, ref.size)
+
+
+class CudaMode(RealMode):
+    """A `RealMode` that notes what an op is given too: the allocator's history tells since when it was there."""
+
+    def meet(self, args: Any) -> None:
+        """Note the storages that an op is given and nobody saw made."""
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if value.layout is torch.strided and value.device == self.device:
+                    with torch._C.DisableTorchFunction():
+                        if _untyped_storage(value)._cdata not in self.live:
+                            self.adopt(value)
+            elif isinstance(value, tuple | list):
+                self.meet(value)
+
+
+def _shares(key: int, args: Any) -> bool:
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided and _untyped_storage(value)._cdata == key:
+                return True
+        elif isinstance(value, tuple | list) and _shares(key, value):
+            return True
+    return False
+
+
+class RealDevice:
+    """A recording on a device: the current CUDA device where there is one, else the CPU, unless another is named."""
+
+    def __init__(
+        self, versions: Mapping[str, str], device: torch.device | None = None, others: Others = Others.KEPT
+    ) -> None:
+        if device is None:
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        on_gpu = device.type == "cuda"
+        if on_gpu and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self.mode = (CudaMode if on_gpu else RealMode)(device)
+        self.history: Tape | None = None
+        self.meta = cuda.meta(device, versions) if on_gpu else Meta(Source.MEASURED, "cpu", versions=dict(versions))
+        self._others = others
+
+    @property
+    def recorder(self) -> Recorder:
+        """Who takes the notes."""
+        return self.mode.recorder
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what the block does; on a GPU the allocator's own history is taken beside it."""
+        if self.device.type == "cpu":
+            with self.mode:
+                yield
+            return
+        with cuda.history(self.device) as taken:
+            try:
+                with self.mode:
+                    yield
+            finally:
+                self.history = taken()
+
+    def finish(self, noted: Tape) -> Tape:
+        """The tape of the recording: on a GPU the allocator's rows, explained by the noted ones."""
+        self.mode.live.clear()
+        if self.history is None:
+            return noted
+        if self._others is Others.KEPT:
+            return cuda.explain(self.history, noted)
+        history, held = isolation.without_others(self.history, noted)
+        meta = noted.meta
+        if held:
+            note = (
+                f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
+            )
+            meta = meta._replace(capacity=(meta.capacity or held) - held, notes=(*meta.notes, note))
+        return cuda.explain(history, noted.replace(meta=meta))

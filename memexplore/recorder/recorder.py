@@ -1,0 +1,418 @@
+"""The recorder: notes storages as they appear and die, with op, module, phase, step and stack. It judges nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from memexplore.recorder import module_hooks as hook_sites
+from memexplore.recorder.stacks import Stacks, caller
+from memexplore.tape import Action, Category, Phase
+
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_forward_mode: Callable[[], bool] = torch._C._is_fwd_grad_enabled
+_sequence = torch._C._autograd._get_sequence_nr
+_untyped_storage = torch._C.TensorBase.untyped_storage
+_DETACH = torch.ops.aten.detach.default
+_ACCUMULATE = 2**64 - 1
+"""Sequence number of every AccumulateGrad node: torch/csrc/autograd/functions/accumulate_grad.cpp."""
+_FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = (int(phase) for phase in Phase)
+_UNKNOWN = int(Category.UNKNOWN)
+_ALLOC, _FREE, _MARK, _OOM, _PREEXISTING = (
+    int(action) for action in (Action.ALLOC, Action.FREE_REQUESTED, Action.MARK, Action.OOM, Action.PREEXISTING)
+)
+
+
+class Event(NamedTuple):
+    """One noted event; `grad` tells whether gradients were enabled, `call` which module call was open.
+
+    In the forward of a `torch.autograd.Function` both are those of the code that applied it.
+    """
+
+    time: int
+    action: int
+    address: int
+    size: int
+    phase: int
+    step: int
+    op: int
+    module: int
+    stack: int
+    grad: int
+    call: int
+    category: int
+
+
+class Origin(NamedTuple):
+    """Where a block that outlives its recording came from, in words."""
+
+    op: str
+    module: str
+    stack: tuple[Any, ...]
+    category: Category
+
+
+class Ref(Protocol):
+    """A storage that lives on the recorded device."""
+
+    address: int
+    size: int
+    origin: Any
+
+
+class Recorder:
+    """What happened, noted as plain numbers; no tensor is kept.
+
+    ``live`` maps a storage's C++ address to its `Ref`; whoever runs the ops keeps it. Events are tuples in the order of
+    `Event`; `capture` makes the Tape of them.
+    """
+
+    def __init__(self, live: dict[int, Any], adopt: Callable[[torch.Tensor], Any] | None = None) -> None:
+        self.live = live
+        self._adopt = adopt
+        """Makes the `Ref` of a storage that was there before and is met only now; None where all are known."""
+        self.events: list[tuple[int, ...]] = []
+        self.ops: dict[str, int] = {}
+        self.names = hook_sites.Names()
+        self.stacks = Stacks()
+        self.tags: dict[int, int] = {}
+        """Row -> category that somebody knew for certain: parameters, gradients, optimizer state, inputs."""
+        self.owners: dict[int, int] = {}
+        """Row -> number of the module that owns it, where that is not the module that was running."""
+        self.call_ends_at: list[int] = []
+        """Call number -> number of events when it ended, -1 while it is open."""
+        self.step = 0
+        self.open_rows: dict[int, int] = {}
+        """Address -> row of the block that is there now."""
+        self._op_numbers: dict[Any, int] = {}
+        self._owner_of: dict[int, int] = {}
+        self._calls: list[tuple[int, int, tuple[int, int], int, int]] = []
+        """Open calls: module, number, stack, identity, and the call outside of the autograd function that runs it."""
+        self._enabled = True
+        """Whether gradients were enabled when code outside the forward of an autograd function last ran."""
+        self._forwards: dict[int, dict[int, tuple[int, int, str]]] = {}
+        self._sequences: dict[int, int] = {}
+        self._phase = _OTHER
+        self._border = (0, _OTHER)
+        self._step_ended = True
+        self._in_backward = False
+        """Whether the optimizer that steps was called by a hook of the backward pass."""
+        self._states: dict[int, int] = {}
+        self._stack = -2
+        self._epoch = time.perf_counter_ns()
+
+    # What the dispatch mode tells.
+
+    def op(self, func: Any, args: Any) -> None:
+        """An op is about to run: remember who made the autograd node that its forward just created."""
+        self._stack = -2
+        thread = threading.get_ident()
+        sequence = _sequence()
+        if sequence != self._sequences.get(thread):
+            self._sequences[thread] = sequence
+            forward = self._forwards.get(thread)
+            if forward is None:
+                forward = self._forwards[thread] = {}
+            self._stack = stack = self.stacks.number(caller(3))
+            calls = self._calls
+            forward[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
+        if func is _DETACH:
+            node = _current_node()
+            if node is not None and node._sequence_nr() == _ACCUMULATE:
+                # AccumulateGrad keeps the gradient it was given by detaching it: accumulate_grad.h.
+                self._tag(args[0], Category.GRADIENT, self._owner(node.variable))
+
+    def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category) -> None:
+        """A block was handed out."""
+        phase, module, stack, grad, call = self._where(func, args, index)
+        row = self.open_rows[address] = len(self.events)
+        if category == _UNKNOWN and phase == _BACKWARD and call == -2:
+            self.tags[row] = Category.GRADIENT
+            call = -1
+        self.events.append(
+            (
+                time.perf_counter_ns() - self._epoch,
+                _ALLOC,
+                address,
+                size,
+                phase,
+                self.step,
+                self._op_number(func),
+                module,
+                stack,
+                grad,
+                call,
+                category,
+            )
+        )
+
+    def preexisting(
+        self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN
+    ) -> None:
+        """A block was there when the recording began."""
+        self._from_before(_PREEXISTING, 0, address, size, origin, category)
+
+    def brought(self, address: int, size: int, origin: Origin | None) -> None:
+        """A block made before was placed on this device only now."""
+        now = time.perf_counter_ns() - self._epoch
+        self._from_before(_ALLOC, now, address, size, origin, Category.UNKNOWN)
+
+    def _from_before(
+        self, action: int, now: int, address: int, size: int, origin: Origin | None, category: Category
+    ) -> None:
+        self.open_rows[address] = len(self.events)
+        op = module = stack = -1
+        if origin is not None:
+            op = self.ops.setdefault(origin.op, len(self.ops)) if origin.op else -1
+            module = self.names.intern(origin.module) if origin.module else -1
+            stack = self.stacks.given(origin.stack) if origin.stack else -1
+            category = origin.category
+        phase, step = (_OTHER, 0) if action == _PREEXISTING else (self._border[1], self.step)
+        self.events.append((now, action, address, size, phase, step, op, module, stack, 0, -1, category))
+
+    def free(self, address: int, size: int) -> None:
+        """A block was given back."""
+        phase, step = self._border[1], self.step
+        row = self.open_rows.pop(address, -1)
+        self.events.append(
+            (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
+        )
+
+    def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
+        """The allocator got or gave back a segment."""
+        if action is not Action.OOM:
+            phase, step = self._border[1], self.step
+            self.events.append(
+                (time.perf_counter_ns() - self._epoch, action, address, size, phase, step, -1, -1, -1, 0, -1, _UNKNOWN)
+            )
+
+    def out_of_memory(self, size: int, func: Any, args: Any) -> None:
+        """A request did not fit."""
+        phase, module, stack, grad, _ = self._where(func, args, 0)
+        now = time.perf_counter_ns() - self._epoch
+        number = self._op_number(func)
+        self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))
+
+    def _where(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
+        """Phase, module, stack, whether gradients are enabled, and the open call (-2: in AccumulateGrad)."""
+        node = _current_node()
+        calls = self._calls
+        module, call = calls[-1][:2] if calls else (-1, -1)
+        grad = self._gradients(node)
+        if grad and calls and not torch.is_grad_enabled():
+            call = calls[-1][4]
+        if node is None or self._in_backward:
+            phase = self._phase
+            if phase == _OPTIMIZER:
+                module = self._owner_of_argument(args, index, module)
+            elif phase == _OTHER and grad and not calls and _needs_gradient(args):
+                phase = self._phase = _FORWARD
+                self._step_begins()
+            elif phase == _BACKWARD:
+                phase = self._phase = _OTHER
+            stack = self._stack_now()
+        else:
+            phase = self._phase = _BACKWARD
+            sequence = node._sequence_nr()
+            if grad and (calls or sequence == _ACCUMULATE or self._stack >= 0):
+                # Recomputation in a checkpoint's backward: the forward's own frames are running.
+                stack = self._stack_now()
+            elif sequence == _ACCUMULATE:
+                module, stack, call = self._owner(node.variable), -1, -2
+            else:
+                module, stack = self._made_by(node, sequence, module)
+        if (self.step, phase) != self._border:
+            self._mark(phase)
+        return phase, module, stack, int(grad), call
+
+    def _gradients(self, node: Any) -> bool:
+        """Whether gradients are enabled, or were where the autograd function was applied whose forward runs.
+
+        Such a forward, a checkpoint with re-entrance among them, runs without gradients and, unlike `no_grad`, without
+        forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.
+        """
+        if torch.is_grad_enabled():
+            self._enabled = True
+            return True
+        if _forward_mode() or torch.is_inference_mode_enabled():
+            self._enabled = False
+            return False
+        # In backward only a recomputation runs forwards, and it calls modules.
+        return self._enabled and (node is None or bool(self._calls))
+
+    def _stack_now(self) -> int:
+        if self._stack < 0:
+            self._stack = self.stacks.number(caller(4))
+        return self._stack
+
+    def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
+        """Module and stack of the forward op that made the running autograd node."""
+        found = [entry for forward in self._forwards.values() if (entry := forward.get(sequence)) is not None]
+        if not found:
+            return module, -1
+        if len(found) > 1:
+            # Sequence numbers count per thread, and recomputation runs in another: the op's name decides.
+            name = node.name().lower()
+            found.sort(key=lambda entry: not name.startswith(str(entry[2]).split(".")[1].strip("_").replace("_", "")))
+        return found[0][0], found[0][1]
+
+    def _op_number(self, func: Any) -> int:
+        number = self._op_numbers.get(func)
+        if number is None:
+            namespace, name = str(func).split(".")[:2] if not isinstance(func, str) else ("", func)
+            text = f"{namespace}::{name}" if namespace else name
+            number = self._op_numbers[func] = self.ops.setdefault(text, len(self.ops))
+        return number
+
+    def _mark(self, phase: int) -> None:
+        self._border = (self.step, phase)
+        now = time.perf_counter_ns() - self._epoch
+        self.events.append((now, _MARK, -1, 0, phase, self.step, -1, -1, -1, 0, -1, _UNKNOWN))
+
+    def _step_begins(self) -> None:
+        if self._step_ended:
+            self._step_ended = False
+            self.step += 1
+            self._forwards.clear()
+
+    # What the hooks tell.
+
+    def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
+        """A module is called."""
+        calls, node = self._calls, _current_node()
+        applied = self._gradients(node) and not torch.is_grad_enabled()
+        if not calls:
+            self.names.root(module)
+            if node is None:
+                self.note(module)
+                self._in_backward = False
+                self._phase = _FORWARD
+                self._step_begins()
+                if self._border != (self.step, _FORWARD):
+                    self._mark(_FORWARD)
+                for value in args:
+                    self._note_input(value)
+        number = self.names.number(module, calls[-1][0] if calls else -1)
+        call = len(self.call_ends_at)
+        self.call_ends_at.append(-1)
+        outside = (calls[-1][4] if calls else -1) if applied else call
+        calls.append((number, call, self.stacks.enter(frame), id(module), outside))
+
+    def call_ends(self, module: torch.nn.Module) -> None:
+        """A module returned, or raised."""
+        while self._calls:
+            _, call, before, identity, _ = self._calls.pop()
+            self.call_ends_at[call] = len(self.events)
+            self.stacks.leave(before)
+            if identity == id(module):
+                break
+        if not self._calls and self._phase == _FORWARD and not self._gradients(None):
+            self._phase = _OTHER
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        self._in_backward = _current_node() is not None
+        if not self._in_backward:
+            self._step_begins()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._tag(parameter, Category.PARAMETER, None)
+                if parameter.grad is not None:
+                    self._tag(parameter.grad, Category.GRADIENT, self._owner(parameter))
+        self._note_state(optimizer)
+        self._phase = _OPTIMIZER
+        self._mark(_OPTIMIZER)
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        self._note_state(optimizer)
+        self._phase = _BACKWARD if self._in_backward else _OTHER
+        self._in_backward = False
+        self._step_ended = True
+        self._mark(self._phase)
+
+    def note(self, root: torch.nn.Module) -> None:
+        """Note which storages are the parameters and buffers of a model."""
+        self.names.root(root)
+        for module in root.modules():
+            parameters = module._parameters
+            buffers = module._buffers
+            if parameters or buffers:
+                number = self.names.number(module, -1)
+                for parameter in parameters.values():
+                    if parameter is not None:
+                        self._tag(parameter, Category.PARAMETER, number)
+                        if parameter.grad is not None:
+                            self._tag(parameter.grad, Category.GRADIENT, number)
+                for buffer in buffers.values():
+                    if buffer is not None:
+                        self._tag(buffer, Category.BUFFER, number)
+
+    def _note_input(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and not value.requires_grad:
+            ref = self._ref(value)
+            if ref is not None:
+                self.tags.setdefault(self.open_rows.get(ref.address, -1), Category.INPUT)
+
+    def _ref(self, tensor: torch.Tensor) -> Any:
+        try:
+            key = _untyped_storage(tensor)._cdata
+        except NotImplementedError:
+            # The tensors of `torch.func` are wrappers without memory of their own.
+            return None
+        ref = self.live.get(key)
+        return self._adopt(tensor) if ref is None and self._adopt is not None else ref
+
+    def _note_state(self, optimizer: torch.optim.Optimizer) -> None:
+        count = sum(map(len, optimizer.state.values()))
+        if self._states.get(id(optimizer)) == count:
+            return
+        self._states[id(optimizer)] = count
+        for parameter, state in optimizer.state.items():
+            owner = self._owner(parameter) if isinstance(parameter, torch.Tensor) else None
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self._tag(value, Category.OPTIMIZER_STATE, owner)
+
+    def _tag(self, tensor: torch.Tensor, category: Category, owner: int | None) -> None:
+        ref = self._ref(tensor)
+        if ref is None:
+            return
+        row = self.open_rows.get(ref.address, -1)
+        self.tags[row] = category
+        if owner is not None and owner >= 0:
+            self.owners[row] = owner
+            self._owner_of[_untyped_storage(tensor)._cdata] = owner
+
+    def _owner(self, tensor: torch.Tensor) -> int:
+        return self._owner_of.get(_untyped_storage(tensor)._cdata, -1)
+
+    def _owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:
+        """The module whose parameter, gradient or state an optimizer's op works on."""
+        first = args[0] if args else None
+        if isinstance(first, list | tuple) and first:
+            first = first[index if index < len(first) else 0]
+        if isinstance(first, torch.Tensor):
+            return self._owner_of.get(_untyped_storage(first)._cdata, otherwise)
+        return otherwise
+
+    def finish(self) -> None:
+        """End all calls that an exception left open."""
+        for _, call, *_ in self._calls:
+            self.call_ends_at[call] = len(self.events)
+        self._calls.clear()
+
+
+def _needs_gradient(args: Any) -> bool:
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, list | tuple) and _needs_gradient(value):
+            return True
+    return False

@@ -1,0 +1,306 @@
+"""A notebook cell that can be run again, with other values of its variables and other knobs."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import io
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from memexplore import capture, targets
+from memexplore.gpu_catalogue import Gpu
+from memexplore.knobs.apply import Applied, apply
+from memexplore.knobs.knobs import Knobs
+from memexplore.recorder.real_device import Others
+from memexplore.steps import real_run
+from memexplore.steps.cost import Cost, measuring
+from memexplore.steps.outcome import Measured, measured_by
+from memexplore.steps.trial import Trial, place_of
+
+_NEEDS_STEP = {
+    "batch": "a cell does not say which dimension its samples lie along",
+    "accumulation": "a cell's loop is not cut into micro-batches from outside",
+    "optimizer": "a cell makes its own optimizer",
+    "update": "a cell makes its own optimizer",
+    "zero_grad": "a cell empties its gradients itself",
+    "input_size": "a cell makes its own inputs",
+    "memory_format": "a cell makes its own inputs",
+    "mode": "a cell calls backward itself",
+    "frozen": "a cell makes its optimizer before its model is first called",
+    "lora": "a cell makes its optimizer before its model is first called",
+}
+_ROW = (ast.Tuple, ast.List)
+_DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cell:
+    """The source of a notebook cell and the names it finds, to be run again and again.
+
+    `namespace` is copied (the dictionary, not what is in it). `filename` is what the cell is called in stacks.
+    A run is undone: modules, optimizers, schedulers and gradient scalers that the namespace holds, the random states
+    and the names come back as they were. What a run cannot undo: files that the cell writes, iterators and generators
+    of earlier cells that it moves on, what it does to other objects of earlier cells (a list it appends to, a tensor
+    it writes into on a real device), and what runs on the CPU beside a virtual GPU, which runs for real.
+
+    >>> cell = Cell("size = 1000\\nx = torch.zeros(size, device='cuda')", {"torch": torch})
+    >>> from memexplore.analysis import summary
+    >>> [summary.peak(cell.run(knobs).tape)[0] for knobs in (Knobs(), Knobs(variables={"size": 2000}))]
+    [4096, 8192]
+
+    Raises SyntaxError for what is no Python, ValueError for a cell that awaits.
+    """
+
+    code: str
+    namespace: dict[str, Any] = dataclasses.field(repr=False)
+    filename: str = "<cell>"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "namespace", dict(self.namespace))
+        try:
+            compile(self.code, self.filename, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            if "await" in self.code and "outside" in str(error):
+                raise ValueError("a cell that awaits cannot be run again: take the await out of it") from None
+            raise
+        object.__setattr__(self, "_found", _Found(self.namespace))
+
+    def assigned(self) -> dict[str, Any]:
+        """The variables that the cell assigns outside of functions, and their values where they are written down.
+
+        >>> Cell("batch = 8\\nfor epoch in range(2): rate = 0.1 * epoch", {}).assigned()
+        {'batch': 8, 'rate': None}
+        """
+        names: dict[str, Any] = {}
+        for name, value in _assignments(ast.parse(self.code)):
+            try:
+                names.setdefault(name, ast.literal_eval(value))
+            except ValueError:
+                names.setdefault(name, None)
+        return names
+
+    def greyed(self) -> dict[str, str]:
+        """The fields of `Knobs` that a cell cannot have, and why.
+
+        >>> Cell("x = 1", {}).greyed()["optimizer"]
+        'a cell makes its own optimizer'
+        """
+        return dict(_NEEDS_STEP)
+
+    def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
+        """Run the cell with some knobs on a fresh virtual GPU or on a real device; arguments as those of `trial.run`.
+
+        The knobs of a model are put onto every model when it is first called. What the cell prints is dropped. On a
+        real device neither FLOPs nor time are taken: a cell is not one step.
+
+        Raises what the cell raises, but for running out of memory; ValueError for a knob that is greyed, or a variable
+        that the cell does not assign.
+        """
+        knobs = knobs or Knobs()
+        for name in knobs.changed():
+            if name in _NEEDS_STEP:
+                raise ValueError(f"{name} cannot be changed in a cell: {_NEEDS_STEP[name]}; explore a Step instead")
+        program = compile(_with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
+        place = place_of(knobs, gpu)
+        if isinstance(place, str) and targets.is_real(place):
+            return self._really(program, knobs, targets.device_of(place, release))
+        names = dict(self.namespace)
+        with (
+            self._found.as_it_was(),  # type: ignore[attr-defined]
+            capture.virtual(place, torch=release, settings=knobs.settings or "") as device,
+            contextlib.ExitStack() as stack,
+        ):
+            with capture.record() as recording, measuring(device.mode) as meter:
+                applied = _executed(program, names, knobs, stack)
+            names.clear()
+        return Trial(knobs, recording.tape, applied, meter.total())
+
+    def _really(self, program: CodeType, knobs: Knobs, device: torch.device) -> Trial:
+        names = dict(self.namespace)
+        found = self._found  # type: ignore[attr-defined]
+        with real_run.borrowed(device), found.as_it_was(), found.with_its_values(), contextlib.ExitStack() as stack:
+            with capture.record(device, Others.LEFT_OUT) as recording:
+                applied = _executed(program, names, knobs, stack)
+            names.clear()
+        return Trial(knobs, recording.tape, applied, Cost())
+
+    def measure(
+        self, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None, known: Trial | None = None
+    ) -> tuple[Trial, Measured]:
+        """Run the cell with some knobs, and once more with memory without end where it does not fit.
+
+        `known` is the trial of the knobs where it was run before. Raises as `run` does.
+        """
+        return measured_by(
+            lambda turned, on: self.run(turned, gpu=on, release=release), knobs or Knobs(), gpu, samples=1, known=known
+        )
+
+
+def _executed(program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack) -> Applied:
+    """Run a program with knobs put onto its models, to its end or out of memory; `stack` takes them off."""
+    applied: list[Applied] = []
+    with (
+        _on_models(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        real_run.ending_out_of_memory(),
+    ):
+        exec(program, names)
+        applied = [each.settled() for each in applied]
+    return sum(applied, Applied())._replace(later=())
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Name and value of every assignment outside of functions and classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _pairs(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield from _pairs(node.target, node.value)
+        yield from _assignments(node)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        yield target.id, value
+        return
+    if not isinstance(target, _ROW) or not isinstance(value, _ROW):
+        return
+    if len(target.elts) != len(value.elts) or any(isinstance(one, ast.Starred) for one in target.elts):
+        return
+    for name, part in zip(target.elts, value.elts, strict=True):
+        yield from _pairs(name, part)
+
+
+def _with_values(code: str, values: dict[str, Any]) -> ast.Module:
+    tree = ast.parse(code)
+    found = list(_assignments(tree))
+    for name in values:
+        if name not in dict(found):
+            known = ", ".join(dict.fromkeys(name for name, _ in found)) or "none"
+            raise ValueError(f"the cell assigns no variable {name!r}; it assigns {known}")
+    places = {id(expression): values[name] for name, expression in found if name in values}
+
+    class Replacing(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            if id(node) not in places:
+                return self.generic_visit(node)
+            return ast.copy_location(ast.parse(repr(places[id(node)]), mode="eval").body, node)
+
+    Replacing().visit(tree)
+    return ast.fix_missing_locations(tree)
+
+
+@contextlib.contextmanager
+def _on_models(put: Callable[[torch.nn.Module], Any]) -> Iterator[None]:
+    """Call a function with each model, a module with parameters that is called from outside, before its first call."""
+    seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    original = torch.nn.Module.__call__
+    depth = 0
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if not depth and self not in seen and next(self.parameters(), None) is not None:
+            # Its layers are called from outside too, when a checkpoint computes them again in the backward pass.
+            seen.update(self.modules())
+            put(self)
+        depth += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+class _Found:
+    """What a cell found when it was first run, without holding any tensor."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        held: list[Any] = []
+        for value in namespace.values():
+            inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+            held += [one for one in inside if isinstance(one, _KINDS)]
+        modules = {module: None for one in held if isinstance(one, torch.nn.Module) for module in one.modules()}
+        self._modules = list(modules)
+        self._optimizers = list({id(one): one for one in held if isinstance(one, torch.optim.Optimizer)}.values())
+        self._plain = [one for one in held if isinstance(one, LRScheduler | torch.amp.GradScaler)]
+        self._bare = [module for module in self._modules if all(w.grad is None for w in module.parameters(False))]
+        self._unused = [optimizer for optimizer in self._optimizers if not optimizer.state]
+
+    @contextlib.contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """Have everything as the cell found it the first time; afterwards it is as it is now."""
+        undo = contextlib.ExitStack()
+        for module in self._modules:
+            for name in _DICTS:
+                undo.callback(_refill, getattr(module, name), dict(getattr(module, name)))
+            undo.callback(setattr, module, "training", module.training)
+            for weight in module.parameters(recurse=False):
+                undo.callback(setattr, weight, "grad", weight.grad)
+                undo.callback(weight.requires_grad_, weight.requires_grad)
+        for optimizer in self._optimizers:
+            states = {weight: _kept(state) for weight, state in optimizer.state.items()}
+            undo.callback(_refill, optimizer.state, states)
+            for group in optimizer.param_groups:
+                undo.callback(_refill, group, dict(group))
+        for one in self._plain:
+            undo.callback(_refill, vars(one), dict(vars(one)))
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(np.random.set_state, np.random.get_state())
+        with undo:
+            for module in self._bare:
+                for weight in module.parameters(recurse=False):
+                    weight.grad = None
+            for optimizer in self._unused:
+                optimizer.state.clear()
+            yield
+
+    @contextlib.contextmanager
+    def with_its_values(self) -> Iterator[None]:
+        """Have all weights, buffers, gradients and states hold afterwards what they hold now; they wait on the CPU."""
+        weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
+        tensors: list[Any] = [*weights, *(weight.grad for weight in weights)]
+        tensors += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        tensors += [value for table in (*states, *map(vars, self._plain)) for value in table.values()]
+        held = {id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values()
+        before = [(tensor, tensor.data, tensor.data.to("cpu", copy=True)) for tensor in held]
+        try:
+            yield
+        finally:
+            for tensor, data, values in before:
+                tensor.data = data
+                data.copy_(values)
+
+
+_KINDS = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+
+
+def _refill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
+    table.clear()
+    table.update(content)
+
+
+def _kept(state: dict[str, Any]) -> dict[str, Any]:
+    # Step counters are counted up in place.
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value
+        for name, value in state.items()
+    }

@@ -1,0 +1,231 @@
+"""One run of a step on a real device: recorded, timed, and undone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from memexplore import capture
+from memexplore.knobs.apply import apply
+from memexplore.knobs.inplace.sites import Sites
+from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.model_state import attributes_kept, random_states_kept
+from memexplore.knobs.report import Applied
+from memexplore.recorder import isolation
+from memexplore.recorder.real_device import Others
+from memexplore.steps import training_loop
+from memexplore.steps.step import Step
+from memexplore.tape import Action, Tape
+from memexplore.virtual_gpu.patches.device_names import is_virtual
+
+_MOST, _ENOUGH = 10, 1.0
+"""Steps that are timed, unless so many seconds are over before."""
+_TABLES = "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks".split()
+
+
+class Ran(NamedTuple):
+    """What came of a run; `seconds` is the time of one step, not a number where it ran out of memory."""
+
+    tape: Tape
+    applied: Applied
+    seconds: float
+
+
+def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None = None) -> Ran:
+    """Run some steps with knobs on a real device, and a few more to take their time.
+
+    The weights are copied to the device and are the user's own again afterwards, and so is all else that the model
+    held. `sites` are the places where activations may overwrite their input.
+
+    >>> linear = torch.nn.Linear(256, 256, bias=False)
+    >>> ran = run(Step(linear, torch.zeros(4, 256), loss=torch.mean), Knobs(), torch.device("cpu"), steps=2)
+    >>> from memexplore.tape import Category
+    >>> int(ran.tape.size[(ran.tape.category == Category.PARAMETER)].sum())  # 256 * 256 weights of 4 bytes
+    262144
+
+    Raises what the step raises, but for running out of memory on a GPU; ValueError for a model without values.
+    """
+    prepared = _prepared(step, knobs)
+    with borrowed(device):
+        tape, applied = _recorded(prepared, knobs, device, steps, sites)
+        fits = not np.any(tape.action == Action.OOM)
+        seconds = _timed(prepared, knobs, device, sites) if fits else math.nan
+    return Ran(tape, applied, seconds)
+
+
+def _prepared(step: Step, knobs: Knobs) -> Step:
+    """The step with a real model and the batch of the knobs, a copy of the user's that waits on the CPU."""
+    model = _built(step)
+    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(step.batch)]
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (is_virtual(tensor) or tensor.is_meta):
+            raise ValueError(
+                "the model or the batch was made on a virtual GPU and has no values to run with: make it anew with no "
+                "virtual GPU on, or let model= be a function that builds it"
+            )
+    batch = pytree.tree_map_only(
+        torch.Tensor,
+        lambda value: value.detach().to("cpu", copy=True),
+        step.batch_of(knobs.batch, knobs.input_size),
+    )
+    return dataclasses.replace(step, model=model, batch=batch, samples=knobs.batch or step.samples)
+
+
+def _built(step: Step) -> torch.nn.Module:
+    """The step's model, built on the CPU where the step has a function that builds it; built once, as it is copied."""
+    if isinstance(step.model, torch.nn.Module):
+        return step.model
+    if not hasattr(step, "_really_built"):
+        object.__setattr__(step, "_really_built", step.model())
+    return step._really_built  # type: ignore[attr-defined]
+
+
+def _recorded(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None) -> tuple[Tape, Applied]:
+    applied = Applied()
+    kept: list[Any] = []
+    with _untouched(step.model), contextlib.ExitStack() as stack:  # type: ignore[arg-type]
+        with capture.record(device, Others.LEFT_OUT) as recording, ending_out_of_memory():
+            recording.end_stacks_at(sys._getframe())
+            applied = _train(step, knobs, device, range(steps), sites, stack, kept).settled()
+        kept.clear()
+    return recording.tape, applied._replace(later=())
+
+
+def _timed(step: Step, knobs: Knobs, device: torch.device, sites: Sites | None) -> float:
+    """Seconds of one step that nobody records: the fastest of some after one to warm up, as others use the machine."""
+    seconds: list[float] = []
+    clock = _clock(device)
+
+    def steps() -> Iterator[int]:
+        yield 0
+        while not seconds or (len(seconds) < _MOST and sum(seconds) < _ENOUGH):
+            start = clock()
+            yield len(seconds) + 1
+            seconds.append(clock() - start)
+
+    with _untouched(step.model), contextlib.ExitStack() as stack, ending_out_of_memory():  # type: ignore[arg-type]
+        _train(step, knobs, device, steps(), sites, stack, [])
+    return min(seconds, default=math.nan)
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    if device.type == "cpu":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def _train(
+    step: Step,
+    knobs: Knobs,
+    device: torch.device,
+    steps: Iterable[int],
+    sites: Sites | None,
+    stack: contextlib.ExitStack,
+    kept: list[Any],
+) -> Applied:
+    """Copy model and batch to the device and train there; what the knobs put onto the model is on `stack`."""
+    model = step.model
+    assert isinstance(model, torch.nn.Module)
+    _copy(model, device, torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
+    if device.type == "cpu":
+        # A GPU gets its copy of every micro-batch by the loop.
+        step = dataclasses.replace(step, batch=pytree.tree_map_only(torch.Tensor, torch.clone, step.batch))
+    applied = stack.enter_context(apply(training_loop.of_apply(knobs), model, sites))
+    return applied + training_loop.train(step, knobs, model, steps, kept)
+
+
+def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Do what `model.to(device, dtype)` does, and on the CPU copy what is there already."""
+    made: set[int] = set()
+
+    def copied(value: torch.Tensor) -> torch.Tensor:
+        # A weight that several modules share is met several times.
+        if value.untyped_storage()._cdata in made:
+            return value
+        floating = value.is_floating_point() or value.is_complex()
+        result = value.to(device, dtype if floating else None, copy=True)
+        made.add(result.untyped_storage()._cdata)
+        return result
+
+    model._apply(copied)
+
+
+@contextlib.contextmanager
+def ending_out_of_memory() -> Iterator[None]:
+    """End the block where a GPU has no memory left, as if it had come to its end."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        without_locals(error)
+
+
+def without_locals(error: BaseException) -> None:
+    """Take the local variables from the frames of an error, which would keep tensors alive; its lines stay.
+
+    >>> def fail(large):
+    ...     raise ValueError("no")
+    >>> try:
+    ...     fail(large=[1])
+    ... except ValueError as error:
+    ...     without_locals(error)
+    ...     error.__traceback__.tb_next.tb_frame.f_locals
+    {}
+    """
+    seen: set[int] = set()
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            links += [link.__cause__, link.__context__]
+
+
+@contextlib.contextmanager
+def borrowed(device: torch.device) -> Iterator[None]:
+    """Have a real device for one run: afterwards all of its memory is free, and all random states are as they were."""
+    gpus = [device] if device.type == "cuda" else []
+    with random_states_kept(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.emptied(device):
+        try:
+            yield
+        except BaseException as error:
+            without_locals(error)
+            raise
+
+
+@contextlib.contextmanager
+def _untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Have a model wait on the CPU for the block, without gradients; afterwards it has all that it had, and no more.
+
+    Its weights stay the same objects: an optimizer or a loss that holds them has them in the block as well.
+    """
+    weights = [(weight, weight.data, weight.grad, weight.requires_grad) for weight in model.parameters()]
+    with attributes_kept(model):
+        try:
+            for weight, _, _, _ in weights:
+                weight.grad = None
+            if any(not data.is_cpu for _, data, _, _ in weights):
+                # What the run copies is not to be part of it: on the CPU nobody records it.
+                model._apply(lambda value: value.to("cpu"))
+            yield
+        finally:
+            for weight, data, gradient, needed in weights:
+                weight.grad = None
+                weight.data = data
+                weight.requires_grad_(needed)
+                weight.grad = gradient

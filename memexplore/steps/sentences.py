@@ -1,0 +1,255 @@
+"""What turning knobs has done, in one sentence."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import numpy as np
+
+from memexplore.analysis import summary
+from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
+from memexplore.steps.outcome import Measured
+from memexplore.steps.trial import Trial
+from memexplore.tape import Action, Source, Tape
+from memexplore.units import size_text
+
+_AT_NO_COST = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
+"""Fields that leave the FLOPs of forward and backward as they are, so that more of them are recomputed ones."""
+_SPECIAL = {
+    InPlace.ON: "In-place activations",
+    InPlace.OFF: "Activations not in place",
+    Precision.OFF: "No mixed precision",
+    Precision.FP16: "Mixed precision in fp16",
+    Precision.BF16: "Mixed precision in bf16",
+    Precision.ALL_BF16: "Everything in bf16",
+    Mode.INFERENCE: "Inference only",
+}
+_NAMES = {
+    "inplace": "in-place activations",
+    "checkpoint": "checkpointing",
+    "gpu": "GPU",
+    "lora": "LoRA",
+    "zero_grad": "zero_grad",
+    "settings": "allocator settings",
+    "accumulation": "micro-batches",
+    "mode": "training",
+}
+
+
+def sentence(
+    before: Trial, after: Trial, gpu: str | None = None, whole: tuple[Measured, Measured] | None = None
+) -> str:
+    """What the step of knobs from one trial to another has done to peak, fit and FLOPs.
+
+    `gpu` is how the GPU of `after` is called in the sentence; its short name unless given. `whole` are the numbers of
+    both: where a step ran out of memory they tell what it would have needed, else its peak is only known to be over
+    what it got to. Where one of the two was measured, it is said what the second was.
+
+    >>> from memexplore.knobs.report import Applied
+    >>> from memexplore.steps.cost import Cost
+    >>> from memexplore.tape import Meta, Source
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=16384)
+    >>> before, after = (Tape.from_columns({"address": [0], "size": [size]}, meta=meta) for size in (8192, 4096))
+    >>> sentence(Trial(Knobs(), before, Applied(), Cost()), Trial(Knobs(batch=4), after, Applied(), Cost()))
+    'Batch 4: peak 8.00 → 4.00 KiB (−50 %), fits a T4'
+
+    Raises ValueError where a tape is not placed.
+    """
+    name = gpu or after.tape.meta.gpu or after.tape.meta.device
+    peaks = _peaks(before.tape, after.tape, whole)
+    parts = [peaks, _fit(before, after, summary.with_article(name)), _flops(before, after, whole)]
+    told = f"{change(before, after)}: " + ", ".join(part for part in parts if part)
+    measured = Source.MEASURED in (before.tape.meta.source, after.tape.meta.source)
+    return f"{told} · {origin(after)}" if measured else told
+
+
+def first_sentence(trial: Trial, gpu: str | None = None, whole: Measured | None = None) -> str:
+    """What a setting needs, where there is none to compare it with; arguments as those of `sentence`.
+
+    >>> from memexplore.knobs.report import Applied
+    >>> from memexplore.steps.cost import Cost
+    >>> from memexplore.tape import Meta, Source
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", capacity=2048)
+    >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=meta)
+    >>> first_sentence(Trial(Knobs(), tape, Applied(), Cost()))
+    'As written: peak 512 B, fits a Tesla T4'
+    """
+    name = summary.with_article(gpu or trial.tape.meta.gpu or trial.tape.meta.device)
+    over = out_of_memory(trial.tape) if whole is None else 0
+    needed = size_text(over or (summary.peak(trial.tape)[0] if whole is None else whole.peak_allocated))
+    text = f"{trial.knobs}: peak {'over ' if over else ''}{needed}"
+    source = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
+    if trial.tape.meta.capacity is None:
+        return text[0].upper() + text[1:] + source
+    row = int(np.flatnonzero(trial.tape.action == Action.OOM)[-1]) if not fits(trial) else -1
+    fit = (
+        f"fits {name}"
+        if fits(trial)
+        else f"does not fit {name}: out of memory in {summary.place_text(trial.tape, row)}"
+    )
+    return f"{text[0].upper()}{text[1:]}, {fit}{source}"
+
+
+def origin(trial: Trial) -> str:
+    """Where the numbers of a trial come from: measured, and on what, or predicted.
+
+    >>> from memexplore.knobs.report import Applied
+    >>> from memexplore.steps.cost import Cost
+    >>> from memexplore.tape import Meta
+    >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> origin(Trial(Knobs(), tape, Applied(), Cost(), seconds=0.0123))
+    "measured on this machine's CPU, 12.3 ms a step"
+    """
+    meta = trial.tape.meta
+    if meta.source is not Source.MEASURED:
+        return str(meta.source)
+    where = f"this machine's {'CPU' if meta.device == 'cpu' else meta.device}"
+    if not fits(trial):
+        return f"measured on {where} up to there, what it would need is predicted"
+    if math.isnan(trial.seconds):
+        return f"measured on {where}"
+    time = f"{trial.seconds * 1000:.3g} ms" if trial.seconds < 1 else f"{trial.seconds:.3g} s"
+    return f"measured on {where}, {time} a step"
+
+
+def change(before: Trial, after: Trial) -> str:
+    """What is different in the second trial, in words: what the knobs have applied, else the knobs themselves."""
+    told = [text for text in after.applied.texts if text not in before.applied.texts]
+    changed = [name for name in _fields(before.knobs, after.knobs) if not _is_told(name, after.knobs, told)]
+    words = told + [knob_text(name, getattr(after.knobs, name)) for name in changed]
+    text = ", ".join(words) or "The same setting"
+    return text[0].upper() + text[1:]
+
+
+def knob_text(name: str, value: Any) -> str:
+    """One setting of one knob in words.
+
+    >>> knob_text("accumulation", 4), knob_text("precision", Precision.BF16), knob_text("batch", None)
+    ('4 micro-batches', 'Mixed precision in bf16', 'batch as written')
+    """
+    noun = _NAMES.get(name, name.replace("_", " "))
+    if value == getattr(Knobs(), name):
+        return f"{noun} as written"
+    if isinstance(value, enum.Enum):
+        return str(_SPECIAL.get(value, value.value))
+    if name == "accumulation":
+        return f"{value} micro-batch{'es' if value > 1 else ''}"
+    if name == "variables":
+        return ", ".join(f"{variable} = {worth!r}" for variable, worth in value)
+    if name == "settings":
+        return str(value)
+    if name == "checkpoint" and value.kind is CheckpointKind.NONE:
+        return "no checkpointing"
+    if name in ("frozen", "lora"):
+        return f"{noun} on {len(value)} layer{'s' if len(value) > 1 else ''}"
+    return f"{noun} {value}"
+
+
+def _fields(before: Knobs, after: Knobs) -> list[str]:
+    both = before.changed() | after.changed()
+    names = [name for name in both if getattr(before, name) != getattr(after, name)]
+    return [*names, "lora_rank"] if before.lora_rank != after.lora_rank and after.lora else names
+
+
+_WORDS_OF = {
+    "checkpoint": ("checkpoint", "recomput"),
+    "inplace": ("in place", "in-place"),
+    "precision": ("precision", "autocast", "bf16", "fp16"),
+    "frozen": ("frozen", "freez"),
+    "lora": ("lora", "adapter"),
+    "memory_format": ("channels_last", "channels last"),
+    "offload": ("saved tensors", "offload", "cpu"),
+    "mode": ("inference", "eval", "no_grad"),
+    "accumulation": ("micro-batch",),
+    "batch": ("batch of",),
+    "input_size": ("input size",),
+    "update": ("update", "in backward"),
+    "zero_grad": ("gradients",),
+}
+"""By which words a phrase of `Applied.texts` is known to tell of a knob."""
+
+
+def _is_told(name: str, after: Knobs, told: list[str]) -> bool:
+    if getattr(after, name) == getattr(Knobs(), name):
+        return False
+    words = _WORDS_OF.get(name) or (str(getattr(getattr(after, name), "value", name)).lower(),)
+    return any(word in text.lower() for text in told for word in words)
+
+
+def out_of_memory(tape: Tape) -> int:
+    """Bytes that a step which ran out of memory needed at least: what it held and what it asked for; 0 where it fits.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [1024, 4096]},
+    ...                          meta=Meta(Source.PREDICTED, "Tesla T4"))
+    >>> out_of_memory(tape)
+    5120
+    """
+    rows = np.flatnonzero(tape.action == Action.OOM)
+    if not len(rows):
+        return 0
+    row = int(rows[-1])
+    return int(summary.curve(tape, "allocated")[row]) + int(tape.size[row])
+
+
+def _peaks(before: Tape, after: Tape, whole: tuple[Measured, Measured] | None) -> str:
+    needed = [0, 0] if whole else [out_of_memory(tape) for tape in (before, after)]
+    peaks = [more or summary.peak(tape)[0] for more, tape in zip(needed, (before, after), strict=True)]
+    if whole:
+        peaks = [measured.peak_allocated for measured in whole]
+    told = [size_text(size) for size in peaks]
+    numbers, units = zip(*(text.split(" ") for text in told), strict=True)
+    first = numbers[0] if units[0] == units[1] else told[0]
+    over = ["over " if more else "" for more in needed]
+    if peaks[0] == peaks[1]:
+        return f"peak {over[1]}{told[1]} as before"
+    percent = f" ({percent_text(peaks[1] / peaks[0])})" if peaks[0] and not any(needed) else ""
+    return f"peak {over[0]}{first} → {over[1]}{told[1]}{percent}"
+
+
+def percent_text(ratio: float) -> str:
+    """A ratio as a change in per cent, with its sign.
+
+    >>> percent_text(0.47), percent_text(1.3), percent_text(1.001)
+    ('−53 %', '+30 %', '+0.1 %')
+    """
+    share = (ratio - 1) * 100
+    digits = 0 if abs(share) >= 0.95 or not share else 1 if abs(share) >= 0.05 else 2
+    return f"{'−' if share < 0 else '+'}{abs(share):.{digits}f} %"
+
+
+def fits(trial: Trial) -> bool:
+    """Whether the step ran to its end."""
+    return not np.any(trial.tape.action == Action.OOM)
+
+
+def _fit(before: Trial, after: Trial, name: str) -> str:
+    if after.tape.meta.capacity is None:
+        return ""
+    same = before.tape.meta.device == after.tape.meta.device
+    if fits(after):
+        return f"{'now fits' if same and not fits(before) else 'fits'} {name}"
+    where = summary.place_text(after.tape, int(np.flatnonzero(after.tape.action == Action.OOM)[-1]))
+    still = "no longer fits" if same and fits(before) else "still does not fit" if same else "does not fit"
+    return f"{still} {name}" + (f": out of memory in {where}" if where else "")
+
+
+def _flops(before: Trial, after: Trial, whole: tuple[Measured, Measured] | None) -> str:
+    if not whole and not (fits(before) and fits(after)):
+        return ""
+    # For a sample, where the samples are known: that a larger batch is more work need not be said.
+    first, second = (one.flops / one.samples for one in whole) if whole else (before.cost.flops, after.cost.flops)
+    if not first or not second:
+        return ""
+    ratio = second / first
+    if abs(ratio - 1) < 0.005:
+        return ""
+    only = set(_fields(before.knobs, after.knobs)) <= {"checkpoint", *_AT_NO_COST}
+    if ratio >= 1.995:
+        return f"{ratio:.{1 if ratio < 9.95 else 0}f} times the FLOPs"
+    share = abs(ratio - 1) * 100
+    if ratio < 1:
+        return f"{share:.0f} % fewer FLOPs"
+    return f"recomputes {share:.0f} % more FLOPs" if only else f"{share:.0f} % more FLOPs"

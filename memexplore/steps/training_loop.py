@@ -1,0 +1,179 @@
+"""The training loop around a step: micro-batches, autocast, gradient scaler, optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memexplore.knobs.apply import micro_batch_notes, of_model
+from memexplore.knobs.forward import device_of
+from memexplore.knobs.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad, conflicts
+from memexplore.knobs.precision import AUTOCAST
+from memexplore.knobs.report import Applied
+from memexplore.steps import optimizers
+from memexplore.steps.step import Step
+
+
+def of_apply(knobs: Knobs) -> Knobs:
+    """The knobs that are left to `apply` where `train` runs the loop: its autocast is around the loss as well.
+
+    >>> print(of_apply(Knobs(precision="bf16", batch=4, frozen="0")))
+    frozen 0
+    """
+    own = of_model(knobs)
+    return own.replace(precision=Precision.AS_WRITTEN) if own.precision in AUTOCAST else own
+
+
+def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> Any:
+    """A batch on a device, in the type and the memory format that the knobs have a model's inputs in.
+
+    >>> to_device((torch.ones(2), torch.tensor(3)), torch.device("cpu"), Knobs(precision="all bf16"))
+    (tensor([1., 1.], dtype=torch.bfloat16), tensor(3))
+    """
+    knobs = knobs or Knobs()
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        lower = knobs.precision is Precision.ALL_BF16 and value.is_floating_point()
+        value = value.to(device, torch.bfloat16) if lower else value.to(device)
+        last = knobs.memory_format is MemoryFormat.CHANNELS_LAST and value.dim() == 4
+        return value.to(memory_format=torch.channels_last) if last else value
+
+    return pytree.tree_map_only(torch.Tensor, moved, batch)
+
+
+def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> Applied:
+    """Train a model, on the device it is on, with the knobs of the loop; those of the model are for `apply` to put on.
+
+    The loss of a micro-batch is divided by their number, so that gradients are those of the whole batch where the loss
+    is a mean over samples. `steps` has one entry a step, and is asked for the next when a step is done.
+    `kept` gets what is to outlive a recording: the optimizer, the scaler and the last loss.
+
+    >>> step = Step(torch.nn.Linear(4, 1), torch.ones(8, 4), loss=torch.mean)
+    >>> kept = []
+    >>> train(step, Knobs(batch=6, accumulation=3, optimizer="SGD"), step.model, range(1), kept).texts
+    ('batch of 6', '3 micro-batches of 2', 'SGD')
+
+    Raises ValueError for knobs that contradict each other or do not suit the step.
+    """
+    wrong = conflicts(knobs)
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    batch = step.batch_of(knobs.batch, knobs.input_size)
+    count, device = knobs.accumulation or 1, device_of(model)
+    applied = Applied(tuple(_texts(step, knobs)), (), micro_batch_notes(knobs, model))
+    loss: list[torch.Tensor] = []
+    if knobs.mode is Mode.INFERENCE:
+        for _ in steps:
+            with torch.no_grad():
+                for part in step.micro_batches(batch, count, knobs.batch):
+                    part = to_device(part, device, knobs)
+                    for _ in _losses(step, knobs, model, part, device, loss):
+                        pass
+        kept += loss
+        return applied
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not weights:
+        raise ValueError("no weight of the model trains: leave some layer out of frozen=, or set mode='inference'")
+    keeps_zeros = knobs.zero_grad is ZeroGrad.TO_ZERO
+    scaler = torch.amp.GradScaler(device.type, enabled=knobs.precision is Precision.FP16)
+    with contextlib.ExitStack() as stack:
+        optimizer = None
+        if knobs.update is Update.IN_BACKWARD:
+            kept.append(stack.enter_context(_stepping_in_backward(step, knobs, weights)))
+        else:
+            optimizer = optimizers.make(step.optimizer, knobs, weights)
+            kept += [optimizer, scaler]
+        for _ in steps:
+            for part in step.micro_batches(batch, count, knobs.batch):
+                part = to_device(part, device, knobs)
+                for _ in _losses(step, knobs, model, part, device, loss):
+                    scaler.scale(loss[0]).backward()
+            if optimizer is not None:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=not keeps_zeros)
+    kept += loss
+    return applied
+
+
+def _losses(
+    step: Step, knobs: Knobs, model: torch.nn.Module, part: Any, device: torch.device, loss: list[torch.Tensor]
+) -> Iterator[None]:
+    """Put the losses of a micro-batch, nearly always one, into `loss` one after the other, divided as `train` says.
+
+    The list holds one until the next is there, as a variable of a script would, and nothing else does.
+    """
+    share = 1 if knobs.mode is Mode.INFERENCE else knobs.accumulation or 1
+    with _casting(knobs, device):
+        found = [step.loss_of(model, part)]
+        several = found.pop() if isinstance(found[0], Iterator) else iter(())
+        more = _moved(found, loss, share) or _moved(list(itertools.islice(several, 1)), loss, share)
+    while more:
+        yield
+        with _casting(knobs, device):
+            more = _moved(list(itertools.islice(several, 1)), loss, share)
+
+
+def _moved(found: list[torch.Tensor], loss: list[torch.Tensor], share: int) -> bool:
+    """Move a loss that was found, divided, to where one is held; False where none was."""
+    if found:
+        loss[:] = [found.pop() if share == 1 else found.pop() / share]
+        return True
+    return False
+
+
+def _casting(knobs: Knobs, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    if knobs.precision not in AUTOCAST:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=AUTOCAST[knobs.precision])
+
+
+@contextlib.contextmanager
+def _stepping_in_backward(
+    step: Step, knobs: Knobs, weights: list[torch.nn.Parameter]
+) -> Iterator[dict[torch.Tensor, torch.optim.Optimizer]]:
+    """Have each weight updated as soon as its gradient is there, and the gradient freed at once.
+
+    Source: the tutorial "How to save memory by fusing the optimizer step into the backward pass" of pytorch.org.
+    """
+    own: dict[torch.Tensor, torch.optim.Optimizer] = {
+        weight: optimizers.make(step.optimizer, knobs, [weight]) for weight in weights
+    }
+
+    def update(weight: torch.Tensor) -> None:
+        own[weight].step()
+        own[weight].zero_grad()
+
+    hooks = [weight.register_post_accumulate_grad_hook(update) for weight in weights]
+    try:
+        yield own
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _texts(step: Step, knobs: Knobs) -> Iterator[str]:
+    size, count = knobs.batch or step.batch_size, knobs.accumulation or 1
+    if knobs.batch is not None:
+        yield f"batch of {size}"
+    if count > 1:
+        yield f"{count} micro-batches of {size // count}"
+    if knobs.input_size is not None:
+        yield f"input size {knobs.input_size}"
+    if knobs.precision in AUTOCAST:
+        scaled = " with GradScaler" if knobs.precision is Precision.FP16 and knobs.mode is not Mode.INFERENCE else ""
+        yield f"{knobs.precision.value} autocast{scaled}"
+    if knobs.mode is Mode.INFERENCE:
+        return
+    changed = knobs.changed()
+    if "optimizer" in changed:
+        yield knobs.optimizer.value
+    if "update" in changed:
+        yield "optimizer step in backward" if knobs.update is Update.IN_BACKWARD else f"{knobs.update.value} update"
+    if "zero_grad" in changed:
+        yield f"gradients {knobs.zero_grad.value}"

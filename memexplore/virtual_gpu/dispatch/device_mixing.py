@@ -1,0 +1,86 @@
+"""Tensors of two devices in one op: what CUDA allows, and one clear sentence for what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+_aten = torch.ops.aten
+
+_COPIES = frozenset(
+    {
+        _aten.copy_.default,
+        _aten.copy.default,
+        _aten._to_copy.default,
+        _aten._copy_from.default,
+        _aten._foreach_copy_.default,
+        _aten.set_.source_Tensor,
+        _aten.equal.default,
+    }
+)
+# Ops that take some of their tensors on the CPU beside a CUDA tensor that comes first.
+_CPU_BESIDE = frozenset(
+    {
+        _aten.index.Tensor,
+        _aten.index_put.default,
+        _aten.index_put_.default,
+        _aten._index_put_impl_.default,
+        _aten._pack_padded_sequence.default,
+        _aten._ctc_loss.Tensor,
+        _aten._ctc_loss_backward.Tensor,
+        _aten._cudnn_ctc_loss.default,
+        _aten._cudnn_ctc_loss.Tensor,
+        _aten.tensor_split.tensor_indices_or_sections,
+    }
+)
+
+
+def check(func: Any, tensors: list[torch.Tensor]) -> None:
+    """Raise RuntimeError where an op gets tensors of both devices and CUDA refuses that."""
+    on_gpu = on_cpu = False
+    for tensor in tensors:
+        if type(tensor) is VirtualTensor and not tensor.host:
+            on_gpu = True
+        elif tensor.dim():
+            on_cpu = True
+    if not (on_gpu and on_cpu) or func in _COPIES:
+        return
+    if func in _CPU_BESIDE and _is_on_gpu(tensors[0]):
+        return
+    raise mixed(func, tensors)
+
+
+def mixed(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:
+    """The error for tensors of both devices, with what to move."""
+    gpu = [tensor for tensor in tensors if _is_on_gpu(tensor)]
+    cpu = [tensor for tensor in tensors if not _is_on_gpu(tensor) and tensor.dim()]
+    weight = next((tensor for tensor in cpu if _is_parameter(tensor)), None)
+    if weight is not None:
+        what = f"a parameter of shape {_shape(weight)} is on the CPU: move the model with model.to('cuda')"
+    elif any(map(_is_parameter, gpu)) and cpu:
+        what = f"the model is on the GPU and its data of shape {_shape(cpu[0])} is not: move the data with .to('cuda')"
+    elif cpu:
+        what = f"a tensor of shape {_shape(cpu[0])} is on the CPU: move it with .to('cuda')"
+    else:
+        what = "move the model and its data to the same device with .to('cuda')"
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+        f"In {str(func).split('.')[1]}, {what}"
+    )
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return type(tensor) is VirtualTensor and not tensor.host
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    base = tensor if tensor._base is None else tensor._base
+    return isinstance(base, torch.nn.Parameter)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    base = tensor if tensor._base is None else tensor._base
+    return tuple(base.shape)

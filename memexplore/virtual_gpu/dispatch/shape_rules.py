@@ -1,0 +1,123 @@
+"""Shortcuts to a plan: what takes torch's fake kernels milliseconds for each new shape, found in microseconds.
+
+A turned knob is a run with new shapes, and most of it would be spent in fake kernels. Two ways lead around them: ops
+whose outputs are those of a compiled meta kernel are run on plain meta tensors, and normalisations, which torch's fake
+kernels take apart into thirty ops, are written down. A test holds that both say what the fake kernels say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.kernels.shapes import like, new
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+_aten = torch.ops.aten
+_untyped_storage = torch._C.TensorBase.untyped_storage
+
+COMPILED = frozenset(
+    {
+        # Views and the like: TensorShape.cpp.
+        *(_aten.view.default, _aten._unsafe_view.default, _aten.t.default, _aten.transpose.int, _aten.permute.default),
+        *(_aten.slice.Tensor, _aten.select.int, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.expand.default),
+        *(_aten.detach.default, _aten.alias.default),
+        # Elementwise, through TensorIterator.
+        *(_aten.relu.default, _aten.relu_.default, _aten.threshold_backward.default, _aten.neg.default),
+        *(_aten.gelu.default, _aten.gelu_backward.default, _aten.silu.default, _aten.silu_backward.default),
+        *(_aten.tanh.default, _aten.tanh_backward.default, _aten.sigmoid.default, _aten.sigmoid_backward.default),
+        *(_aten.rsqrt.default, _aten.pow.Tensor_Scalar, _aten.cos.default, _aten.sin.default, _aten.exp.default),
+        *(_aten.add.Tensor, _aten.add_.Tensor, _aten.mul.Tensor, _aten.mul_.Tensor, _aten.sub.Tensor, _aten.div.Tensor),
+        # Matrix products: LinearAlgebra.cpp.
+        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+        # SoftMax.cpp
+        *(_aten._log_softmax.default, _aten._log_softmax_backward_data.default),
+        *(_aten._softmax.default, _aten._softmax_backward_data.default),
+        *(_aten.cat.default, _aten.sum.dim_IntList, _aten.mean.dim),
+    }
+)
+"""Ops with a compiled meta kernel that does not look at the device."""
+
+
+def applies(func: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether an op can be run on meta tensors: all its tensors are on the virtual device."""
+    return func in COMPILED and all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors)
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain meta tensor in the memory of a virtual one."""
+    made = torch.empty(0, dtype=tensor.dtype, device="meta")
+    made.set_(_untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    if tensor.dtype.is_complex and tensor.is_conj():
+        torch._C._set_conj(made, True)
+    return made
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _accumulated(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def _cudnn_batch_norm(source: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> Any:
+    """The result, mean and deviation of the batch, and a reserve that has no bytes; in eval mode the result alone."""
+    if not _is_dense(source):
+        return NotImplemented
+    channels = (source.shape[1],) if training else (0,)
+    statistics = new(channels, weight.dtype if training else source.dtype)
+    return [like(source), statistics, statistics, new((0,), torch.uint8)]
+
+
+def _cudnn_batch_norm_backward(source: Any, gradient: Any, weight: Any, *_: Any) -> Any:
+    if not _is_dense(source) or source.stride() != gradient.stride():
+        return NotImplemented
+    return [like(source), *[new(tuple(weight.shape), weight.dtype)] * 2]
+
+
+def _native_batch_norm(source: Any, weight: Any, *_: Any) -> Any:
+    if not _is_dense(source):
+        return NotImplemented
+    return [like(source), *[new((source.shape[1],), _accumulated(source))] * 2]
+
+
+def _native_batch_norm_backward(gradient: Any, source: Any, weight: Any, *rest: Any) -> Any:
+    if not source.is_contiguous() or not gradient.is_contiguous() or weight is None or not all(rest[-1]):
+        return NotImplemented
+    return [like(source), *[new(tuple(weight.shape), weight.dtype)] * 2]
+
+
+def _layer_norm(source: Any, shape: Any, *_: Any) -> Any:
+    if not source.is_contiguous():
+        return NotImplemented
+    rows = (*source.shape[: source.dim() - len(shape)], *(1 for _ in shape))
+    return [like(source), *[new(rows, _accumulated(source))] * 2]
+
+
+def _layer_norm_backward(gradient: Any, source: Any, shape: Any, mean: Any, rstd: Any, *rest: Any) -> Any:
+    weight, bias, mask = rest
+    if not source.is_contiguous() or not gradient.is_contiguous() or weight is None or bias is None or not all(mask):
+        return NotImplemented
+    return [like(source), new(tuple(weight.shape), weight.dtype), new(tuple(bias.shape), bias.dtype)]
+
+
+_OUTPUTS: dict[Any, Callable[..., Any]] = {
+    _aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    _aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+    _aten.native_batch_norm.default: _native_batch_norm,
+    _aten.native_batch_norm_backward.default: _native_batch_norm_backward,
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+}
+
+
+def outputs(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> list[Any] | None:
+    """The outputs of an op that is written down here, None for other ops and for unusual shapes."""
+    known = _OUTPUTS.get(func)
+    if known is None or kwargs or not all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors):
+        return None
+    found = known(*args)
+    return None if found is NotImplemented else found

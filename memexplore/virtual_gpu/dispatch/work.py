@@ -1,0 +1,78 @@
+"""The work of one op: floating-point operations and bytes, from the shapes of its arguments and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from memexplore.virtual_gpu.dispatch.plans import Constant, New, Same, View
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+
+class Work(NamedTuple):
+    """What an op has to do; `dtype` is that of its first argument, `host` marks a copy from or to the CPU."""
+
+    flops: int
+    bytes: int
+    dtype: torch.dtype
+    host: bool
+
+
+NONE = Work(0, 0, torch.float32, False)
+"""The work of a view."""
+
+
+def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: list[Any]) -> Work:
+    """The work of an op whose outputs are described; FLOPs by the formulas of `torch.utils.flop_counter`."""
+    if all(type(output) in (View, Constant) for output in outputs):
+        return NONE
+    if any(type(output) is Same for output in outputs) and not func._schema.is_mutable:
+        return NONE
+    made = [output for output in outputs if type(output) is New]
+    moved = sum(_bytes(tensor.numel(), tensor.dtype) for tensor in tensors)
+    moved += sum(_bytes(torch.Size(output.shape).numel(), output.dtype) for output in made)
+    packet = getattr(func, "_overloadpacket", None)
+    formula = flop_registry.get(packet) if packet not in _ATTENTION else None
+    flops = 0
+    if formula is not None:
+        shapes = tuple(torch.Size(output.shape) if isinstance(output, New | View) else None for output in outputs)
+        flops = int(formula(*args, **kwargs, out_val=shapes[0] if len(shapes) == 1 else shapes))
+    elif packet in _ATTENTION:
+        flops = _ATTENTION[packet](*args)
+    hosts = {isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors} | {
+        not new.host for new in made
+    }
+    return Work(flops, moved, tensors[0].dtype if tensors else torch.float32, hosts == {True, False})
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:
+    """Two products: scores, and their mean of the values; Dao et al. 2022. Several heads may share a key."""
+    batch, heads, rows, width = query.shape
+    return 2 * batch * heads * rows * key.shape[-2] * (width + value.shape[-1])
+
+
+def _attention_backward(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
+) -> int:
+    """Five products: the scores again, the gradients of scores, values, keys and queries."""
+    batch, heads, rows, width = query.shape
+    return 2 * batch * heads * rows * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+
+
+_aten = torch.ops.aten
+# torch's own formulas refuse heads that share a key in 2.11.
+_ATTENTION: dict[Any, Callable[..., int]] = {
+    _aten._scaled_dot_product_flash_attention: _attention,
+    _aten._scaled_dot_product_efficient_attention: _attention,
+    _aten._scaled_dot_product_cudnn_attention: _attention,
+    _aten._scaled_dot_product_flash_attention_backward: _attention_backward,
+    _aten._scaled_dot_product_efficient_attention_backward: _attention_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+}
+
+
+def _bytes(count: int, dtype: torch.dtype) -> int:
+    return count * dtype.itemsize

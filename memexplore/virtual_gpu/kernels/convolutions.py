@@ -1,0 +1,152 @@
+"""Convolutions as cuDNN runs them: copies in its layout, the result, a workspace that is an estimate.
+
+Which plan cuDNN's heuristics choose, and so its workspace, cannot be known without the library. Recorded, in
+float32: a window of 3 x 3 on Turing by Winograd's transform, its workspace known to the byte; one of one pixel without.
+Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW) input is turned to NHWC inside the
+workspace, which then holds input, weight and output. The range is told with the tape.
+A workspace that does not fit ends nothing: the next plan is tried (try_plans and try_configs in
+cudnn/Conv_v8.cpp catch OutOfMemoryError).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from memexplore.tape import Category
+from memexplore.virtual_gpu.dispatch.plans import Free, New, Output, Scratch, Wanted
+from memexplore.virtual_gpu.kernels import cuda_build
+from memexplore.virtual_gpu.kernels.shapes import Requests, nbytes
+from memexplore.virtual_gpu.tensors import values
+
+NOTE = (
+    "cuDNN's convolution workspaces are estimates: the weight's bytes each, or input, weight and output together where "
+    "a contiguous input runs on tensor cores (recorded: 0 to 5 times the weight; with cudnn.benchmark more)"
+)
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    if tensor.dim() == 4:
+        return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    if tensor.dim() == 5:
+        return tensor.is_contiguous(memory_format=torch.channels_last_3d) and not tensor.is_contiguous()
+    return False
+
+
+def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Depthwise convolutions in float32 and bfloat16 have a kernel of their own: ConvParams in Convolution.cpp.
+
+    In three dimensions in float16 too.
+    """
+    depthwise = source.dim() in (4, 5) and groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
+    if depthwise and (source.dim() == 5 or source.dtype is not torch.float16):
+        return _channels_last(source) and source.dtype is torch.bfloat16
+    return torch.backends.cudnn.enabled and source.dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+
+
+def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
+    """Bytes of the workspace of a 3 x 3 window by Winograd's F(2 x 2, 3 x 3).
+
+    The weight in another order, its transform (4 x 4 for each pair of channels), and a number for each channel of the
+    result. Read off six workspaces of a torch 2.2 run on Turing: 30 to 16 channels, 16 to 32, 32 to 64 and back.
+
+    >>> _winograd(torch.empty(16, 30, 3, 3), 30, 16), _winograd(torch.empty(16, 30, 3, 3), 16, 30)
+    (82880, 50168)
+    """
+    return nbytes(weight) + 16 * 4 * (-(-inputs // 8) * 8) * (-(-outputs // 32) * 32) + 4 * outputs
+
+
+def _workspace(
+    source: torch.Tensor, weight: torch.Tensor, result: int, window: tuple[Any, ...], channels: tuple[int, int]
+) -> int:
+    """An estimate, or what was recorded; `window` is stride, dilation and groups, `channels` those read and made."""
+    capability = cuda_build.current().compute_capability
+    half = source.dtype in (torch.float16, torch.bfloat16)
+    tensor_cores = (half and capability >= (7, 0)) or (
+        source.dtype is torch.float32 and capability >= (8, 0) and torch.backends.cudnn.allow_tf32
+    )
+    if tensor_cores and not _channels_last(source):
+        return nbytes(source) + nbytes(weight) + result
+    plain = [set(window[0]), set(window[1]), window[2]] == [{1}, {1}, 1]
+    if source.dtype is torch.float32 and source.is_contiguous() and weight.shape[2:] == (3, 3) and plain:
+        return _winograd(weight, *channels)
+    return nbytes(weight)
+
+
+def _is_product(args: Any) -> bool:
+    """Whether a convolution is one product of matrices as they lie: no workspace was recorded for it.
+
+    With torch 2.5 on a card of 24 GiB: float32, contiguous, a window of one pixel, 7 MB to 7 GB.
+    """
+    source, weight, _, stride, padding, _, _, _, groups = args[:9]
+    one_pixel = math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and set(padding) == {0} and groups == 1
+    return one_pixel and source.dtype is torch.float32 and source.is_contiguous()
+
+
+def _copies(tensors: list[torch.Tensor], last: bool) -> Requests:
+    """Copies of what is not in the memory format that the convolution runs in."""
+    found: Requests = []
+    for tensor in tensors:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        wanted = formats.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
+        if not tensor.is_contiguous(memory_format=wanted):
+            found.append(Scratch(nbytes(tensor)))
+    return found
+
+
+def _in_channels_last(output: New) -> New:
+    """An output that cuDNN allocates with backend_memory_format: ConvShared.cpp."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if len(output.shape) not in formats:
+        return output
+    model = torch.empty(output.shape, device="meta", memory_format=formats[len(output.shape)])
+    return output._replace(stride=model.stride())
+
+
+def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """cudnn_convolution in cudnn/ConvShared.cpp: copies, result, workspace; the bias is added in place."""
+    source, weight = args[:2]
+    groups = args[8]
+    if type(outputs[0]) is not New or not _uses_cudnn(source, weight, groups):
+        return None
+    values.note(NOTE)
+    last = _channels_last(source) or _channels_last(weight)
+    if last:
+        outputs[0] = _in_channels_last(outputs[0])
+    found = [*_copies([source, weight], last), Output(0)]
+    if not _is_product(args):
+        window, channels = (args[3], args[5], groups), (weight.shape[1], weight.shape[0])
+        size = _workspace(source, weight, outputs[0].size, window, channels)
+        found.append(Wanted(size, Category.WORKSPACE))
+    return found
+
+
+def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Gradients of input, weight and bias in this order, the first two with a workspace: Convolution.cpp."""
+    gradient, source, weight = args[:3]
+    groups, mask = args[9], args[10]
+    if not _uses_cudnn(source, weight, groups):
+        return None
+    values.note(NOTE)
+    last = _channels_last(source) or _channels_last(weight)
+    found = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
+    for index in range(2):
+        if mask[index] and type(outputs[index]) is New:
+            if last:
+                outputs[index] = _in_channels_last(outputs[index])
+            number = sum(type(entry) in (Scratch, Wanted) for entry in found)
+            result = math.prod(gradient.shape) * gradient.dtype.itemsize
+            # The gradient of the weight is another algorithm, of which nothing is recorded.
+            window = (args[4], args[6], groups) if index == 0 else ((), (), groups)
+            size = _workspace(source, weight, result, window, (weight.shape[0], weight.shape[1]))
+            found += [Output(index), Wanted(size, Category.WORKSPACE), Free(number)]
+    if mask[2]:
+        found.append(Output(2))
+    return found

@@ -1,0 +1,217 @@
+"""Recurrent layers as cuDNN runs them: one op for all layers and steps, with its reserve space.
+
+Source: RNN.cpp and cudnn/RNN.cpp below aten/src/ATen/native. What cuDNN reserves for the backward pass and needs as
+workspace it alone knows; both are estimates that the tape tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.tape import Category
+from memexplore.virtual_gpu.dispatch.plans import Constant, Free, Output, Plan, Scratch
+from memexplore.virtual_gpu.kernels.shapes import contiguous, new
+from memexplore.virtual_gpu.tensors import values
+
+_aten = torch.ops.aten
+
+RELU, TANH, LSTM, GRU = range(4)
+"""cuDNN's numbers of the modes: torch/backends/cudnn/rnn.py."""
+MODES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
+_GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+_KEPT = {RELU: 1, TANH: 1, LSTM: 6, GRU: 5}
+"""Values kept for each hidden unit and step: gates, cell, output."""
+
+NOTE = (
+    "cuDNN's reserve space for recurrent layers is an estimate (LSTM 6, GRU 5, plain 1 values a hidden unit, step "
+    "and layer), and so is its workspace (the gates of one layer): half to twice as much is possible"
+)
+
+DROPOUT_NOTE = (
+    "cuDNN's random state for dropout between recurrent layers is left out: one block for each device, asked for once "
+    "(get_dropout_state in cudnn/RNN.cpp), whose size only the library knows"
+)
+
+
+def weight_count(mode: int, width: int, hidden: int, projected: int, layers: int, directions: int) -> int:
+    """Elements of the one buffer that holds all weights: cuDNN always keeps two biases (cudnnSetRNNDescriptor_v8).
+
+    >>> weight_count(LSTM, 8, 16, 0, 1, 1) == 4 * 16 * (8 + 16) + 2 * 4 * 16
+    True
+    """
+    total = 0
+    out = projected or hidden
+    for layer in range(layers):
+        wide = width if layer == 0 else out * directions
+        total += directions * (_GATES[mode] * hidden * (wide + out + 2) + projected * hidden)
+    return total
+
+
+class _Sizes:
+    """The extents of a call, whatever way it was given."""
+
+    def __init__(self, args: Any) -> None:
+        source = args[0]
+        self.mode, self.hidden, self.projected, self.layers = args[-10:-6]
+        self.batch_first, self.dropout, self.train, bidirectional, batch_sizes = args[-6:-1]
+        self.directions = 2 if bidirectional else 1
+        self.packed = len(batch_sizes) > 0
+        self.out = self.projected or self.hidden
+        self.width = source.shape[-1]
+        if self.packed:
+            self.rows, self.batch, self.length = source.shape[0], batch_sizes[0], len(batch_sizes)
+        else:
+            self.batch, self.length = source.shape[:2] if self.batch_first else source.shape[1::-1]
+            self.rows = self.batch * self.length
+        self.item = source.dtype.itemsize
+
+    def output_shape(self) -> tuple[int, ...]:
+        wide = self.out * self.directions
+        if self.packed:
+            return (self.rows, wide)
+        return (self.batch, self.length, wide) if self.batch_first else (self.length, self.batch, wide)
+
+    def runs_on(self, tensor: torch.Tensor) -> bool:
+        """Whether cuDNN takes a tensor as it is: contiguous with the steps first."""
+        if self.packed or not self.batch_first:
+            return tensor.is_contiguous()
+        return contiguous(tensor, (1, 0, 2))
+
+    @property
+    def reserve(self) -> int:
+        if not self.train:
+            return 0
+        units = self.rows * self.hidden * self.directions * self.layers
+        between = self.rows * self.out * self.directions * (self.layers - 1) if self.dropout else 0
+        return (units * _KEPT[self.mode] + between) * self.item
+
+    @property
+    def workspace(self) -> int:
+        return self.rows * self.hidden * self.directions * _GATES[self.mode] * self.item
+
+
+def forward(args: Any, kwargs: Any) -> Plan:
+    """_cudnn_rnn: input, output, last states, weights where they are not in one buffer, workspace, reserve."""
+    values.note(NOTE)
+    source, weights, cell_state = args[0], args[3], args[5]
+    sizes = _Sizes(args)
+    if sizes.train and sizes.dropout:
+        values.note(DROPOUT_NOTE)
+    shape = sizes.output_shape()
+    order = None
+    if sizes.batch_first and not sizes.packed:
+        order = (1, 0, 2)
+    depth = sizes.layers * sizes.directions
+    outputs: list[Any] = [
+        new(shape, source.dtype, order),
+        new((depth, sizes.batch, sizes.out), source.dtype),
+        new((depth, sizes.batch, sizes.hidden) if cell_state is not None else (0,), source.dtype),
+        new((sizes.reserve,), torch.uint8),
+    ]
+    requests: list[Any] = []
+    if not sizes.runs_on(source):
+        requests.append(Scratch(source.numel() * sizes.item))
+    requests += [Output(0), Output(1), Output(2)]
+    if weights is None:
+        count = weight_count(sizes.mode, sizes.width, sizes.hidden, sizes.projected, sizes.layers, sizes.directions)
+        outputs.append(new((count,), source.dtype))
+        requests.append(Output(4))
+    else:
+        # The buffer goes out as it came in; nobody asks for it but the backward pass.
+        outputs.append(new((0,), source.dtype))
+    requests += [Scratch(sizes.workspace, Category.WORKSPACE), Output(3)]
+    return Plan(outputs, tuple, requests, False, None)
+
+
+def backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """_cudnn_rnn_backward: gradients of input and states, then of all weights in one buffer."""
+    values.note(NOTE)
+    source, weights, _, _, hidden_state, cell_state, output, gradient = args[:8]
+    sizes = _Sizes(args[:-2])
+    mask = args[-1]
+    dtype = source.dtype
+    requests: list[Any] = []
+    if gradient is None:
+        requests.append(Scratch(output.numel() * sizes.item))
+    for missing, state in ((args[8], hidden_state), (args[9], cell_state)):
+        if missing is None and state is not None:
+            requests.append(Scratch(state.numel() * sizes.item))
+    swapped = sizes.batch_first and not sizes.packed
+    copied = (tensor for tensor in (source, gradient) if tensor is not None and not sizes.runs_on(tensor))
+    requests += [Scratch(tensor.numel() * sizes.item) for tensor in copied]
+    shape = tuple(source.shape)
+    outputs: list[Any] = [new(shape, dtype, (1, 0, 2) if swapped else None), new(tuple(hidden_state.shape), dtype)]
+    outputs.append(new(tuple(cell_state.shape), dtype) if cell_state is not None else Constant(None))
+    number = sum(type(entry) is Scratch for entry in requests)
+    requests += [Output(0), Output(1)]
+    if cell_state is not None:
+        requests.append(Output(2))
+    requests += [Scratch(sizes.workspace, Category.WORKSPACE), Free(number)]
+    if mask[3]:
+        count = weight_count(sizes.mode, sizes.width, sizes.hidden, sizes.projected, sizes.layers, sizes.directions)
+        outputs.append(new((count,), dtype))
+        requests += [Output(3), Scratch(sizes.workspace, Category.WORKSPACE)]
+    results = mode.carry_out(Plan(outputs, list, requests, False, None), func, args, [])
+    gradients: list[torch.Tensor] = []
+    if mask[3]:
+        buffer, start = results.pop(), 0
+        for weight in weights:
+            with mode:
+                gradients.append(buffer[start : start + weight.numel()].view(weight.shape))
+            start += weight.numel()
+    return (*results, gradients)
+
+
+def flatten_weight(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """_cudnn_rnn_flatten_weight: all weights move into one buffer of zeros."""
+    weights, _, width, kind, hidden, projected, layers, _, bidirectional = args
+    count = weight_count(kind, width, hidden, projected, layers, 2 if bidirectional else 1)
+    plan = Plan([new((count,), weights[0].dtype)], None, None, False, None)
+    buffer = mode.carry_out(plan, func, args, [])
+    start = 0
+    with torch.no_grad():
+        for weight in weights:
+            with mode:
+                part = buffer[start : start + weight.numel()].view(weight.shape)
+                weight.set_(part)
+            start += weight.numel()
+    return buffer
+
+
+def _lstm_cell(args: Any, kwargs: Any) -> Plan:
+    """_thnn_fused_lstm_cell in cuda/RNN.cu: the workspace, of the gates' size, then the states."""
+    gates, _, cell = args[:3]
+    outputs = [new(tuple(cell.shape), cell.dtype), new(tuple(cell.shape), cell.dtype)]
+    return Plan([*outputs, new(tuple(gates.shape), gates.dtype)], tuple, [Output(2), Output(0), Output(1)], False, None)
+
+
+def _gru_cell(args: Any, kwargs: Any) -> Plan:
+    """_thnn_fused_gru_cell in cuda/RNN.cu: a workspace of five values for each hidden unit, then the state."""
+    hidden = args[2]
+    outputs: list[Any] = [new(tuple(hidden.shape), hidden.dtype)]
+    outputs.append(new((hidden.shape[0], 5 * hidden.shape[1]), hidden.dtype))
+    return Plan(outputs, tuple, [Output(1), Output(0)], False, None)
+
+
+def _gru_cell_backward(args: Any, kwargs: Any) -> Plan:
+    """_thnn_fused_gru_cell_backward in cuda/RNN.cu: gradients of both gates and the state, then of the biases."""
+    gradient, _, has_bias = args
+    rows, width = gradient.shape
+    gates = new((rows, 3 * width), gradient.dtype)
+    bias: Any = new((3 * width,), gradient.dtype) if has_bias else Constant(None)
+    return Plan([gates, gates, new((rows, width), gradient.dtype), bias, bias], tuple, None, False, None)
+
+
+PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
+    _aten._cudnn_rnn.default: forward,
+    _aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    _aten._thnn_fused_gru_cell.default: _gru_cell,
+    _aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
+HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
+    _aten._cudnn_rnn_backward.default: backward,
+    _aten._cudnn_rnn_flatten_weight.default: flatten_weight,
+}

@@ -1,0 +1,247 @@
+"""Autocast on the virtual device: PyTorch's CUDA op lists, promotion rules and cast-weight cache.
+
+Source of the lists and rules: ATen/autocast_mode.h (`AT_FORALL_LOWER_PRECISION_FP`, `AT_FORALL_FP32`,
+`AT_FORALL_FP32_SET_OPT_DTYPE`, `AT_FORALL_PROMOTE`) and ATen/autocast_mode.cpp (`cached_cast`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
+
+_LOWER = (
+    "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
+    "conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm "
+    "bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell "
+    "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention"
+).split()
+_FP32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
+    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim "
+    "nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm "
+    "logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d "
+    "upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
+    "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
+).split()
+_FP32_DTYPE = (
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
+    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
+).split()
+_PROMOTE = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+    "cat",
+    "stack",
+]
+
+# Ops that came onto the list later (compared: the header in the wheels of 2.11, 2.13 and 2.15).
+_SINCE = {torch.ops.aten.rms_norm.default: (2, 12)}
+_rules: dict[str, tuple[int, int]] = {"release": (2, 13)}
+
+_registered: list[torch.library.Library] = []
+_cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+"""Cast weights by identity of the weight, until the outermost autocast context exits."""
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        type(value) is VirtualTensor and not value.host and value.is_floating_point() and value.dtype != torch.float64
+    )
+
+
+def _cached_cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if value.dtype is dtype:
+        return value
+    cacheable = (
+        dtype is torch.get_autocast_dtype(BACKEND.type)
+        and value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and not value._is_view()
+        and torch.is_autocast_cache_enabled()
+    )
+    if not cacheable:
+        return value.to(dtype)
+    entry = _cache.get(id(value))
+    if entry is not None and entry[0]() is value:
+        return entry[1]
+    cast = value.to(dtype)
+    _cache[id(value)] = (weakref.ref(value), cast)
+    return cast
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _cached_cast(value, dtype) if _eligible(value) else value
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(entry, dtype) for entry in value)
+    return value
+
+
+def _guard() -> Any:
+    key = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+
+
+def _lower(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(BACKEND.type)
+        with _guard():
+            args = tuple(_cast(value, dtype) for value in args)
+            kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _fp32(op: Any) -> Callable[..., Any]:
+    since = _SINCE.get(op, (2, 0))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _guard():
+            if _rules["release"] < since:
+                return op(*args, **kwargs)
+            args = tuple(_cast(value, torch.float32) for value in args)
+            kwargs = {name: _cast(value, torch.float32) for name, value in kwargs.items()}
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _fp32_dtype(op: Any) -> Callable[..., Any]:
+    names = [argument.name for argument in op._schema.arguments]
+    position = names.index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("dtype") if len(args) <= position else args[position]
+        first = args[0]
+        with _guard():
+            low = _eligible(first) and first.dtype in (torch.float16, torch.bfloat16)
+            if given is None and low:
+                if len(args) > position:
+                    args = (*args[:position], torch.float32, *args[position + 1 :])
+                else:
+                    kwargs["dtype"] = torch.float32
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _widest(value: Any, widest: torch.dtype) -> torch.dtype:
+    if isinstance(value, torch.Tensor):
+        return torch.float32 if _eligible(value) and value.dtype is torch.float32 else widest
+    if isinstance(value, list | tuple):
+        for entry in value:
+            widest = _widest(entry, widest)
+    return widest
+
+
+def _promote(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = _widest(args, torch.get_autocast_dtype(BACKEND.type))
+        with _guard():
+            return op(*(_cast(value, dtype) for value in args), **kwargs)
+
+    return kernel
+
+
+def _norm(op: Any) -> Callable[..., Any]:
+    # fp32_append_dtype: the overload that also takes the result's dtype.
+    def kernel(tensor: Any, *args: Any) -> Any:
+        with _guard():
+            if _eligible(tensor) and tensor.dtype in (torch.float16, torch.bfloat16):
+                return torch.ops.aten.norm(tensor, *args, dtype=torch.float32)
+            return op(tensor, *args)
+
+    return kernel
+
+
+def _banned(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+        "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+        "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+        "or torch.nn.BCEWithLogitsLoss."
+    )
+
+
+def _register() -> None:
+    if _registered:
+        return
+    everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel)
+    aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    for names, make in ((_LOWER, _lower), (_FP32, _fp32), (_FP32_DTYPE, _fp32_dtype), (_PROMOTE, _promote)):
+        for name in names:
+            base, _, overload = name.partition(".")
+            packet = getattr(torch.ops.aten, base, None)
+            if packet is None:
+                continue
+            op = getattr(packet, overload or "default", None)
+            if op is not None:
+                aten.impl(name, make(op))
+    aten.impl("norm.Scalar", _norm(torch.ops.aten.norm.Scalar))
+    aten.impl("norm.ScalarOpt_dim", _norm(torch.ops.aten.norm.ScalarOpt_dim))
+    aten.impl("binary_cross_entropy", _banned)
+    _registered.extend((everything, aten))
+
+
+def _renaming(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for a device type, where `cuda`, or none at all, means the virtual device."""
+
+    def renamed(device_type: Any = "cuda", *args: Any) -> Any:
+        if isinstance(device_type, bool):
+            return function(BACKEND.type, device_type)
+        return function(BACKEND.type if device_type == "cuda" else device_type, *args)
+
+    return renamed
+
+
+@contextlib.contextmanager
+def on(release: tuple[int, int]) -> Iterator[None]:
+    """Make `torch.autocast("cuda")` work on the virtual device, by the rules of a torch release."""
+    _rules["release"] = release
+    _register()
+    before: dict[str, Any] = {}
+    clear = torch.clear_autocast_cache
+
+    def clear_all() -> None:
+        _cache.clear()
+        clear()
+
+    replaced: dict[str, Any] = {
+        name: _renaming(getattr(torch, name))
+        for name in ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+    }
+    replaced["clear_autocast_cache"] = clear_all
+    device = BACKEND.type
+    replaced["get_autocast_gpu_dtype"] = lambda: torch.get_autocast_dtype(device)
+    replaced["set_autocast_gpu_dtype"] = lambda dtype: torch.set_autocast_dtype(device, dtype)
+    try:
+        for name, function in replaced.items():
+            before[name] = getattr(torch, name)
+            setattr(torch, name, function)
+        # CUDA's default is half precision; PrivateUse1 may have another.
+        torch.set_autocast_dtype("cuda", torch.float16)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch, name, function)
+        _cache.clear()

@@ -1,0 +1,232 @@
+"""VirtualTensor: a fake tensor that answers user code as a CUDA tensor would, and has no values."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memexplore.virtual_gpu.tensors import values
+
+if TYPE_CHECKING:
+    pass
+
+CUDA = torch.device("cuda", 0)
+HOST = torch.device("cpu")
+META = torch.device("meta")
+BACKEND = torch.device("privateuseone", 0)
+"""Whose dispatch keys virtual tensors have: PrivateUse1's, which nobody has to register for that.
+
+To C++ they say they are on `meta`, so autograd runs their backward in the calling thread and needs no device behind
+them; to Python they say `cuda:0`.
+"""
+_PRIM_DEVICE = torch.ops.prim.device.default
+
+
+class _Mode(FakeTensorMode):
+    """The one fake mode of the process: virtual tensors of earlier cells stay usable in later ones."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True
+
+
+class _State:
+    """What every virtual tensor needs to know of the device it is on."""
+
+    fake: _Mode | None = None
+    inside = False
+    """True while torch's own fake kernels run: they must see the device under the mask."""
+    meta = 0
+    """How many calls are open in which the user's own code says `meta` and means it."""
+    cuda = 0
+    """How many calls are open in which it says `cuda` of meta tensors of its own."""
+    gpu_name: str | None = None
+    """Name of the virtual GPU that is on, None while all are off."""
+
+
+def fake_mode() -> FakeTensorMode:
+    """The process-wide fake mode, made at first use."""
+    if _State.fake is None:
+        _State.fake = _Mode(allow_non_fake_inputs=True)
+        _State.fake.cache_enabled = False
+        _State.fake.allow_meta = True
+    return _State.fake
+
+
+class VirtualTensor(FakeTensor):
+    """A tensor of the virtual GPU, or (`host`) the CPU side of one: parameters of a module that was built under it."""
+
+    host: bool
+
+    @property  # type: ignore[misc]
+    def device(self) -> torch.device:  # type: ignore[override, misc]
+        if _State.inside:
+            return META if self.fake_mode.in_kernel_invocation else self._fake_device
+        return HOST if self.host else CUDA
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return not self.host
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return self.host
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return _State.inside
+
+    def get_device(self) -> int:  # type: ignore[override]
+        return -1 if self.host else 0
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+        if dtype is None:
+            name = str(torch.empty(0, dtype=self.dtype).type())
+            return name if self.host else name.replace("torch.", "torch.cuda.")
+        if isinstance(dtype, str):
+            target = torch.empty(0).type(dtype.replace("torch.cuda.", "torch.")).dtype
+            return self.to(CUDA if "cuda" in dtype else HOST, target)
+        return self.to(dtype)
+
+    def is_pinned(self, *args: Any) -> bool:  # type: ignore[override]
+        return False
+
+    def pin_memory(self, *args: Any) -> VirtualTensor:  # type: ignore[override]
+        return self
+
+    def data_ptr(self) -> int:
+        return address_of(self) + int(self.storage_offset()) * self.element_size()
+
+    # Values: one documented rule, see values.py.
+
+    def item(self) -> Any:  # type: ignore[override]
+        return values.item(self)
+
+    def tolist(self) -> Any:
+        return values.tolist(self)
+
+    def numpy(self, *, force: bool = False) -> Any:  # type: ignore[override]
+        if not self.host and not force:
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        return values.numpy(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __bool__(self) -> bool:
+        return values.truth(self)
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return self.__int__()
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(values.number(torch.float32), spec) if self.dim() == 0 and spec else values.text(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return values.text(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VirtualTensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol: "
+                "detach the tensor first"
+            )
+        with torch.no_grad():
+            result = self.detach().clone()
+        result.requires_grad_(self.requires_grad)
+        if getattr(self, "_is_param", False):
+            result._is_param = True
+        memo[id(self)] = result
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        return result  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from memexplore.virtual_gpu.patches import serialization
+
+        return serialization.reduced(self)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is _PRIM_DEVICE:
+            return META if args[0].fake_mode.in_kernel_invocation else args[0]._fake_device
+        if _State.inside or func in _ALWAYS:
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+        if _State.gpu_name is None:
+            raise RuntimeError(
+                "this tensor was made on a virtual GPU, which is off now, and has no values: turn it on again "
+                "(%memgpu NAME, or `with memexplore.virtual(NAME):`) or make the tensor and its model anew"
+            )
+        raise RuntimeError(
+            f"{func} met a tensor of the virtual {_State.gpu_name} in a thread that the virtual GPU does not reach; "
+            "use the tensor in the thread that turned the virtual GPU on"
+        )
+
+
+# Answered while everything is off too: reading a tensor's metadata changes nothing.
+_ALWAYS = frozenset({torch.ops.aten.detach.default, torch.ops.aten.is_same_size.default})
+
+_make_subclass = torch.Tensor._make_subclass
+_template: dict[str, Any] = {}
+
+
+def _fields(host: bool) -> dict[str, Any]:
+    """The attributes FakeTensor sets one by one in its constructor; copied at once they cost a tenth."""
+    fake = fake_mode()
+    model = FakeTensor(fake, torch.empty(0, device="meta"), HOST if host else META)
+    # Before torch 2.13 the attribute had no underscore.
+    return dict(model.__dict__) | {"host": host, "_fake_device": HOST if host else META}
+
+
+def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
+    """Make a virtual tensor over a meta tensor, sharing its storage."""
+    key = "host" if host else "gpu"
+    fields = _template.get(key)
+    if fields is None:
+        fields = _template[key] = _fields(host)
+    result = _make_subclass(
+        VirtualTensor, elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
+    )
+    result.__dict__.update(fields)
+    return result  # type: ignore[return-value]
+
+
+class StorageRef(weakref.ref[Any]):
+    """A weak reference to a storage with its place on the device, told when the storage dies."""
+
+    __slots__ = ("address", "key", "origin", "size")
+    address: int
+    key: int
+    """The storage's C++ address, its identity while it lives."""
+    size: int
+    origin: Any
+    """Where it came from, in words, for recordings that begin later."""
+
+
+live: dict[int, StorageRef] = {}
+"""Every storage alive on the virtual GPU, in the order in which they were allocated."""
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """The address of a virtual tensor's storage, 0 where it has no memory on the device."""
+    ref = live.get(torch._C.TensorBase.untyped_storage(tensor)._cdata)
+    return ref.address if ref is not None else 0

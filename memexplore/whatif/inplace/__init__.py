@@ -1,5 +1,0 @@
-"""Activations that overwrite their input: where that is legal, and the switch."""
-
-from memexplore.whatif.inplace.legal import in_place, legal_sites, watched
-
-__all__ = ["in_place", "legal_sites", "watched"]

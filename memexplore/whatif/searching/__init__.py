@@ -1,1 +1,0 @@
-"""Many settings: sweeps over processes, and the search for what fits."""

@@ -1,0 +1,150 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memexplore.analysis.tradeoffs import Point, frontier
+from memexplore.figures.palette import CAPACITY, FITS
+from memexplore.figures.text import tradeoff_text
+from memexplore.figures.tradeoff import Across, hover_text, tradeoff
+
+GIB = 1024**3
+POINTS = [
+    Point("as written", 1.0, 0.0, 18 * GIB, False),
+    Point("checkpoint sqrt", 1.3, 0.31, 9 * GIB, True),
+    Point("precision fp16", 0.5, 0.0, 12 * GIB, True),
+    Point("offload", 4.0, 0.0, 10 * GIB, True),
+]
+
+pairs = st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(0, 9)), max_size=20)
+
+
+def trace(figure, name):
+    return next(trace for trace in figure.data if trace.name == name)
+
+
+# -- the frontier
+
+
+@given(pairs)
+def test_no_point_beats_one_of_the_frontier(points):
+    for number in frontier(points):
+        time, memory = points[number]
+        assert not any(a <= time and b <= memory and (a, b) != (time, memory) for a, b in points)
+
+
+@given(pairs)
+def test_every_other_point_is_equalled_or_beaten_by_one_of_the_frontier(points):
+    best = [points[number] for number in frontier(points)]
+    assert all(any(a <= time and b <= memory for a, b in best) for time, memory in points)
+
+
+@given(pairs)
+def test_along_the_frontier_time_rises_and_memory_falls(points):
+    best = [points[number] for number in frontier(points)]
+    assert all(one[0] < other[0] and one[1] > other[1] for one, other in itertools.pairwise(best))
+
+
+def test_a_point_without_a_time_is_not_on_the_frontier():
+    assert frontier([(math.nan, 1), (1.0, 2)]) == (1,)
+
+
+# -- the figure
+
+
+def test_settings_that_fit_and_those_that_do_not_are_told_apart_by_colour_and_symbol():
+    figure = tradeoff(POINTS, 14 * GIB)
+    fits, does_not = trace(figure, "fits"), trace(figure, "does not fit")
+    assert (fits.marker.color, does_not.marker.color) == (FITS, CAPACITY)
+    assert fits.marker.symbol != does_not.marker.symbol
+    assert list(fits.customdata) == [1, 2, 3]
+    assert list(does_not.customdata) == [0]
+
+
+def test_the_frontier_is_a_line_through_the_settings_nothing_beats():
+    line = trace(tradeoff(POINTS, 14 * GIB), "frontier")
+    # fp16 is quickest; sqrt needs less; as written is beaten by fp16, offload (4.0, 10 GiB) by sqrt (1.3, 9 GiB)
+    assert list(zip(line.x, line.y, strict=True)) == [(0.5, 12 * GIB), (1.3, 9 * GIB)]
+
+
+def test_the_capacity_is_a_line_at_its_height():
+    shapes = tradeoff(POINTS, 14 * GIB).layout.shapes
+    assert [(shape.y0, shape.y1, shape.line.color) for shape in shapes] == [(14 * GIB, 14 * GIB, CAPACITY)]
+
+
+def test_a_capacity_far_above_is_told_in_words():
+    figure = tradeoff(POINTS, 90 * GIB)
+    assert not figure.layout.shapes
+    assert figure.layout.yaxis.range[1] < 25 * GIB
+    # 90 / 18 = 5
+    assert "capacity 90.0 GiB, 5.0 times the highest ↑" in [note.text for note in figure.layout.annotations]
+
+
+def test_both_axes_begin_at_zero_and_every_point_is_inside():
+    figure = tradeoff(POINTS, 14 * GIB)
+    (left, right), (bottom, top) = figure.layout.xaxis.range, figure.layout.yaxis.range
+    assert left == bottom == 0
+    assert all(x < right for trace in figure.data for x in trace.x)
+    assert all(y < top for trace in figure.data for y in trace.y)
+
+
+def test_a_setting_far_slower_than_the_others_stands_at_the_edge_with_its_number():
+    figure = tradeoff(POINTS)
+    # half of them take 1.3 or less: 4.0 is more than 2.5 * 1.3 = 3.25, and the slowest of the others takes 1.3
+    assert list(trace(figure, "fits").x) == [1.3, 0.5, 1.3]
+    assert "4.0 →" in [note.text for note in figure.layout.annotations]
+
+
+def test_flops_can_be_drawn_in_place_of_time():
+    figure = tradeoff(POINTS, across=Across.FLOPS)
+    assert list(trace(figure, "fits").x) == [1.31, 1.0, 1.0]
+    assert figure.layout.xaxis.title.text == Across.FLOPS.value
+
+
+def test_the_mouse_is_told_the_knobs():
+    texts = trace(tradeoff(POINTS, 14 * GIB), "fits").text
+    assert texts[0].startswith("<b>checkpoint sqrt</b>")
+    # 14 - 9 = 5 GiB are left
+    assert "5.00 GiB to spare" in texts[0]
+
+
+def test_the_mouse_is_told_how_much_is_missing():
+    assert "4.00 GiB too much" in hover_text(POINTS[0], 14 * GIB)
+
+
+def test_a_setting_is_never_read_as_html():
+    assert "&lt;lambda&gt;" in hover_text(Point("<lambda>", 1.0, 0.0, 1, True))
+
+
+def test_a_setting_without_a_time_is_left_out():
+    figure = tradeoff([*POINTS, Point("gpu", math.nan, math.nan, GIB, True)])
+    assert len(trace(figure, "fits").x) == 3
+
+
+def test_the_chosen_setting_has_a_ring_and_its_name():
+    figure = tradeoff(POINTS, chosen="offload")
+    assert list(trace(figure, "fits").marker.line.width) == [0, 0, 3]
+    assert {"as written", "offload"} <= {note.text for note in figure.layout.annotations}
+
+
+@pytest.mark.parametrize("points", [[], POINTS[:1]])
+def test_few_settings_make_a_figure_too(points):
+    figure = tradeoff(points, 14 * GIB)
+    assert len(trace(figure, "fits").x) + len(trace(figure, "does not fit").x) == len(points)
+
+
+# -- in text
+
+
+def test_the_text_tells_every_setting_quickest_first_with_a_star_on_the_frontier():
+    lines = tradeoff_text(POINTS, 14 * GIB).splitlines()
+    assert lines[0] == "3 of 4 settings fit in 14.0 GiB"
+    assert [line.split("  ")[-1].removeprefix(" ") for line in lines[2:]] == [
+        "* precision fp16", "as written", "* checkpoint sqrt", "offload",
+    ]  # fmt: skip
+
+
+def test_a_time_that_is_not_known_is_a_dash():
+    assert "nan" not in tradeoff_text([Point("gpu", math.nan, math.nan, GIB, True)])

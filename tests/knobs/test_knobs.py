@@ -1,0 +1,154 @@
+"""Knobs as values: text, equality, pickles, and what contradicts itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memexplore.knobs.knobs import (
+    Checkpoint,
+    CheckpointKind,
+    InPlace,
+    Knobs,
+    MemoryFormat,
+    Mode,
+    Offload,
+    Optimizer,
+    Precision,
+    Update,
+    ZeroGrad,
+    conflicts,
+)
+
+names = st.lists(st.from_regex(r"[a-z_]{1,8}(\.[a-z0-9_]{1,5}){0,2}", fullmatch=True), min_size=1, max_size=3).map(
+    tuple
+)
+numbers = st.integers(1, 10**6)
+checkpoints = st.one_of(
+    st.sampled_from([kind for kind in CheckpointKind if kind not in (CheckpointKind.EVERY, CheckpointKind.LAYERS)]).map(
+        Checkpoint
+    ),
+    numbers.map(lambda every: Checkpoint(CheckpointKind.EVERY, every)),
+    names.map(lambda layers: Checkpoint(CheckpointKind.LAYERS, layers=layers)),
+)
+knobs_ = st.builds(
+    Knobs,
+    **{name: st.sampled_from(list(choices)) for name, choices in Knobs.CHOICES.items()},
+    checkpoint=checkpoints,
+    **{name: st.none() | numbers for name in ("batch", "accumulation", "input_size")},
+    **{name: st.just(()) | names for name in ("frozen", "lora")},
+    lora_rank=numbers,
+    settings=st.sampled_from([None, "expandable_segments:True", "max_split_size_mb:64"]),
+    gpu=st.sampled_from([None, "T4", "A100", "24GiB"]),
+    variables=st.dictionaries(st.sampled_from("abc"), st.integers() | st.text(max_size=3), max_size=2),
+)
+
+
+@given(checkpoints)
+def test_a_checkpoint_is_its_text(checkpoint: Checkpoint) -> None:
+    assert Checkpoint.parse(str(checkpoint)) == checkpoint
+
+
+@given(knobs_)
+def test_a_setting_survives_a_pickle_and_a_copy(knobs: Knobs) -> None:
+    for other in (pickle.loads(pickle.dumps(knobs)), dataclasses.replace(knobs)):
+        assert other == knobs
+        assert hash(other) == hash(knobs)
+
+
+@given(knobs_)
+def test_a_setting_is_what_it_changes(knobs: Knobs) -> None:
+    again = Knobs(**knobs.changed())
+    assert again.replace(lora_rank=knobs.lora_rank) == knobs
+    assert str(again) == str(knobs)
+
+
+@given(knobs_, knobs_)
+def test_settings_that_differ_have_different_texts(one: Knobs, other: Knobs) -> None:
+    # The rank of adapters says nothing where there are none.
+    one, other = (knobs if knobs.lora else knobs.replace(lora_rank=8) for knobs in (one, other))
+    assert (str(one) == str(other)) == (one == other)
+
+
+@given(st.data())
+def test_a_choice_may_be_given_as_its_text(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(Knobs.CHOICES)))
+    choice = data.draw(st.sampled_from(list(Knobs.CHOICES[name])))
+    assert Knobs(**{name: choice.value}) == Knobs(**{name: choice})
+
+
+def test_nothing_is_changed_by_default() -> None:
+    assert Knobs().changed() == {}
+    assert str(Knobs()) == "as written"
+
+
+def test_texts_and_sequences_are_taken_for_layers() -> None:
+    assert Knobs(frozen="encoder") == Knobs(frozen=["encoder"]) == Knobs(frozen=("encoder",))
+
+
+def test_variables_may_be_a_dict_in_any_order() -> None:
+    assert Knobs(variables={"b": 1, "a": 2}).variables == (("a", 2), ("b", 1))
+
+
+def test_the_rank_is_told_with_the_adapters() -> None:
+    assert str(Knobs(lora="head", lora_rank=4)) == "lora head, lora rank 4"
+    assert Knobs(lora_rank=4).changed() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "fp8"}, "precision='fp8' is no setting; write one of as written, off, fp16"),
+        ({"checkpoint": "every"}, "checkpoint='every' is no setting; write one of as written"),
+        ({"checkpoint": "every 0"}, "checkpoint='every 0' is no setting"),
+        ({"checkpoint": "layers"}, "checkpoint='layers' is no setting"),
+        ({"checkpoint": 2}, "checkpoint=2 is no setting; write a text"),
+        ({"batch": 0}, "batch=0 must be a whole number from 1 on"),
+        ({"batch": 2.0}, "batch=2.0 must be a whole number"),
+        ({"accumulation": True}, "accumulation=True must be a whole number"),
+        ({"lora_rank": -1}, "lora_rank=-1 must be a whole number"),
+        ({"variables": {"sizes": [1, 2]}}, "variables: sizes = .* is not hashable"),
+        ({"gpu": "T5"}, "T5"),
+        ({"settings": "max_split_size:3"}, "max_split_size"),
+    ],
+)
+def test_what_is_no_setting_is_told(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Knobs(**given)
+
+
+@pytest.mark.parametrize("given", [{"every": 0}, {"kind": CheckpointKind.LAYERS}, {"layers": ("a",)}])
+def test_a_checkpoint_that_means_nothing(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Checkpoint(**given)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "count"),
+    [
+        (Knobs(), 0),
+        (Knobs(batch=8, accumulation=4), 0),
+        (Knobs(batch=8, accumulation=3), 1),
+        (Knobs(update="in backward", accumulation=2), 1),
+        (Knobs(update="in backward", precision="fp16", zero_grad="set to zero"), 2),
+        (Knobs(update="in backward", precision="bf16", optimizer="Adafactor"), 0),
+        (Knobs(update="fused", optimizer="Adafactor"), 1),
+        (Knobs(update="fused", optimizer="Adam"), 0),
+        # Nothing of an optimizer matters where nothing trains.
+        (Knobs(update="in backward", accumulation=2, mode="inference"), 0),
+    ],
+    ids=str,
+)
+def test_conflicts(knobs: Knobs, count: int) -> None:
+    assert len(conflicts(knobs)) == count
+
+
+def test_every_choice_has_its_default_first() -> None:
+    # The explorer lists them in this order.
+    kinds = (InPlace, Precision, Optimizer, Update, ZeroGrad, MemoryFormat, Offload, Mode, CheckpointKind)
+    assert {next(iter(kind)).value for kind in kinds} == {"as written"}

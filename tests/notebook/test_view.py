@@ -1,0 +1,244 @@
+"""What the view asks and answers, without a browser."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import RichOutput, capture_output
+from traitlets import TraitError
+
+from memexplore.analysis import summary
+from memexplore.analysis.addresses import fragmentation_text
+from memexplore.figures.timeline import timeline
+from memexplore.notebook.cursor_details import alive, moment_text
+from memexplore.notebook.view import View, view
+from memexplore.tape import Tape
+from tests.sample_tapes import CPU, big_tape, oom_tape, small_tape, training_tape
+
+PEAK_ROW = 4  # of small_tape: 400 + 100 + 200 + 50
+
+
+def unpack(buffers: list[bytes]) -> dict[str, Any]:
+    """Pairs of text and numbers, as the browser reads them."""
+    content: dict[str, Any] = {}
+    for text, numbers in zip(buffers[::2], buffers[1::2], strict=True):
+        content |= json.loads(gzip.decompress(text) if text[:1] == b"\x1f" else text, object_hook=_numbers_of(numbers))
+    return content
+
+
+def _numbers_of(numbers: bytes) -> Any:
+    values = memoryview(numbers).cast("d")
+
+    def filled(part: dict[str, Any]) -> Any:
+        if part.keys() == {"place", "length"}:
+            return list(values[part["place"] : part["place"] + part["length"]])
+        return part
+
+    return filled
+
+
+class Browser:
+    """The other end of a view: asks, and keeps what is sent to it."""
+
+    def __init__(self, shown: View, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.view = shown
+        self.heard: list[dict[str, Any]] = []
+        monkeypatch.setattr(shown, "send", self._hear)
+
+    def _hear(self, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
+        unpacked = {} if content["answer"] in ("plotly", "error") else unpack(buffers or [])
+        self.heard.append({**content, **unpacked, "buffers": buffers})
+
+    def ask(self, **question: Any) -> list[dict[str, Any]]:
+        self.heard.clear()
+        self.view._handle_custom_msg(question, [])
+        return self.heard
+
+
+@pytest.fixture
+def browser(monkeypatch: pytest.MonkeyPatch) -> Browser:
+    return Browser(view(small_tape()), monkeypatch)
+
+
+def rows(figure: dict[str, Any]) -> list[int]:
+    """The rows of the `allocated` trace, as plotly.js would read them."""
+    (trace,) = [trace for trace in figure["data"] if trace["name"] == "allocated"]
+    return [int(number) for number in trace["x"]]
+
+
+def test_cursor_begins_at_the_peak() -> None:
+    assert view(small_tape()).cursor == PEAK_ROW
+    assert view(Tape.from_columns({}, meta=CPU)).cursor == -1
+
+
+@pytest.mark.parametrize("row", [-2, -1, 15])
+def test_cursor_stays_on_the_tape(row: int) -> None:
+    shown = view(small_tape())
+    with pytest.raises(TraitError, match="not on this tape of 15 rows"):
+        shown.cursor = row
+    assert shown.cursor == PEAK_ROW
+
+
+def test_selection_is_a_layer_of_the_tape() -> None:
+    shown = view(small_tape())
+    shown.selection = "fc"
+    with pytest.raises(TraitError, match="no layer 'conv'"):
+        shown.selection = "conv"
+    assert shown.selection == "fc"
+
+
+def test_tape_that_is_not_placed_is_refused() -> None:
+    with pytest.raises(ValueError, match="not placed"):
+        view(Tape.from_columns({"size": [1]}, meta=CPU))
+
+
+def test_everything_is_told(browser: Browser) -> None:
+    (answer,) = browser.ask(ask="everything")
+    assert answer["sentence"] == summary.sentence(browser.view.tape).splitlines()
+    assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
+    assert answer["layers"]["data"][0]["type"] == "icicle"
+    assert answer["row"] == PEAK_ROW
+    # alive at the peak, largest first: weight 400, activation 200, input 100, temporary 50
+    assert [tensor["size"] for tensor in answer["tensors"]] == ["400 B", "200 B", "100 B", "50 B"]
+
+
+def test_window_has_its_rows_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = Browser(view(big_tape(rows=20_000)), monkeypatch)
+    (whole,) = browser.ask(ask="timeline", window=None, number=1)
+    (part,) = browser.ask(ask="timeline", window=[5000.4, 5100.2], number=2)
+    assert len(rows(whole["timeline"])) <= 2000
+    assert rows(part["timeline"]) == list(range(5000, 5102))
+    assert part["number"] == 2
+
+
+def test_click_moves_the_cursor_and_tells_the_moment(browser: Browser) -> None:
+    (answer,) = browser.ask(ask="cursor", row=2.2)
+    assert browser.view.cursor == 2
+    assert answer["answer"] == "moment"
+    # after row 2: weight 400 and input 100
+    assert [tensor["size"] for tensor in answer["tensors"]] == ["400 B", "100 B"]
+    browser.ask(ask="cursor", row=99)
+    assert browser.view.cursor == 14
+
+
+def test_cursor_set_in_python_is_told(browser: Browser) -> None:
+    browser.view.cursor = 0
+    assert [(answer["answer"], answer["row"]) for answer in browser.heard] == [("moment", 0)]
+
+
+def test_selected_layer_is_lit(browser: Browser) -> None:
+    assert [answer["answer"] for answer in browser.ask(ask="select", box="fc · activation")] == ["selection"]
+    assert browser.view.selection == "fc"
+    (answer,) = browser.ask(ask="timeline", window=None, number=1)
+    lit = [trace["name"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "layer"]
+    assert lit == ["parameter", "optimizer state", "gradient", "activation"]
+    behind = [trace["fillcolor"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "allocated"]
+    assert behind
+    assert all(colour.startswith("rgba(") and colour.endswith(",0.2)") for colour in behind)
+
+
+def test_mistake_is_told_and_raised(browser: Browser) -> None:
+    browser.heard.clear()
+    with pytest.raises(TraitError):
+        browser.view._answer(browser.view, {"ask": "select", "box": "nothing"}, [])
+    assert "no layer 'nothing'" in browser.heard[0]["text"]
+
+
+def test_state_that_could_be_saved_is_small() -> None:
+    # names and numbers, and no figure: its 2 083 rows would be more
+    state = {name: value for name, value in view(training_tape()).get_state().items() if name not in ("_esm", "_css")}
+    assert len(json.dumps(state)) < 2_000
+
+
+def test_moment_in_words() -> None:
+    assert moment_text(small_tape(), 3) == "event 3 · step 1, forward of fc · 700 B allocated"
+    assert moment_text(small_tape(), PEAK_ROW) == "At the peak · event 4 · step 1, forward of Net · 750 B allocated"
+    assert moment_text(Tape.from_columns({}, meta=CPU), -1) == "No memory was allocated."
+
+
+def test_tensor_tells_its_layer_and_line() -> None:
+    tensor = alive(small_tape(), 3)[1]
+    assert (tensor["category"], tensor["layer"], tensor["op"], tensor["place"]) == (
+        "activation",
+        "fc",
+        "addmm",
+        "train.py, line 6",
+    )
+
+
+def test_tensor_made_in_a_cell_tells_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    name = shell.compile.cache("a = 1\nb = 2\n", 7)
+    tape = small_tape()
+    stacks = tuple(tuple(frame._replace(filename=name, line=2) for frame in stack[1:]) for stack in tape.stacks)
+    tensor = alive(tape.replace(stacks=stacks), 3)[1]
+    InteractiveShell.clear_instance()
+    assert (tensor["place"], tensor["code"]) == ("In[7], line 2", "b = 2")
+
+
+def test_out_of_memory_view_has_a_picture() -> None:
+    shown = view(oom_tape())
+    data, _ = shown._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert data["text/plain"].startswith("Out of memory")
+    assert 'src="data:image/svg+xml;base64,' in data["text/html"]
+
+
+def test_display_is_the_widget_and_a_picture_apart() -> None:
+    InteractiveShell.clear_instance()
+    InteractiveShell.instance()
+    with capture_output() as captured:
+        view(small_tape())._ipython_display_()
+    InteractiveShell.clear_instance()
+    live, still = captured.outputs
+    assert isinstance(live, RichOutput)
+    assert set(live.data) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
+    assert set(still.data) == {"text/html", "text/plain"}
+    assert "<img" in still.data["text/html"]
+
+
+def test_blocks_are_told_at_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = training_tape()
+    shown = view(tape)
+    asked = Browser(shown, monkeypatch)
+    shown.cursor = 1000
+    (told,) = [answer for answer in asked.ask(ask="blocks", number=1) if answer["answer"] == "blocks"]
+    assert told["number"] == 1
+    assert told["text"] == fragmentation_text(tape, 1000)
+    assert told["blocks"]["data"][0]["name"] == "free"
+
+
+def test_click_on_a_block_selects_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = view(small_tape())
+    asked = Browser(shown, monkeypatch)
+    asked.ask(ask="block", row=3)  # an activation of `fc`
+    assert shown.selection == "fc"
+    asked.ask(ask="block", row=2)  # the input, which no layer made
+    assert shown.selection == "(no layer)"
+
+
+def test_an_oom_is_told_with_who_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (told,) = Browser(view(oom_tape()), monkeypatch).ask(ask="everything")
+    assert told["oom"].startswith("2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved")
+    assert told["growth"]["rows"] == []
+    assert [line["size"] for line in told["lines"]] == ["2.00 GiB", "1.00 GiB"]
+
+
+def test_labels_are_chosen_for_the_width_that_is_drawn(browser: Browser) -> None:
+    words = {
+        width: [
+            note["text"]
+            for note in browser.ask(ask="timeline", window=None, number=1, width=width)[0]["timeline"]["layout"][
+                "annotations"
+            ]
+        ]
+        for width in (300, 1400)
+    }
+    # at 1400 pixels a row of small_tape has 93 of them, at 300 it has 14: two rows hold no `optimizer`
+    assert "optimizer" in words[1400]
+    assert "optimizer" not in words[300]

@@ -1,0 +1,230 @@
+"""A cell that is run again: with other values, other knobs, and nothing left changed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from memexplore.analysis import summary
+from memexplore.knobs.knobs import Knobs
+from memexplore.steps.cell import Cell
+from memexplore.tape import Action, Category, Source
+
+NAMES = {"torch": torch}
+# A block of 512 bytes holds 128 floats.
+BLOCKS = "count = 128\nx = torch.zeros(count, device='cuda')"
+
+
+def peak(cell: Cell, knobs: Knobs | None = None, gpu: str = "T4") -> int:
+    return summary.peak(cell.run(knobs, gpu=gpu).tape)[0]
+
+
+def test_variable_is_replaced_where_it_is_assigned() -> None:
+    cell = Cell(BLOCKS, NAMES)
+    assert peak(cell) == 512
+    assert peak(cell, Knobs(variables={"count": 1280})) == 5120
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "other, count = 1, 128",
+        "count: int = 128",
+        "count = other = 128",
+        "if True:\n    count = 128",
+        "for number in range(1):\n    count = 128",
+        "[other, (count, third)] = [1, (128, 3)]",
+    ],
+)
+def test_every_form_of_assignment_counts(code: str) -> None:
+    cell = Cell(f"{code}\nx = torch.zeros(count, device='cuda')", NAMES)
+    assert cell.assigned()["count"] == 128
+    assert peak(cell, Knobs(variables={"count": 1280})) == 5120
+
+
+def test_assignment_in_a_function_is_left_alone() -> None:
+    cell = Cell("def f():\n    count = 128\n    return count\ncount = 1\nx = torch.zeros(f(), device='cuda')", NAMES)
+    assert peak(cell, Knobs(variables={"count": 1280})) == 512
+
+
+def test_variable_that_is_not_assigned_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"assigns no variable 'bach'; it assigns count, x"):
+        Cell(BLOCKS, NAMES).run(Knobs(variables={"bach": 1}))
+
+
+def test_names_of_the_notebook_stay() -> None:
+    names = {"torch": torch, "count": 5}
+    Cell(BLOCKS, names).run()
+    assert names == {"torch": torch, "count": 5}
+
+
+def test_cell_sees_the_names_as_they_were_before_its_first_run() -> None:
+    names = {"torch": torch, "count": 128}
+    cell = Cell("x = torch.zeros(count, device='cuda')", names)
+    names["count"] = 1280
+    assert peak(cell) == 512
+
+
+def training(model: str = "") -> str:
+    return f"""{model}
+model.cuda()
+for _ in range(2):
+    model(torch.ones(64, 256, device='cuda')).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def names() -> dict[str, object]:
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU())
+    return {"torch": torch, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
+
+
+def test_models_and_optimizers_of_earlier_cells_come_back(names: dict[str, object]) -> None:
+    model, optimizer = names["model"], names["optimizer"]
+    model[0].weight.grad = torch.ones(256, 256)  # type: ignore[index]
+    before = {name: value.clone() for name, value in model.state_dict().items()}  # type: ignore[attr-defined]
+    Cell(training("model.eval(); model[0].requires_grad_(False); optimizer.param_groups[0]['lr'] = 5"), names).run()
+    assert {name: value.device.type for name, value in model.state_dict().items()} == dict.fromkeys(before, "cpu")  # type: ignore[attr-defined]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # type: ignore[attr-defined]
+    assert model.training  # type: ignore[attr-defined]
+    assert all(weight.requires_grad for weight in model.parameters())  # type: ignore[attr-defined]
+    assert torch.equal(model[0].weight.grad, torch.ones(256, 256))  # type: ignore[index]
+    assert not optimizer.state  # type: ignore[attr-defined]
+    assert optimizer.param_groups[0]["lr"] == 1e-3  # type: ignore[attr-defined]
+
+
+def test_random_states_come_back() -> None:
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    code = "import random, numpy\nrandom.random(); numpy.random.rand(); torch.rand(3)"
+    Cell(code, NAMES).run()
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+
+
+def test_every_run_finds_the_same(names: dict[str, object]) -> None:
+    cell = Cell(training(), names)
+    first, second = cell.run().tape, cell.run().tape
+    assert first.replace(stacks=()).equals(second.replace(stacks=()))
+
+
+def test_what_is_printed_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    Cell("print('step 1')\nimport sys; print('warning', file=sys.stderr)", NAMES).run()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_autocast_is_put_onto_a_model_at_its_first_call(names: dict[str, object]) -> None:
+    cell = Cell(training(), names)
+    as_written, half = cell.run(), cell.run(Knobs(precision="bf16"))
+
+    def output(trial: object) -> set[int]:
+        tape = trial.tape  # type: ignore[attr-defined]
+        linear = (tape.module == tape.modules.index("0")) & (tape.category == Category.ACTIVATION)
+        return set(tape.size[linear & (tape.action == Action.ALLOC)].tolist())
+
+    # 64 rows of 256 numbers of 4 bytes, and of 2
+    assert 64 * 256 * 4 in output(as_written)
+    assert 64 * 256 * 4 not in output(half)
+    assert 64 * 256 * 2 in output(half)
+    assert half.applied.texts == ("bf16 autocast",)
+    model = names["model"]
+    assert model(torch.ones(64, 256)).dtype == torch.float32  # type: ignore[operator]
+
+
+def test_checkpointing_is_put_onto_a_model_of_the_cell() -> None:
+    # As written a block keeps the outputs of both ReLUs, and its input alone where it is checkpointed.
+    block = "torch.nn.Sequential(*(part for _ in range(2) for part in (torch.nn.Linear(256, 256), torch.nn.ReLU())))"
+    code = f"""model = torch.nn.Sequential(*({block} for _ in range(8))).cuda()
+model(torch.ones(4096, 256, device='cuda')).sum().backward()"""
+    cell = Cell(code, NAMES)
+    assert peak(cell, Knobs(checkpoint="every 1")) < 0.75 * peak(cell)
+
+
+def test_gpu_and_settings_are_those_of_the_knobs() -> None:
+    cell = Cell(BLOCKS, NAMES)
+    tape = cell.run(Knobs(gpu="A100", settings="expandable_segments:True")).tape
+    assert "A100" in tape.meta.device
+    assert tape.meta.settings == "expandable_segments:True"
+
+
+def test_out_of_memory_ends_the_run_and_is_on_the_tape() -> None:
+    cell = Cell("x = torch.empty(2 * 1024**3, dtype=torch.uint8, device='cuda')", NAMES)
+    trial, measured = cell.measure(gpu="1GiB")
+    assert Action.OOM in trial.tape.action
+    # with memory without end it has its 2 GiB
+    assert (measured.fits, measured.peak_allocated) == (False, 2 * 1024**3)
+
+
+def test_other_exceptions_come_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Cell("1 / 0", NAMES).run()
+
+
+# -- for real, on this machine's CPU
+
+REAL = """model.eval()
+for _ in range(2):
+    model(torch.ones(64, 256)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_cell_is_measured_on_the_cpu(names: dict[str, object]) -> None:
+    trial, measured = Cell(f"size = 64\n{REAL.replace('64, 256', 'size, 256')}", names).measure(
+        Knobs(variables={"size": 128}), gpu="cpu"
+    )
+    assert (trial.tape.meta.source, measured.source) == (Source.MEASURED, Source.MEASURED)
+    # 128 rows of 256 numbers of 4 bytes
+    assert 128 * 256 * 4 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
+
+
+def test_real_run_gives_back_weights_gradients_states_and_random_numbers(names: dict[str, object]) -> None:
+    model, optimizer = names["model"], names["optimizer"]
+    model(torch.ones(64, 256)).sum().backward()  # type: ignore[operator]
+    optimizer.step()  # type: ignore[attr-defined]
+
+    def everything() -> list[object]:
+        states = [value for state in optimizer.state.values() for value in state.values()]  # type: ignore[attr-defined]
+        weights = list(model.parameters())  # type: ignore[attr-defined]
+        tensors = [*model.state_dict().values(), *states, *(weight.grad for weight in weights)]  # type: ignore[attr-defined]
+        told = [[tensor.tolist() for tensor in tensors], [weight.data_ptr() for weight in weights]]
+        return [
+            told,
+            model.training,
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        ]
+
+    before = everything()
+    Cell(f"import random, numpy\nrandom.random(); numpy.random.rand(); torch.rand(3)\n{REAL}", names).run(gpu="cpu")
+    assert everything() == before
+
+
+def test_knobs_are_put_onto_a_real_model(names: dict[str, object]) -> None:
+    trial = Cell(REAL, names).run(Knobs(precision="bf16"), gpu="cpu")
+    assert trial.applied.texts == ("bf16 autocast",)
+    assert 64 * 256 * 2 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
+
+
+def test_cell_that_fails_for_real_leaves_all_as_it_was(names: dict[str, object]) -> None:
+    before = [value.tolist() for value in names["model"].state_dict().values()]  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError):
+        Cell(f"{REAL}\n1 / 0", names).run(gpu="cpu")
+    assert [value.tolist() for value in names["model"].state_dict().values()] == before  # type: ignore[attr-defined]
+
+
+def test_knobs_that_need_structure_are_greyed() -> None:
+    cell = Cell(BLOCKS, NAMES)
+    greyed = cell.greyed()
+    assert {"batch", "accumulation", "optimizer"} <= set(greyed)
+    assert not {"inplace", "checkpoint", "precision", "settings", "gpu", "variables"} & set(greyed)
+    with pytest.raises(ValueError, match="batch cannot be changed in a cell: "):
+        cell.run(Knobs(batch=4))
+
+
+def test_cell_that_awaits_is_an_error() -> None:
+    with pytest.raises(ValueError, match="take the await out"):
+        Cell("import asyncio\nawait asyncio.sleep(0)", NAMES)

@@ -1,0 +1,534 @@
+"""A step run for real: on this machine's CPU, and the code for CUDA on a virtual GPU that others use too."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import random
+import traceback
+import weakref
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memexplore as mx
+from memexplore import targets
+from memexplore.knobs.knobs import Knobs
+from memexplore.recorder import isolation
+from memexplore.recorder.real_device import CudaMode
+from memexplore.search import workers
+from memexplore.steps import real_run, trial
+from memexplore.steps.outcome import fits, measure, slow_down
+from memexplore.steps.step import Step
+from memexplore.steps.trial import run
+from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
+from memexplore.virtual_gpu.device import active
+from tests.small import network
+
+MIB = 1024**2
+WEIGHTS = [64 * 128, 128, 128 * 10, 10]  # of tests.small.network
+PARAMETERS = 4 * sum(WEIGHTS)
+
+
+def step(batch: int = 8, model: Any = None, **changes: Any) -> Step:
+    torch.manual_seed(0)
+    inputs = torch.randn(batch, 64), torch.randint(10, (batch,))
+    settings = {"loss": nn.functional.cross_entropy, "optimizer": torch.optim.AdamW} | changes
+    return Step(network() if model is None else model, inputs, **settings)
+
+
+def deep(batch: int = 256) -> Step:
+    """Eight blocks whose activations are larger than their weights."""
+    block = [layer for _ in range(2) for layer in (nn.Linear(32, 32), nn.LeakyReLU())]
+    model = nn.Sequential(*(nn.Sequential(*copy.deepcopy(block)) for _ in range(8)))
+    return Step(model, torch.randn(batch, 32), loss=lambda output: output.sum(), optimizer=torch.optim.SGD)
+
+
+def made(tape: Tape, category: Category, step: int | None = None) -> list[int]:
+    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING)) & (tape.category == category)
+    return sorted(tape.size[born & (True if step is None else tape.step == step)].tolist())
+
+
+def rows(tape: Tape) -> list[tuple[Any, ...]]:
+    """What a tape tells, wherever its blocks lie, and whatever layer an optimizer's temporaries are counted to."""
+    names = ["action", "size", "category", "phase", "step", "op", "module"]
+    table = tape.to_pandas()[names].astype(object)
+    table.loc[(table["phase"] == "optimizer") & (table["category"] == "temporary"), "module"] = ""
+    return list(table.itertuples(index=False, name=None))
+
+
+def needed(of: Step, **knobs: Any) -> int:
+    return mx.peak(run(of, Knobs(**knobs), gpu="cpu").tape, "requested")[0]
+
+
+# -- what the tape says, by hand
+
+
+@pytest.fixture(scope="module")
+def measured() -> Tape:
+    return run(step(), gpu="cpu").tape
+
+
+def test_tape_is_measured_on_the_cpu(measured: Tape) -> None:
+    assert (measured.meta.source, measured.meta.device) == (Source.MEASURED, "cpu")
+    assert sorted(set(measured.step.tolist())) == [0, 1, 2]
+    assert Action.PREEXISTING not in measured.action
+
+
+def test_weights_are_copied_once(measured: Tape) -> None:
+    assert made(measured, Category.PARAMETER) == sorted(4 * weight for weight in WEIGHTS)
+
+
+def test_every_step_makes_a_gradient_of_each_weight(measured: Tape) -> None:
+    assert [made(measured, Category.GRADIENT, number) for number in (1, 2)] == [sorted(4 * w for w in WEIGHTS)] * 2
+
+
+def test_adamw_has_two_states_and_a_counter_of_each_weight(measured: Tape) -> None:
+    assert made(measured, Category.OPTIMIZER_STATE) == sorted([4 * w for w in WEIGHTS] * 2 + [4] * 4)
+
+
+def test_batch_is_copied_once(measured: Tape) -> None:
+    # 8 x 64 floats, and 8 targets of 8 bytes
+    assert made(measured, Category.INPUT) == [8 * 8, 8 * 64 * 4]
+
+
+def test_activations_are_those_of_the_layers(measured: Tape) -> None:
+    # The outputs of both linear layers and of ReLU, log_softmax, the loss, its weight and the gradient it begins with.
+    assert made(measured, Category.ACTIVATION, 1) == sorted([8 * 128 * 4, 8 * 128 * 4, 8 * 10 * 4, 8 * 10 * 4, 4, 4, 4])
+
+
+def test_peak_of_a_wide_batch_is_in_backward() -> None:
+    # 4096 samples of 128 floats are 2 MiB a tensor, and all weights are 37 KiB.
+    tape = run(step(4096), gpu="cpu").tape
+    assert Phase(int(tape.phase[mx.peak(tape)[1]])) is Phase.BACKWARD
+
+
+# -- knobs change what is measured
+
+
+ONE = 256 * 32 * 4  # the output of a layer of `deep`
+OF_DEEP = 16 * (32 * 32 + 32) * 4  # its weights
+
+
+def test_peak_as_written_has_the_outputs_of_all_layers() -> None:
+    # 16 of linear layers, kept by LeakyReLU, 15 of LeakyReLU, kept by the next layer, and the first gradient; the
+    # batch; the gradients of one layer's weights; the loss and the gradient that it begins with.
+    assert needed(deep()) == OF_DEEP + 32 * ONE + ONE + (32 * 32 + 32) * 4 + 8
+
+
+def test_checkpointing_needs_less() -> None:
+    # Of 32 are left the inputs of 7 blocks, 3 outputs of the block that is computed again, and a gradient. By then
+    # there are gradients of two layers' weights, not of one.
+    assert needed(deep()) - needed(deep(), checkpoint="every 1") == 21 * ONE - (32 * 32 + 32) * 4
+
+
+def test_in_place_activations_need_less() -> None:
+    # 16 outputs and a gradient in place of 32.
+    assert needed(deep()) - needed(deep(), inplace="on") == 15 * ONE
+
+
+def test_micro_batches_need_less() -> None:
+    # A quarter of 32 outputs; but gradients of all weights are there from the second micro-batch on.
+    assert needed(deep()) - needed(deep(), accumulation=4) == 24 * ONE - OF_DEEP
+
+
+def test_all_in_bf16_needs_half() -> None:
+    # The batch is there in fp32 beside its copy in bf16.
+    assert needed(deep(), precision="all bf16") == needed(deep()) // 2 + ONE
+
+
+def test_batch_of_the_knobs_is_run() -> None:
+    tape = run(step(), Knobs(batch=32), gpu="cpu").tape
+    assert 32 * 64 * 4 in made(tape, Category.INPUT)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        Knobs(precision="bf16"),
+        Knobs(precision="fp16"),
+        Knobs(precision="off"),
+        Knobs(optimizer="Adafactor"),
+        Knobs(update="fused"),
+        Knobs(update="in backward"),
+        Knobs(zero_grad="set to zero"),
+        Knobs(memory_format="channels last"),
+        Knobs(mode="inference"),
+        Knobs(frozen="0"),
+        Knobs(lora="2", lora_rank=2),
+    ],
+    ids=str,
+)
+def test_every_knob_runs_on_the_cpu(knobs: Knobs) -> None:
+    told = run(step(), knobs, gpu="cpu")
+    assert fits(told.tape)
+    assert told.applied.texts == run(step(), knobs).applied.texts
+
+
+def test_offload_says_that_there_is_nothing_to_move() -> None:
+    told = run(step(), Knobs(offload="saved tensors on the CPU"), gpu="cpu")
+    assert "nothing had to be moved" in " ".join(told.applied.notes)
+
+
+# -- beside the prediction: the same ops, and every difference explained
+
+
+# On a GPU two threads have a cuBLAS workspace each; from torch 2.15 on every product has one: two forward and three
+# backward in each of two steps, as the input needs no gradient.
+@pytest.mark.parametrize(("release", "workspaces"), [("2.14", 2), ("2.15", 2 * (2 + 3))])
+def test_measured_requests_are_the_predicted_ones_but_for_what_only_one_device_does(
+    release: str, workspaces: int
+) -> None:
+    of = step()
+    knobs = Knobs(update="per tensor")  # a GPU would take foreach, a CPU does not
+    measured = run(of, knobs, gpu="cpu").tape
+    predicted = run(of, knobs, gpu="T4", release=release).tape
+
+    def requests(tape: Tape) -> Counter[tuple[str, int]]:
+        born = np.flatnonzero(tape.action == Action.ALLOC)
+        names = [tape.ops[number] if number >= 0 else "" for number in tape.op[born]]
+        return Counter(zip(names, tape.size[born].tolist(), strict=True))
+
+    here, there = requests(measured), requests(predicted)
+    only_here, only_there = here - there, there - here
+    # On the CPU the batch is copied once (8 x 64 floats, 8 integers); on a GPU it is moved there in both steps.
+    # Adam's counters are on the CPU: they are on the tape of the CPU alone.
+    assert only_here == {("aten::clone", 2048): 1, ("aten::clone", 64): 1, ("aten::lift_fresh", 4): 4}
+    # 8 519 680 bytes for the kernels of compute capability 7.5
+    assert sum(count for (_, size), count in only_there.items() if size == 8_519_680) == workspaces
+    rest = {key: count for key, count in only_there.items() if key[1] != 8_519_680}
+    assert rest == {("aten::_to_copy", 2048): 2, ("aten::_to_copy", 64): 2}
+
+
+# -- nothing of the user's is changed
+
+
+def everything(of: Step) -> list[Any]:
+    model = of.model
+    assert isinstance(model, nn.Module)
+    tensors = [*model.parameters(), *model.buffers(), *of.batch]
+    return [
+        [(id(value), value.data_ptr(), value.clone().tolist(), value.requires_grad) for value in tensors],
+        [weight.grad for weight in model.parameters()],
+        [(module.training, list(vars(module)), list(module._forward_hooks)) for module in model.modules()],
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+    ]
+
+
+class Careless(nn.Module):
+    """Changes all that it has, and draws numbers from everywhere."""
+
+    def __init__(self, then: str = "") -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(64, 16), nn.BatchNorm1d(16)
+        self.second, self.then, self.calls = nn.Linear(16, 10), then, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        random.random(), np.random.rand(), x.add_(1)
+        self.calls += 1
+        self.last = hidden = torch.dropout(self.norm(self.first(x)), 0.5, True)
+        if self.then == "fails":
+            raise ZeroDivisionError
+        return self.second(hidden)
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), Knobs(precision="all bf16"), Knobs(lora="first"), Knobs(mode="inference")])
+def test_model_batch_and_random_states_are_as_they_were(knobs: Knobs) -> None:
+    of = step(model=Careless())
+    weights = list(of.model.parameters())  # type: ignore[union-attr]
+    weights[0].grad = torch.ones(16, 64)
+    before = everything(of)
+    run(of, knobs, gpu="cpu")
+    assert everything(of) == before
+    assert weights[0].grad.sum() == 16 * 64
+
+
+def test_all_is_as_it_was_after_an_error_and_the_error_holds_no_tensor() -> None:
+    of = step(model=Careless("fails"))
+    before = everything(of)
+    seen: list[weakref.ref[Any]] = []
+    of.model.norm.register_forward_hook(lambda module, args, output: seen.append(weakref.ref(output)))  # type: ignore[union-attr]
+    before = everything(of)
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(of, gpu="cpu")
+    gc.collect()
+    assert everything(of) == before
+    assert seen
+    assert not any(reference() is not None for reference in seen)
+    # The lines are still there.
+    assert "raise ZeroDivisionError" in "".join(traceback.format_exception(caught.value))
+
+
+def test_nothing_of_a_run_stays_alive() -> None:
+    seen: list[weakref.ref[Any]] = []
+    of = step()
+    of.model[0].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(output)))  # type: ignore[index]
+    told = run(of, gpu="cpu")
+    gc.collect()
+    assert len(told.tape)
+    assert seen
+    assert not any(reference() is not None for reference in seen)
+
+
+def test_building_function_is_called_once_for_real() -> None:
+    calls = []
+    of = step(model=lambda: calls.append(active()) or network())
+    run(of, gpu="cpu")
+    run(of, Knobs(batch=4), gpu="cpu")
+    assert [on is None for on in calls] == [False, True]  # for the prediction, and for real
+
+
+def test_optimizer_that_exists_keeps_its_groups() -> None:
+    model = network()
+    groups = [{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters()}]
+    told = run(step(model=model, optimizer=torch.optim.SGD(groups, lr=0.1)), gpu="cpu")
+    # Only the first layer's weights have momentum.
+    assert made(told.tape, Category.OPTIMIZER_STATE) == sorted(4 * weight for weight in WEIGHTS[:2])
+
+
+def test_loss_that_holds_the_model_itself_has_the_weights_of_the_run() -> None:
+    model = network()
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target) + model[0].weight.pow(2).sum()
+
+    before = model[0].weight.clone()
+    assert fits(run(step(model=model, loss=loss), gpu="cpu").tape)
+    assert torch.equal(model[0].weight, before)
+
+
+# -- numbers
+
+
+def test_time_is_measured_and_flops_are_those_of_the_prediction() -> None:
+    told, numbers = measure(step(), gpu="cpu")
+    assert 0 < told.seconds < 60
+    assert numbers.seconds == told.seconds
+    assert numbers.source is Source.MEASURED
+    # forward and the gradient of the weights of both layers, and of the input of the second; a multiply-add is two
+    assert numbers.flops == 2 * 8 * (2 * 64 * 128 + 3 * 128 * 10)
+    assert numbers.capacity == targets.memory()
+
+
+def test_time_of_a_step_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three steps of 0.5, 0.2 and 0.4 s: then a second is over.
+    times = iter([0.0, 0.5, 0.5, 0.7, 0.7, 1.1])
+    monkeypatch.setattr(real_run, "_clock", lambda device: times.__next__)
+    assert run(step(), gpu="cpu").seconds == pytest.approx(0.2)
+
+
+def test_measured_and_predicted_times_are_not_compared() -> None:
+    of = step()
+    as_written, elsewhere = measure(of, gpu="cpu")[1], measure(of, Knobs(gpu="T4"), gpu="cpu")[1]
+    assert elsewhere.source is Source.PREDICTED
+    assert math.isnan(slow_down(elsewhere, as_written))
+
+
+def test_gpu_of_the_knobs_is_virtual() -> None:
+    told = run(step(), Knobs(gpu="T4"), gpu="cpu")
+    assert told.tape.replace(stacks=()).equals(run(step()).tape.replace(stacks=()))
+
+
+def test_sweep_on_the_cpu_runs_here_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "spawned", lambda count: pytest.fail("a process was started"))
+    found = mx.sweep(step(), [Knobs(batch=size) for size in (2, 4, 16)], gpu="cpu", progress=None)
+    table = found.to_pandas()
+    assert set(table["source"]) == {"measured"}
+    assert set(table["gpu"]) == {"cpu"}
+    assert table["slow_down"].notna().all()
+
+
+# -- what makes no sense is one clear error
+
+
+def test_allocator_settings_need_a_gpu() -> None:
+    with pytest.raises(ValueError, match="which a CPU does not have"):
+        run(step(), Knobs(settings="expandable_segments:True"), gpu="cpu")
+
+
+def test_there_is_no_gpu_here() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert targets.here() == "T4"
+    with pytest.raises(ValueError, match="finds no GPU on this machine"):
+        run(step(), gpu="cuda")
+
+
+def test_real_device_follows_the_torch_that_is_installed() -> None:
+    with pytest.raises(ValueError, match="another release needs a virtual GPU"):
+        run(step(), gpu="cpu", release="2.11")
+
+
+def test_real_device_is_refused_while_a_virtual_gpu_is_on() -> None:
+    with mx.virtual("T4"), pytest.raises(RuntimeError, match="a virtual Tesla T4 is on"):
+        run(step(), gpu="cpu")
+
+
+def test_model_of_a_virtual_gpu_has_no_values_to_run_with() -> None:
+    with mx.virtual("T4"):
+        model = network().cuda()
+    with pytest.raises(ValueError, match="has no values"):
+        run(step(model=model), gpu="cpu")
+
+
+def test_executor_is_refused() -> None:
+    with pytest.raises(TypeError, match="one setting after another"):
+        mx.sweep(step(), [], gpu="cpu", executor=object(), progress=None)  # type: ignore[arg-type]
+
+
+def test_setting_that_needs_more_memory_than_there_is_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "available_memory", lambda: MIB)
+    monkeypatch.setattr(real_run, "run", lambda *_: pytest.fail("it was run"))
+    with pytest.raises(MemoryError, match=r"batch 65536: not run, as it would need \d+ MiB by prediction"):
+        run(step(), Knobs(batch=65536), gpu="cpu")
+
+
+def test_step_that_no_virtual_gpu_can_run_is_run_without_flops() -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if model[0].weight.is_cuda:  # type: ignore[index,union-attr]
+            raise NotImplementedError("needs values")
+        return model(batch[0]).sum()
+
+    told = run(step(loss=loss), gpu="cpu")
+    assert told.cost.flops == 0
+    assert told.applied.notes == (
+        "FLOPs are not known, since no virtual GPU can run this step: NotImplementedError: needs values",
+    )
+
+
+# -- the code for CUDA, on a virtual GPU on which others have tensors
+
+
+def held_by_others() -> list[torch.Tensor]:
+    """Tensors that leave gaps in small and in large segments."""
+    sizes = (100, 3 * MIB, 5 * MIB, 700, 1000 * 1024, 21 * MIB)
+    tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    return [tensors[0], tensors[2], tensors[4]]
+
+
+CUDA_KNOBS = [
+    Knobs(),
+    Knobs(precision="bf16"),
+    Knobs(precision="fp16"),
+    Knobs(precision="all bf16"),
+    Knobs(accumulation=2, batch=16),
+    Knobs(checkpoint="every 1"),
+    Knobs(update="fused"),
+    Knobs(update="in backward"),
+    Knobs(lora="0"),
+    Knobs(offload="saved tensors on the CPU"),
+    Knobs(mode="inference"),
+]
+
+
+@pytest.mark.parametrize("knobs", CUDA_KNOBS, ids=str)
+def test_run_among_others_is_the_run_of_a_fresh_process(knobs: Knobs) -> None:
+    of = step(model=nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(), nn.Linear(256, 10)))
+    before = everything(of)
+    expected = trial.traced(of, knobs).tape
+    with mx.virtual("T4"):
+        others = held_by_others()
+        ran = real_run.run(of, knobs, torch.device("cuda"), 2)
+    nothing = Tape.from_columns({"action": [], "address": [], "size": []}, meta=ran.tape.meta)
+    mine, held = isolation.without_others(ran.tape, nothing)
+    # A small segment of 2 MiB, one of 20 MiB with the 5 MiB; that of the 21 MiB was given back.
+    assert held == 22 * MIB
+    assert rows(mine) == rows(expected)
+    assert mx.peak(mine, "reserved") == mx.peak(expected, "reserved")
+    assert len(others) == 3
+    assert everything(of) == before
+
+
+def test_gpu_gets_all_memory_of_a_run_back_and_others_keep_theirs() -> None:
+    with mx.virtual("T4"):
+        others = held_by_others()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        with real_run.borrowed(torch.device("cuda")):
+            during = torch.cuda.memory_reserved()
+            mine = torch.empty(30 * MIB, device="cuda", dtype=torch.uint8)
+            del mine
+        assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+        # The gaps are filled within the segments that are there.
+        assert during == before[1]
+        assert len(others) == 3
+
+
+def test_running_out_of_memory_ends_the_tape_and_leaves_the_rest() -> None:
+    of = step(1 << 14, model=nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), loss=lambda output, _: output.sum())
+    before = everything(of)
+    with mx.virtual("40MiB"):
+        ran = real_run.run(of, Knobs(), torch.device("cuda"), 2)
+        assert torch.cuda.memory_allocated() <= 2 * 8_519_680  # cuBLAS's own
+    assert np.count_nonzero(ran.tape.action == Action.OOM) == 1
+    assert math.isnan(ran.seconds)
+    assert everything(of) == before
+
+
+def test_storage_that_was_there_is_used_where_an_op_is_given_it() -> None:
+    mode = CudaMode(torch.device("cpu"))
+    given, other = torch.ones(100), torch.ones(200)
+    with mode:
+        torch.stack([given, given]).sum()
+    noted = [event for event in mode.recorder.events if event[1] == Action.PREEXISTING]
+    assert [(event[2], event[3]) for event in noted] == [(given.data_ptr(), 400)]
+    assert other.data_ptr() not in {event[2] for event in noted}
+
+
+def test_what_others_hold_is_left_out_but_for_what_the_run_uses() -> None:
+    meta = Meta(Source.IMPORTED, "cuda:0")
+    there, alloc, free, done = Action.PREEXISTING, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
+    history = Tape.from_columns(
+        {
+            "action": [*[Action.SEGMENT_ALLOC] * 3, there, there, there, there, Action.SEGMENT_ALLOC, alloc]
+            + [free, done, Action.SEGMENT_FREE],
+            "address": [0, 4096, 8192, 0, 4096, 4608, 8192, 16384, 16384, 8192, 8192, 8192],
+            "size": [2048, 4096, 4096, 512, 512, 512, 512, 2048, 512, 512, 512, 4096],
+        },
+        meta=meta,
+    )
+    noted = Tape.from_columns({"action": [there, alloc], "address": [4608, 16384], "size": [512, 512]}, meta=meta)
+    mine, held = isolation.without_others(history, noted)
+    # Of the first and the third segment nothing was used, and the third was given back by who had it.
+    assert held == 2048 + 4096
+    kinds = [Action.SEGMENT_ALLOC, there, Action.SEGMENT_ALLOC, alloc]
+    assert list(zip(mine.action.tolist(), mine.address.tolist(), strict=True)) == list(
+        zip(kinds, [4096, 4608, 16384, 16384], strict=True)
+    )
+    assert mx.peak(mine, "reserved")[0] == 4096 + 2048
+
+
+def test_twin_of_a_gpu_is_its_entry_with_its_memory() -> None:
+    from memexplore.recorder import cuda
+
+    with mx.virtual("RTX 3060 8GB"):
+        found = cuda.twin(torch.device("cuda"))
+    assert (found.key, found.total) == ("RTX 3060 8GB", mx.gpus().loc["RTX 3060 8GB", "total"])
+
+
+def test_twin_of_an_unknown_gpu_is_one_of_its_size_and_compute_capability() -> None:
+    from memexplore.recorder import cuda
+
+    with mx.virtual("24GiB"):
+        found = cuda.twin(torch.device("cuda"))
+    assert (found.total, found.compute_capability) == (24 * 1024**3, (8, 0))
+    assert "does not know this card" in found.note
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("knobs", CUDA_KNOBS, ids=str)
+def test_gpu_measures_what_was_predicted(knobs: Knobs) -> None:
+    of = step(256, model=nn.Sequential(nn.Linear(64, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 10)))
+    before = torch.cuda.memory_allocated()
+    measured, predicted = run(of, knobs, gpu="cuda").tape, trial.traced(of, knobs, gpu=targets.twin("cuda")).tape
+    assert measured.meta.source is Source.MEASURED
+    assert mx.peak(measured)[0] == mx.peak(predicted)[0]
+    assert mx.peak(measured, "reserved")[0] == mx.peak(predicted, "reserved")[0]
+    assert torch.cuda.memory_allocated() == before

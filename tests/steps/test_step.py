@@ -1,0 +1,155 @@
+"""A step as a value: batches of other sizes, micro-batches, and who works out the loss."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import memexplore as mx
+from memexplore.steps.step import Step
+from memexplore.virtual_gpu.patches.device_names import is_virtual
+
+LINEAR = nn.Linear(4, 2)
+IMAGES = torch.randn(2, 3, 8, 12), torch.zeros(2, 1, 8, 12), torch.tensor([1, 0])
+TOKENS = {"input_ids": torch.arange(12).reshape(2, 6), "labels": torch.arange(12).reshape(2, 6), "flag": True}
+
+
+def shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(value.shape) for value in pytree.tree_leaves(batch) if isinstance(value, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "input_size"),
+    [(torch.zeros(5, 4), 5, None), (IMAGES, 2, 8), (TOKENS, 2, 6), ((torch.zeros(3, 7, 16),), 3, 7)],
+)
+def test_sizes_of_a_batch(batch: Any, size: int, input_size: int | None) -> None:
+    step = Step(LINEAR, batch)
+    assert (step.batch_size, step.input_size) == (size, input_size)
+
+
+def test_a_batch_of_another_size() -> None:
+    assert shapes(Step(LINEAR, IMAGES).batch_of(5)) == [(5, 3, 8, 12), (5, 1, 8, 12), (5,)]
+    assert shapes(Step(LINEAR, TOKENS).batch_of(1)) == [(1, 6), (1, 6)]
+
+
+def test_images_keep_their_proportions() -> None:
+    assert shapes(Step(LINEAR, IMAGES).batch_of(None, 16)) == [(2, 3, 16, 24), (2, 1, 16, 24), (2,)]
+
+
+def test_sequences_of_another_length() -> None:
+    assert shapes(Step(LINEAR, TOKENS).batch_of(4, 9)) == [(4, 9), (4, 9)]
+
+
+def test_an_input_size_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match="neither images nor sequences"):
+        Step(LINEAR, torch.zeros(4, 4)).batch_of(None, 3)
+
+
+def test_samples_are_taken_again_and_again() -> None:
+    batch = torch.tensor([[1.0], [2.0]])
+    assert Step(LINEAR, batch).batch_of(5)[:, 0].tolist() == [1, 2, 1, 2, 1]
+
+
+def test_large_batches_are_real_where_no_virtual_gpu_is_on() -> None:
+    step = Step(LINEAR, torch.ones(2, 1 << 18))  # 2 MiB
+    assert not is_virtual(step.batch_of(4))
+    with mx.virtual("T4"):
+        assert is_virtual(step.batch_of(4))
+        assert not is_virtual(Step(LINEAR, torch.ones(2, 4)).batch_of(4))
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_micro_batches_are_the_batch(count: int, share: int) -> None:
+    samples = count * share
+    batch = {"x": torch.arange(samples * 3).reshape(samples, 3), "y": torch.arange(samples), "scale": torch.tensor(2.0)}
+    step = Step(LINEAR, batch)
+    parts = list(step.micro_batches(batch, count))
+    assert len(parts) == count
+    for name in ("x", "y"):
+        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+    assert all(part["scale"] is batch["scale"] for part in parts)
+
+
+def test_micro_batches_of_different_sizes_are_refused() -> None:
+    step = Step(LINEAR, torch.zeros(4, 4))
+    with pytest.raises(ValueError, match="accumulation=3 does not divide the batch of 4; write one of its divisors"):
+        list(step.micro_batches(step.batch, 3))
+
+
+def bags(batch: Any, samples: int) -> Any:
+    """So many bags of three entries, and where each begins."""
+    return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
+
+
+def test_a_batch_that_knows_how_it_grows() -> None:
+    step = Step(nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resized=bags)
+    assert (step.batch_size, step.input_size) == (4, None)
+    assert step.batch_of() == step.batch
+    assert shapes(step.batch_of(6)) == [(18,), (6,)]
+    assert [shapes(part) for part in step.micro_batches(step.batch_of(6), 3, 6)] == [[(6,), (2,)]] * 3
+
+
+def test_a_batch_whose_samples_nobody_can_tell_apart_is_fixed() -> None:
+    step = Step(LINEAR, torch.zeros(5, 4), samples=1)
+    assert step.batch_of(1) is not None
+    with pytest.raises(ValueError, match="no tensor of the batch has its 1 sample along the first dimension"):
+        step.batch_of(2)
+    with pytest.raises(ValueError, match="accumulation=2 does not divide the batch of 1"):
+        list(step.micro_batches(step.batch, 2))
+
+
+class Answers(nn.Module):
+    def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+        return SimpleNamespace(loss=x.sum(), logits=x)
+
+
+ONES = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss", "expected"),
+    [
+        (ONES, torch.mean, 1),
+        ((ONES, ONES * 3), nn.functional.mse_loss, 4),  # (3 - 1) squared
+        ((ONES, ONES, ONES), lambda output, one, two: (output + one + two).sum(), 12),  # 3 of each of 4
+        ({"input": ONES}, lambda output, batch: (output + batch["input"]).sum(), 8),
+        ((ONES, ONES), lambda model, batch: model(batch[0] + batch[1]).sum(), 8),
+        (ONES.sum()[None], None, None),
+    ],
+)
+def test_who_works_out_the_loss(batch: Any, loss: Any, expected: float | None) -> None:
+    step = Step(nn.Identity(), batch, loss=loss)
+    if expected is None:
+        with pytest.raises(TypeError, match="the model's output has no loss"):
+            step.loss_of(step.model, batch)
+    else:
+        assert step.loss_of(step.model, batch).item() == expected
+
+
+def test_the_loss_of_the_output() -> None:
+    step = Step(Answers(), {"x": ONES, "labels": ONES})
+    assert step.loss_of(step.model, step.batch).item() == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(TypeError, (3, ONES)), (TypeError, (LINEAR, ONES, 3)), (ValueError, (LINEAR, {})), (ValueError, (LINEAR, 3))],
+)
+def test_what_is_no_step(kind: type[Exception], given: tuple[Any, ...]) -> None:
+    with pytest.raises(kind):
+        Step(*given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(ValueError, {"samples": 0}), (ValueError, {"samples": 2.0}), (TypeError, {"resized": 3})]
+)
+def test_what_is_no_number_of_samples(kind: type[Exception], given: dict[str, Any]) -> None:
+    with pytest.raises(kind):
+        Step(LINEAR, ONES, **given)

@@ -1,0 +1,156 @@
+"""What is not traced again is what a trace says, row for row, on every model family."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.recorder.recorder import Recorder
+from memexplore.steps.step import Step
+from memexplore.steps.trial import run, traced
+from memexplore.tape import Action, Phase
+from tests.families import FAMILIES
+
+pytest.importorskip("transformers")
+GPU = "A100-80GB"
+
+
+def graphs(batch: Any, samples: int) -> Any:
+    """So many graphs as the first one side by side, which are one graph."""
+    features, edges, labels, labelled = (value[:200] if value.shape[0] != 2 else value[:, :1000] for value in batch)
+    shifted = torch.cat([edges + 200 * number for number in range(samples)], 1)
+    return features.repeat(samples, 1), shifted, labels.repeat(samples), labelled.repeat(samples)
+
+
+def visits(batch: Any, samples: int) -> Any:
+    """So many visits, each with three entries of each category."""
+    return (
+        torch.zeros(samples, 8),
+        torch.zeros(4, 3 * samples, dtype=torch.long),
+        torch.arange(0, 3 * samples, 3),
+        torch.zeros(samples),
+    )
+
+
+RESIZED = {"graph": {"samples": 1, "resized": graphs}, "recommender": {"resized": visits}}
+"""How a batch whose samples do not lie along the first dimension gets another number of them."""
+
+
+@functools.cache
+def step_of(name: str) -> Step:
+    family = FAMILIES[name]
+
+    def loss(model: nn.Module, batch: Any) -> Iterator[torch.Tensor]:
+        return family.losses(model, batch)
+
+    return Step(lambda: family.build().train(), family.batch("cpu"), loss=loss, **RESIZED.get(name, {}))
+
+
+def same(step: Step, knobs: Knobs) -> None:
+    quick = run(step, knobs, gpu=GPU)
+    plain = traced(step, knobs, gpu=GPU)
+    assert quick.tape.equals(plain.tape)
+    assert quick.tape.meta == plain.tape.meta
+    assert quick.applied == plain.applied
+    assert quick.cost.flops == plain.cost.flops
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_quick_answer_is_that_of_a_trace(name: str) -> None:
+    step = step_of(name)
+    run(step, gpu=GPU)
+    same(step, Knobs(settings="expandable_segments:True"))
+    same(step, Knobs(batch=2 * step.batch_size))
+    same(step, Knobs(batch=step.batch_size + 1))
+
+
+@pytest.mark.parametrize("name", ["gan", "graph", "recommender"])
+@pytest.mark.parametrize("knobs", [Knobs(precision="bf16"), Knobs(accumulation=2), Knobs(mode="inference")], ids=str)
+def test_quick_answer_of_unusual_steps_in_every_loop(name: str, knobs: Knobs) -> None:
+    step = step_of(name)
+    batch = 2 * step.batch_size
+    run(step, knobs.replace(batch=batch), gpu=GPU)
+    same(step, knobs.replace(batch=2 * batch))
+
+
+def test_several_losses_go_backward_one_after_the_other() -> None:
+    tape = run(step_of("gan"), gpu=GPU).tape
+    first = (tape.action == Action.MARK) & (tape.step == 1)
+    # The discriminator's loss, then the generator's, then one optimizer.
+    assert [Phase(phase).text for phase in tape.phase[first]] == [
+        *("forward", "backward") * 2, "optimizer", "other",
+    ]  # fmt: skip
+
+
+def deep(width: int = 64) -> Step:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(6)))
+    return Step(model, torch.zeros(8, width), loss=torch.mean)
+
+
+def test_only_the_first_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = deep()
+    run(step, gpu=GPU)
+    phases = []
+    alloc = Recorder.alloc
+    monkeypatch.setattr(Recorder, "alloc", lambda self, *rest: phases.append(self.step) or alloc(self, *rest))
+    tape = run(step, Knobs(batch=16), gpu=GPU).tape
+    assert set(phases) == {0, 1}
+    assert set(tape.step.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        Knobs(precision="fp16", batch=16),
+        Knobs(optimizer="SGD with momentum", update="per tensor", batch=16),
+        Knobs(zero_grad="set to zero", batch=16),
+        Knobs(accumulation=4, batch=16),
+        Knobs(mode="inference", batch=16),
+        Knobs(settings="max_split_size_mb:32", batch=16),
+    ],
+    ids=str,
+)
+def test_every_loop_is_repeated_exactly(knobs: Knobs) -> None:
+    step = deep()
+    run(step, knobs.replace(batch=8), gpu=GPU)
+    same(step, knobs)
+
+
+def test_a_step_that_differs_is_traced() -> None:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        # From sixteen samples on, twice as deep.
+        return model(model(batch) if len(batch) >= 16 else batch).mean()
+
+    step = Step(deep().model, torch.zeros(8, 64), loss=loss)
+    run(step, gpu=GPU)
+    same(step, Knobs(batch=16))
+
+
+def test_a_second_step_unlike_the_first_is_traced_every_time() -> None:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        calls.append(len(batch))
+        # Every second call has another output, which no request of the first step is like.
+        return model(batch).mean() if len(calls) % 2 else model(torch.cat([batch, batch])).sum()
+
+    step = Step(deep().model, torch.zeros(8, 64), loss=loss)
+    run(step, gpu=GPU)
+    assert len(calls) == 2
+    same(step, Knobs(batch=16))
+
+
+def test_optimizer_state_of_the_second_step_is_not_made_again() -> None:
+    step = deep()
+    run(step, gpu=GPU)
+    tape = run(step, Knobs(batch=32), gpu=GPU).tape
+    made = (tape.phase == Phase.OPTIMIZER) & (tape.action == Action.ALLOC)
+    # 12 weights with two states each in the first step; both steps have the temporaries of foreach.
+    assert np.count_nonzero(made & (tape.step == 1)) - np.count_nonzero(made & (tape.step == 2)) == 24

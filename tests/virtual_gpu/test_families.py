@@ -1,0 +1,302 @@
+"""Model families train on the virtual GPU, in three precisions, with and without checkpoints."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memexplore as mx
+from memexplore.analysis.summary import ends
+from memexplore.tape import Action, Category, Phase
+from tests.families import FAMILIES
+
+pytest.importorskip("transformers")
+
+
+class Precision(enum.Enum):
+    """How a step computes; the values are the types of its matrix products."""
+
+    FULL = torch.float32
+    HALF = torch.float16
+    """Autocast to float16 with a GradScaler."""
+    BRAIN = torch.bfloat16
+    """Autocast to bfloat16."""
+
+
+class Memory(enum.Enum):
+    PLAIN = "plain"
+    CHECKPOINTED = "checkpointed"
+
+
+class Run(NamedTuple):
+    tape: mx.Tape
+    allocated: list[int]
+    """`memory_allocated()` after every step, with neither gradients nor a batch left."""
+    requested: list[int]
+    """Requested bytes at the same moments."""
+
+
+class Real(NamedTuple):
+    """What a family is on the CPU, where it really trains for a step; sizes in bytes."""
+
+    parameters: list[int]
+    trained: list[int]
+    """The parameters that got a gradient."""
+    flat: list[int]
+    """Those parameters where all weights of a recurrent layer are one block, as cuDNN keeps them."""
+    buffers: list[int]
+
+
+def _flat(model: nn.Module, chosen: set[int]) -> list[int]:
+    """Bytes of the blocks in which the chosen parameters lie, recurrent layers as one."""
+    sizes: dict[int, int] = {}
+    for module in model.modules():
+        own = [weight for weight in module.parameters(recurse=False) if id(weight) in chosen]
+        if isinstance(module, nn.RNNBase):
+            sizes[id(module)] = sum(weight.nbytes for weight in own)
+        else:
+            sizes |= {id(weight): weight.nbytes for weight in own}
+    return sorted(sizes.values())
+
+
+@functools.cache
+def real(name: str) -> Real:
+    family = FAMILIES[name]
+    model = family.build().train()
+    for loss in family.losses(model, family.batch("cpu")):
+        loss.backward()
+    everything = list(model.parameters())
+    trained = [weight for weight in everything if weight.grad is not None]
+    return Real(
+        _flat(model, {id(weight) for weight in everything}),
+        [weight.nbytes for weight in trained],
+        _flat(model, {id(weight) for weight in trained}),
+        sorted(buffer.nbytes for buffer in model.buffers() if buffer.nbytes),
+    )
+
+
+def train(name: str, precision: Precision, memory: Memory, steps: int = 3) -> Run:
+    family, autocast = FAMILIES[name], precision is not Precision.FULL
+    allocated: list[int] = []
+    requested: list[int] = []
+
+    def run() -> None:
+        model = family.build().to("cuda").train()
+        if memory is Memory.CHECKPOINTED:
+            family.checkpoint(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cuda", enabled=precision is Precision.HALF)
+        for _ in range(steps):
+            losses = family.losses(model, family.batch("cuda"))
+            while True:
+                with torch.autocast("cuda", precision.value, enabled=autocast):
+                    loss = next(losses, None)
+                if loss is None:
+                    break
+                scaler.scale(loss).backward()
+            del losses
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            allocated.append(torch.cuda.memory_allocated())
+            requested.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
+
+    # From torch 2.15 on a product of matrices gives its workspace back: here the rules of one release hold everywhere.
+    return Run(mx.simulate(run, gpu="A100", torch="2.13"), allocated, requested)
+
+
+@functools.cache
+def trained(name: str, precision: Precision, memory: Memory) -> Run:
+    return train(name, precision, memory)
+
+
+each = pytest.mark.parametrize("name", FAMILIES)
+precise = pytest.mark.parametrize("precision", Precision, ids=lambda precision: precision.name.lower())
+mixed = pytest.mark.parametrize("precision", [Precision.HALF, Precision.BRAIN], ids=["half", "brain"])
+checkpointed = pytest.mark.parametrize("memory", Memory, ids=lambda memory: memory.value)
+
+
+def every(function):
+    return each(precise(checkpointed(function)))
+
+
+def taken(tape: mx.Tape, category: Category) -> list[int]:
+    """Bytes of the requests of a category."""
+    return sorted(tape.size[(tape.action == Action.ALLOC) & (tape.category == category)].tolist())
+
+
+def _begins(tape: mx.Tape, phase: Phase, step: int = 2) -> int:
+    """The row at which a step's phase begins for the first time."""
+    return int(np.flatnonzero((tape.action == Action.MARK) & (tape.phase == phase) & (tape.step == step))[0])
+
+
+def gradients(tape: mx.Tape) -> list[int]:
+    """Bytes of the gradients that the second step's optimizer finds."""
+    optimizer = _begins(tape, Phase.OPTIMIZER)
+    found = (tape.action == Action.ALLOC) & (tape.category == Category.GRADIENT) & (ends(tape) > optimizer)
+    return sorted(tape.size[:optimizer][found[:optimizer]].tolist())
+
+
+def alive_after_forward(tape: mx.Tape, step: int = 2) -> int:
+    """Bytes that a forward pass made and left for its backward pass."""
+    backward = _begins(tape, Phase.BACKWARD, step)
+    made = (tape.action == Action.ALLOC) & (tape.phase == Phase.FORWARD) & (tape.step == step)
+    made[backward:] = False
+    return int(tape.size[made & (ends(tape) > backward)].sum())
+
+
+def assumptions(tape: mx.Tape) -> list[str]:
+    return [note for note in tape.meta.notes if note.startswith("assumed")]
+
+
+# --- a step runs, and what lasts is what arithmetic says ------------------------------------------------------------
+
+
+@every
+def test_three_steps_run_through_all_phases(name, precision, memory):
+    tape = trained(name, precision, memory).tape
+    assert not (tape.action == Action.OOM).any()
+    for step in (1, 2, 3):
+        assert {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER} <= set(tape.phase[tape.step == step].tolist())
+
+
+@every
+def test_parameters_and_buffers_are_the_real_model_s(name, precision, memory):
+    tape = trained(name, precision, memory).tape
+    assert taken(tape, Category.PARAMETER) == real(name).parameters
+    assert taken(tape, Category.BUFFER) == real(name).buffers
+
+
+@every
+def test_gradients_are_those_that_the_cpu_really_gets(name, precision, memory):
+    tape = trained(name, precision, memory).tape
+    assert gradients(tape) == real(name).flat
+
+
+@every
+def test_adamw_keeps_two_numbers_a_trained_parameter_on_the_gpu_and_its_count_on_the_cpu(name, precision, memory):
+    # exp_avg and exp_avg_sq on the GPU; `step` is a float on the CPU: torch/optim/adam.py, _init_group
+    tape = trained(name, precision, memory).tape
+    assert taken(tape, Category.OPTIMIZER_STATE) == sorted(2 * real(name).trained)
+
+
+@every
+def test_every_step_ends_with_the_same_memory(name, precision, memory):
+    run = trained(name, precision, memory)
+    assert len(set(run.allocated)) == len(set(run.requested)) == 1
+
+
+CUBLAS = 2 * 4 * 1024**2 + 8 * 16 * 1024
+"""One cuBLAS workspace of an A100; forward and backward have one each where matrices are multiplied."""
+
+
+@every
+def test_what_a_step_leaves_is_a_plain_sum(name, precision, memory):
+    run, model = trained(name, precision, memory), real(name)
+    workspaces = taken(run.tape, Category.WORKSPACE).count(CUBLAS)
+    assert workspaces in (0, 2)
+    # GradScaler: its scale, a float, and its count of steps since it grew, an int
+    scaler = 8 if precision is Precision.HALF else 0
+    kept = sum(model.parameters) + sum(model.buffers) + 2 * sum(model.trained)
+    assert run.requested[-1] == kept + scaler + workspaces * CUBLAS
+
+
+# --- what the knobs do ----------------------------------------------------------------------------------------------
+
+
+@each
+@precise
+def test_checkpoints_leave_less_for_the_backward_pass(name, precision):
+    plain, saving = (trained(name, precision, memory).tape for memory in Memory)
+    assert alive_after_forward(saving) < alive_after_forward(plain)
+
+
+@each
+@precise
+def test_checkpoints_leave_the_gradients_as_they_are(name, precision):
+    plain, saving = (trained(name, precision, memory).tape for memory in Memory)
+    assert gradients(saving) == gradients(plain)
+
+
+# What PyTorch does for float16 alone, and the ops in which it shows.
+_HALF_ALONE = {
+    # Depthwise convolutions: use_cudnn_depthwise in Convolution.cpp
+    "efficientnet": {"convolution", "convolution_backward"},
+    # float16 to float32 within one softmax kernel: SoftMax.cpp
+    "mixtral": {"_softmax", "_softmax_backward_data", "_to_copy"},
+    "qwen2moe": {"_softmax", "_softmax_backward_data", "_to_copy"},
+    "wav2vec2": {"_log_softmax", "_log_softmax_backward_data", "_to_copy"},
+}
+
+
+@each
+@checkpointed
+def test_both_half_types_request_the_same_within_the_model(name, memory):
+    def within(precision: Precision) -> list[int]:
+        tape = trained(name, precision, memory).tape
+        apart = [f"aten::{op}" in tape.ops and tape.ops.index(f"aten::{op}") for op in _HALF_ALONE.get(name, ())]
+        chosen = (tape.action == Action.ALLOC) & (tape.step == 2) & (tape.module >= 0) & ~np.isin(tape.op, apart)
+        return tape.size[chosen].tolist()
+
+    assert within(Precision.HALF) == within(Precision.BRAIN)
+
+
+def products(tape: mx.Tape) -> int:
+    """Bytes of the results of linear layers and convolutions in the second forward pass.
+
+    Batched products are left out: whether there are any depends on the kernel of attention, which the type chooses.
+    """
+    numbers = [number for number, op in enumerate(tape.ops) if op in ("aten::convolution", "aten::addmm", "aten::mm")]
+    made = (tape.action == Action.ALLOC) & (tape.phase == Phase.FORWARD) & (tape.step == 2)
+    return int(tape.size[made & np.isin(tape.op, numbers) & (tape.category != Category.WORKSPACE)].sum())
+
+
+@each
+@mixed
+def test_products_take_half_under_autocast(name, precision):
+    full, half = (trained(name, kind, Memory.PLAIN).tape for kind in (Precision.FULL, precision))
+    # 4 bytes a number before, 2 after
+    assert products(full) == 2 * products(half)
+
+
+# Batches so small that the half copies of the weights, kept for the backward pass, outweigh what the layers save.
+_MORE_WEIGHT_THAN_WORK = {"detector", "vae", "vit", "mamba", "whisper", "lstm", "gru", "operator"}
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - _MORE_WEIGHT_THAN_WORK))
+@mixed
+def test_autocast_leaves_less_for_the_backward_pass(name, precision):
+    full, half = (trained(name, kind, Memory.PLAIN).tape for kind in (Precision.FULL, precision))
+    assert alive_after_forward(half) < alive_after_forward(full)
+
+
+# --- what depends on values -----------------------------------------------------------------------------------------
+
+
+@every
+def test_what_depends_on_values_is_shown_as_assumed_and_nothing_else_is(name, precision, memory):
+    told = assumptions(trained(name, precision, memory).tape)
+    for words in FAMILIES[name].assumed:
+        assert any(words in note for note in told)
+    assert bool(told) == bool(FAMILIES[name].assumed)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.assumed])
+def test_an_assumption_names_its_line(name):
+    for note in assumptions(trained(name, Precision.FULL, Memory.PLAIN).tape):
+        path, _, line = note.rstrip(")").rpartition(":")
+        assert path.endswith(".py")
+        assert int(line) > 0
+
+
+@each
+def test_the_same_steps_give_the_same_tape(name):
+    first, again = trained(name, Precision.FULL, Memory.PLAIN).tape, train(name, Precision.FULL, Memory.PLAIN).tape
+    # The stacks differ: this test is in those of the second run.
+    assert again.replace(stack=first.stack, stacks=first.stacks).equals(first)

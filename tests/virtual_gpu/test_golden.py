@@ -1,0 +1,203 @@
+"""The virtual GPU against what real GPUs did: every request in order, and the curves row by row."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from memexplore import capture, gpu_catalogue
+from memexplore.analysis import summary
+from memexplore.tape import Action, Meta, Source, Tape
+from tests.gpu import golden
+from tests.gpu.scenarios import SCENARIOS
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+REQUESTS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.OOM)
+FILES = sorted(golden.FOLDER.glob("golden_*.json.gz"))
+RECORDED = [(path, name) for path in FILES for name in golden.read(path)["scenarios"]]
+NONE = pytest.param(
+    None, None, marks=pytest.mark.skip("tests/data holds no golden recording: python -m tests.gpu.record makes one")
+)
+
+
+def predicted(name: str, gpu: str, torch: str | None = None) -> Tape:
+    return capture.simulate(SCENARIOS[name].function, gpu=gpu, torch=torch, settings=SCENARIOS[name].allocator)
+
+
+def measured(run: dict, name: str) -> Tape:
+    """A recorded scenario as a Tape, up to its out of memory where there is one."""
+    events = run["scenarios"][name]["events"]
+    action = np.array([Action[word.upper()] for word in golden.ACTIONS])[events["action"]]
+    tape = Tape.from_columns(
+        {"action": action, "size": events["size"], "address": events["address"], "stream": events["stream"],
+         "op": events["frame"]},
+        ops=events["frames"],
+        meta=Meta(Source.MEASURED, run["gpu"]["name"], total=run["gpu"]["total_memory"]),
+    )  # fmt: skip
+    return up_to_oom(tape)
+
+
+def up_to_oom(tape: Tape) -> Tape:
+    rows = np.flatnonzero(tape.action == Action.OOM)
+    return tape[: rows[0] + 1] if len(rows) else tape
+
+
+def requests(tape: Tape) -> np.ndarray:
+    return np.flatnonzero(np.isin(tape.action, REQUESTS))
+
+
+def first_difference(ours: Tape, theirs: Tape) -> str:
+    """Where two runs part, with the requests before and after; empty where they are the same."""
+    mine, other = requests(ours), requests(theirs)
+    # Streams are pointers on a real GPU: only their order of appearance can be compared.
+    streams = [
+        {stream: number for number, stream in enumerate(dict.fromkeys(tape.stream.tolist()))} for tape in (ours, theirs)
+    ]
+
+    def told(tape: Tape, rows: np.ndarray, place: int, numbers: dict) -> tuple:
+        if place >= len(rows):
+            return ("end",)
+        row = rows[place]
+        return Action(tape.action[row]).name, int(tape.size[row]), numbers[int(tape.stream[row])]
+
+    for place in range(max(len(mine), len(other))):
+        if told(ours, mine, place, streams[0]) == told(theirs, other, place, streams[1]):
+            continue
+        lines = [f"request {place} of {len(other)} differs (predicted | measured):"]
+        for near in range(max(0, place - 4), place + 5):
+            frames = [
+                tape.ops[tape.op[rows[near]]] if near < len(rows) and tape.op[rows[near]] >= 0 else ""
+                for tape, rows in ((ours, mine), (theirs, other))
+            ]
+            pair = f"{told(ours, mine, near, streams[0])} | {told(theirs, other, near, streams[1])}"
+            lines.append(f"{'>' if near == place else ' '} {near}: {pair}  {frames[0]} | {frames[1]}")
+        return "\n".join(lines)
+    return ""
+
+
+@pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
+def test_requests_and_curves_are_those_of_the_real_gpu(path, name):
+    run = golden.read(path)
+    scenario = run["scenarios"][name]
+    if scenario["outcome"] == "failed":
+        pytest.skip(f"the recording failed: {scenario['message'][-200:]}")
+    theirs = measured(run, name)
+    ours = up_to_oom(predicted(name, run["gpu"]["name"], run["versions"]["torch"].split("+")[0]))
+    assert first_difference(ours, theirs) == ""
+    for curve in ("requested", "allocated", "reserved"):
+        np.testing.assert_array_equal(
+            summary.curve(ours, curve)[requests(ours)], summary.curve(theirs, curve)[requests(theirs)], err_msg=curve
+        )
+    if scenario["outcome"] == "fits":
+        assert summary.peak(ours, "allocated")[0] == scenario["peak_allocated"]
+        assert summary.peak(ours, "reserved")[0] == scenario["peak_reserved"]
+
+
+@pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
+def test_the_catalogue_knows_the_gpu_that_was_recorded(path, name):
+    run = golden.read(path)
+    gpu = gpu_catalogue.find(run["gpu"]["name"])
+    assert gpu.compute_capability == (run["gpu"]["major"], run["gpu"]["minor"])
+    assert gpu.multiprocessors == run["gpu"]["multi_processor_count"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_runs_on_the_virtual_gpu(name):
+    tape = predicted(name, "T4")
+    assert summary.summary(tape)["outcome"] == SCENARIOS[name].outcome
+    assert np.count_nonzero(tape.action == Action.ALLOC) > 3
+
+
+def test_golden_files_stay_small():
+    assert sum(path.stat().st_size for path in FILES) <= golden.LIMIT
+
+
+# --- the recorder, as far as it goes without a GPU ------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_recorder_says_that_it_needs_one():
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.record"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "needs a real NVIDIA GPU" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_scenario_that_dies_is_a_result(monkeypatch):
+    from tests.gpu import record
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(ROOT)
+    result = record.record_in_process("mlp_sgd", record.time.monotonic() + 60)
+    assert result["scenario"]["outcome"] == "failed"
+    assert "exit status 2" in result["scenario"]["message"]
+
+
+EVENTS = [
+    {"action": "segment_alloc", "addr": 4096, "size": 2 * 1024**2, "stream": 0, "frames": []},
+    {"action": "alloc", "addr": 4096, "size": 100, "stream": 0,
+     "frames": [{"filename": "/x/torch/nn/linear.py", "line": 7, "name": "forward"},
+                {"filename": "/repo/tests/gpu/models.py", "line": 21, "name": "forward"}]},
+    {"action": "free_requested", "addr": 4096, "size": 100, "stream": 0},
+    {"action": "free_completed", "addr": 4096, "size": 100, "stream": 0},
+    {"action": "oom", "size": 512, "stream": 0, "device_free": 0},
+]  # fmt: skip
+
+
+def run_of(events) -> dict:
+    scenario = {"outcome": "oom", "message": "", "events": golden.columns(events)}
+    return {
+        "gpu": {"name": "Tesla T4", "total_memory": 15},
+        "versions": {"torch": "2.13.0"},
+        "scenarios": {"x": scenario},
+    }
+
+
+def test_events_become_columns():
+    columns = golden.columns(EVENTS)
+    assert columns["action"] == [3, 0, 1, 2, 8]
+    assert columns["address"] == [0, 0, 0, 0, -1]
+    assert columns["frame"] == [-1, 0, -1, -1, -1]
+    assert columns["frames"] == ["linear.py:7 forward < models.py:21 forward"]
+
+
+def test_a_run_is_written_and_read_back_the_same_to_the_byte(tmp_path):
+    golden.write(tmp_path / "a.json.gz", run_of(EVENTS))
+    assert golden.read(tmp_path / "a.json.gz") == {"format": golden.FORMAT, **run_of(EVENTS)}
+    golden.write(tmp_path / "b.json.gz", run_of(EVENTS))
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_another_format_is_refused(tmp_path):
+    golden.write(tmp_path / "a.json.gz", run_of(EVENTS) | {"format": 99})
+    with pytest.raises(ValueError, match="format 99"):
+        golden.read(tmp_path / "a.json.gz")
+
+
+def test_results_of_a_second_run_join_the_file(tmp_path):
+    from tests.gpu import record
+
+    result = {"gpu": {"name": "Tesla T4"}, "versions": {"torch": "2.13.0+cu130"}, "scenario": {"outcome": "fits"}}
+    record.keep(tmp_path, "a", result)
+    path = record.keep(tmp_path, "b", result)
+    assert path.name == "golden_tesla_t4_torch_2.13.0.json.gz"
+    assert set(golden.read(path)["scenarios"]) == {"a", "b"}
+
+
+def test_a_recorded_run_is_a_tape_and_equal_to_itself():
+    tape = measured(run_of(EVENTS), "x")
+    # 100 bytes take a block of 512 in a segment of 2 MiB.
+    assert summary.curve(tape, "allocated").tolist() == [0, 512, 0, 0, 0]
+    assert summary.curve(tape, "reserved").tolist() == [2 * 1024**2] * 5
+    assert first_difference(tape, tape) == ""
+
+
+def test_a_different_size_is_pointed_out():
+    other = [event | {"size": 101} if event["size"] == 100 else event for event in EVENTS]
+    told = first_difference(measured(run_of(other), "x"), measured(run_of(EVENTS), "x"))
+    assert "> 0: ('ALLOC', 101, 0) | ('ALLOC', 100, 0)" in told

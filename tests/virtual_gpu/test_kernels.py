@@ -1,0 +1,406 @@
+"""What the CUDA kernels request beside their outputs, in the order of PyTorch's source or of a recording."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memexplore import capture
+from memexplore.tape import Action, Category
+from memexplore.virtual_gpu.dispatch import autograd_engine
+from memexplore.virtual_gpu.kernels import attention, reductions, table
+from memexplore.virtual_gpu.kernels.cuda_build import Build, on
+
+
+def requests(function, gpu="A100", release="2.13"):
+    """Op and bytes of each request that `function`, called on a virtual GPU, returns a function for; frees negative."""
+    with capture.virtual(gpu, torch=release):
+        run = function()
+        with capture.record() as recording:
+            result = run()
+        del result
+    tape = recording.tape
+    found = []
+    for row in range(len(tape)):
+        if tape.action[row] == Action.ALLOC:
+            found.append((tape.ops[tape.op[row]].removeprefix("aten::"), int(tape.size[row])))
+        elif tape.action[row] == Action.FREE_REQUESTED:
+            found.append(-int(tape.size[row]))
+    return found
+
+
+def taken(function, **where):
+    return [entry for entry in requests(function, **where) if not isinstance(entry, int)]
+
+
+# --- composite ops take CUDA's branch -------------------------------------------------------------------------------
+
+
+def test_dropout_requests_the_mask_then_the_result():
+    def make():
+        x = torch.ones(4, 1024, device="cuda")
+        return lambda: F.dropout(x, 0.1)
+
+    # bool mask 4·1024·1, float result 4·1024·4
+    assert taken(make) == [("native_dropout", 4096), ("native_dropout", 16384)]
+
+
+def test_silu_backward_is_one_kernel():
+    def make():
+        x = torch.ones(4, 1024, device="cuda", requires_grad=True)
+        y, gradient = F.silu(x), torch.ones(4, 1024, device="cuda")
+        return lambda: y.backward(gradient)
+
+    assert taken(make) == [("silu_backward", 16384)]
+
+
+def test_half_softmax_in_float_makes_no_float_copy_of_its_input():
+    def make():
+        x = torch.ones(4, 1024, device="cuda", dtype=torch.float16)
+        return lambda: torch.softmax(x, -1, dtype=torch.float32)
+
+    assert taken(make) == [("_softmax", 16384)]
+
+
+def test_batch_norm_in_training_is_cudnns():
+    def make():
+        layer, x = nn.BatchNorm2d(16).cuda(), torch.ones(2, 16, 8, 8, device="cuda")
+        layer.num_batches_tracked = None
+        return lambda: layer(x)
+
+    # result 2·16·8·8·4, mean and inverse deviation 16·4 each
+    assert taken(make) == [("cudnn_batch_norm", 8192), ("cudnn_batch_norm", 64), ("cudnn_batch_norm", 64)]
+
+
+def test_batch_norm_in_bfloat16_is_the_native_one():
+    def make():
+        layer, x = nn.BatchNorm2d(16).cuda(), torch.ones(2, 16, 8, 8, device="cuda", dtype=torch.bfloat16)
+        layer.num_batches_tracked = None
+        return lambda: layer(x)
+
+    assert {op for op, _ in taken(make)} == {"native_batch_norm"}
+
+
+@pytest.mark.parametrize(
+    ("release", "ops"),
+    [("2.13", {"_fused_rms_norm"}), ("2.8", {"pow", "mean", "rsqrt", "mul"})],
+)
+def test_rms_norm_is_fused_from_torch_2_9_on(release, ops):
+    def make():
+        x, weight = torch.ones(4, 1024, device="cuda"), torch.ones(1024, device="cuda")
+        return lambda: F.rms_norm(x, (1024,), weight)
+
+    assert {op for op, _ in taken(make, release=release)} == ops
+
+
+def test_linear_on_four_dimensions_adds_its_bias_in_place():
+    def make():
+        x, layer = torch.ones(2, 3, 5, 64, device="cuda"), nn.Linear(64, 8).cuda()
+        layer(x)
+        return lambda: layer(x)
+
+    # 2·3·5 rows of 8 floats, and nothing for the bias
+    assert taken(make) == [("mm", 960)]
+
+
+def test_inference_mode_takes_composite_ops_apart():
+    def make():
+        x, layer = torch.ones(4, 64, device="cuda"), nn.LayerNorm(64).cuda()
+
+        def run():
+            with torch.inference_mode():
+                return layer(x)
+
+        return run
+
+    # result 4·64·4, then mean and root of 4 rows
+    assert taken(make) == [("native_layer_norm", 1024), ("native_layer_norm", 16), ("native_layer_norm", 16)]
+
+
+def test_lstm_is_one_cudnn_op_with_a_reserve_space_told_as_an_estimate():
+    with capture.virtual("A100"):
+        layer, x = nn.LSTM(8, 16).cuda(), torch.ones(10, 4, 8, device="cuda")
+        with capture.record() as recording:
+            layer(x)
+    tape = recording.tape
+    rows = [row for row in range(len(tape)) if tape.action[row] == Action.ALLOC]
+    assert {tape.ops[tape.op[row]] for row in rows} == {"aten::zeros", "aten::_cudnn_rnn"}
+    # 10 steps, 4 sequences, 16 units, 6 values of 4 bytes
+    assert 10 * 4 * 16 * 6 * 4 in tape.size[rows]
+    assert any("reserve space" in note and "estimate" in note for note in tape.meta.notes)
+
+
+def test_moving_an_lstm_puts_its_weights_into_one_buffer():
+    with capture.virtual("A100"):
+        layer = nn.LSTM(8, 16).cuda()
+        # 4 gates of 16 units: inputs 8, states 16, two biases; floats, rounded to 512 bytes
+        assert torch.cuda.memory_allocated() == 4 * 16 * (8 + 16 + 2) * 4
+        assert len({parameter.untyped_storage()._cdata for parameter in layer.parameters()}) == 1
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+def call(dtype=torch.float16, *, width=64, length=128, keys=None, mask=None, dropout=0.0, causal=False, heads=4):
+    query = torch.empty(2, 4, length, width, dtype=dtype, device="meta")
+    key, value = (torch.empty(2, heads, keys or length, width, dtype=dtype, device="meta") for _ in range(2))
+    return attention.Call(query, key, value, mask, dropout, causal, heads != 4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "release", "arguments", "kernel"),
+    [
+        ((8, 0), (2, 13), {}, "FLASH"),
+        ((8, 0), (2, 13), {"dtype": torch.float32}, "EFFICIENT"),
+        ((8, 0), (2, 13), {"dtype": torch.float64}, "MATH"),
+        ((8, 0), (2, 13), {"width": 320}, "EFFICIENT"),
+        ((8, 0), (2, 13), {"width": 60, "dtype": torch.float32}, "EFFICIENT"),
+        ((8, 0), (2, 13), {"width": 61, "dtype": torch.float32}, "MATH"),
+        ((8, 0), (2, 13), {"mask": torch.empty(128, 128, device="meta")}, "EFFICIENT"),
+        ((8, 0), (2, 13), {"causal": True, "keys": 256}, "EFFICIENT"),
+        ((8, 0), (2, 13), {"heads": 2}, "FLASH"),
+        ((8, 0), (2, 13), {"heads": 2, "dtype": torch.float32}, "MATH"),
+        ((7, 5), (2, 13), {}, "EFFICIENT"),
+        ((7, 5), (2, 13), {"dtype": torch.bfloat16}, "MATH"),
+        ((9, 0), (2, 13), {}, "CUDNN"),
+        ((9, 0), (2, 13), {"dropout": 0.1}, "FLASH"),
+        ((9, 0), (2, 7), {}, "FLASH"),
+        ((9, 0), (2, 10), {}, "FLASH"),
+        ((12, 0), (2, 13), {}, "FLASH"),
+    ],
+)
+def test_attention_kernel_is_chosen_by_card_release_type_and_shape(capability, release, arguments, kernel):
+    with on(Build(release, capability, 108)):
+        assert attention.choose(call(**arguments)).name == kernel
+
+
+def test_attention_kernel_follows_the_users_switches():
+    with on(Build((2, 13), (8, 0), 108)), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert attention.choose(call()) is attention.Kernel.MATH
+
+
+def test_no_attention_kernel_left_raises_as_torch_does():
+    with (
+        on(Build((2, 13), (7, 5), 40)),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+        pytest.raises(RuntimeError, match="No available kernel"),
+    ):
+        attention.choose(call())
+
+
+def test_flash_attention_requests_result_sums_and_random_state_on_the_device():
+    def make():
+        query = torch.ones(2, 64, 128, 64, device="cuda", dtype=torch.float16)
+        return lambda: F.scaled_dot_product_attention(query, query, query)
+
+    name = "_scaled_dot_product_flash_attention"
+    # result 2·64·128·64·2, log-sum-exp 2·64·128·4, two and one 64-bit numbers
+    assert taken(make) == [(name, 2097152), (name, 65536), (name, 16), (name, 8)]
+
+
+def test_flash_attention_pads_heads_to_a_multiple_of_eight():
+    def make():
+        query = torch.ones(2, 64, 128, 60, device="cuda", dtype=torch.float16)
+        return lambda: F.scaled_dot_product_attention(query, query, query)
+
+    # three paddings of 2·64·128·64·2 bytes before the kernel
+    assert taken(make)[:3] == [("constant_pad_nd", 2097152)] * 3
+
+
+def test_efficient_attention_backward_requests_what_was_recorded():
+    # A recording with torch 2.1, float32, 32 heads of 64, 1000 rows: products, sums, their copy, workspace.
+    def make():
+        query, key, value = (torch.ones(1, 32, 1000, 64, device="cuda", requires_grad=True) for _ in range(3))
+        out = F.scaled_dot_product_attention(query, key, value)
+        gradient = torch.ones(1, 1000, 32, 64, device="cuda").transpose(1, 2)
+        return lambda: torch.autograd.grad(out, (query, key, value), gradient)
+
+    found = requests(make, gpu="T4", release="2.1")
+    sizes = [entry if isinstance(entry, int) else entry[1] for entry in found]
+    # gradients 1000·32·64·4; product; sums 32·1000·4 twice; 16 blocks of 64·64+4 floats for each head
+    start = [8192000] * 4 + [128000, 128000, -128000, -8192000, 8396800, -128000, -8396800]
+    assert sizes[: len(start)] == start
+
+
+# --- what kernels take beside their outputs -------------------------------------------------------------------------
+
+
+def test_reduction_to_few_results_shares_each_among_blocks():
+    # Recorded: mean of 1 966 080 floats on 72 multiprocessors of compute capability 7.5.
+    assert reductions.scratch((1, 30, 256, 256), (1966080, 65536, 256, 1), (), 4, Build((2, 1), (7, 5), 72)) == (576, 4)
+
+
+def test_reduction_over_the_last_dimension_needs_no_buffer():
+    assert reductions.scratch((4, 512, 2560), (1310720, 2560, 1), (2,), 4, Build()) is None
+
+
+def test_sum_of_booleans_makes_a_copy_of_64_bits():
+    def make():
+        mask = torch.ones(4, 1024, device="cuda", dtype=torch.bool)
+        return lambda: mask.sum()
+
+    assert taken(make) == [("sum", 8), ("sum", 4 * 1024 * 8)]
+
+
+def test_mean_squared_error_keeps_the_unreduced_loss_for_the_call():
+    def make():
+        x, y = torch.ones(4, 1024, device="cuda"), torch.ones(4, 1024, device="cuda")
+        return lambda: F.mse_loss(x, y)
+
+    assert requests(make) == [("mse_loss", 4), ("mse_loss", 16384), -16384]
+
+
+def test_binary_cross_entropy_keeps_the_memory_of_the_unreduced_loss():
+    def make():
+        x, y = torch.ones(4, 1024, device="cuda"), torch.ones(4, 1024, device="cuda")
+        return lambda: F.binary_cross_entropy(x, y)
+
+    assert requests(make) == [("binary_cross_entropy", 16384), ("binary_cross_entropy", 4), -4]
+
+
+def test_embedding_backward_sorts_beyond_3072_indices():
+    def make():
+        weight = torch.ones(1000, 64, device="cuda", requires_grad=True)
+        out = F.embedding(torch.zeros(4096, device="cuda", dtype=torch.int64), weight)
+        gradient = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, weight, gradient)
+
+    sizes = [size for _, size in taken(make)]
+    # partial sums: 4096 // 10 + 1000 rows of 64 floats
+    assert (409 + 1000) * 64 * 4 in sizes
+    assert 1000 * 64 * 4 in sizes
+
+
+def test_index_backward_requests_what_was_recorded():
+    # Recorded with torch 2.11: 2048 tokens, and a sort of one tile that takes one byte.
+    def make():
+        weight = torch.ones(10000, 64, device="cuda", requires_grad=True)
+        out = weight[torch.zeros(4, 512, device="cuda", dtype=torch.int64), :]
+        gradient = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, weight, gradient)
+
+    found = [entry if isinstance(entry, int) else entry[1] for entry in requests(make)]
+    indices = 4 * 512 * 8
+    assert found[:12] == [
+        10000 * 64 * 4, indices, indices, -indices, indices, indices, indices, 1, -1, -indices, -indices, -indices,
+    ]  # fmt: skip
+
+
+def test_gradients_are_added_in_place_where_the_engine_alone_holds_the_first():
+    def make():
+        x = torch.ones(4, 1024, device="cuda", requires_grad=True)
+        y = x * 2
+        out, gradient = (y * 3, y * 5), torch.ones(4, 1024, device="cuda")
+        return lambda: torch.autograd.grad(out, x, (gradient, gradient))
+
+    # three products and no sum
+    assert taken(make) == [("mul", 16384)] * 3
+
+
+def test_gradient_that_somebody_else_holds_is_added_into_new_memory():
+    def make():
+        x = torch.ones(4, 1024, device="cuda", requires_grad=True)
+        y = x * 2
+        out, gradient = (y * 5, y + 3), torch.ones(4, 1024, device="cuda")
+        return lambda: torch.autograd.grad(out, x, (gradient, gradient))
+
+    # The last op comes first: y + 3 hands the caller's own gradient on
+    assert ("add", 16384) in taken(make)
+
+
+def test_reference_counts_of_a_gradient_are_known_for_this_torch():
+    references, storages = autograd_engine.alone()
+    assert references > 0
+    assert storages > 0
+
+
+def test_product_with_an_expanded_gradient_copies_it():
+    # Recorded with torch 2.6: output, then the copy that cuBLAS can read.
+    def make():
+        first = torch.ones(8, 64, 32, device="cuda")
+        second = torch.ones((), device="cuda").expand(8, 32, 16)
+        torch.bmm(first, first.transpose(1, 2))
+        return lambda: torch.bmm(first, second)
+
+    assert taken(make) == [("bmm", 8 * 64 * 16 * 4), ("bmm", 8 * 32 * 16 * 4)]
+
+
+def test_addmm_takes_a_mebibyte_for_its_epilogue_until_torch_2_7():
+    def make():
+        layer, x = nn.Linear(64, 32).cuda(), torch.ones(8, 64, device="cuda")
+        layer(x)
+        return lambda: layer(x)
+
+    assert taken(make, release="2.1") == [("addmm", 1024), ("addmm", 1024**2)]
+    assert taken(make, release="2.13") == [("addmm", 1024)]
+
+
+@pytest.mark.parametrize(("rows", "columns", "epilogue"), [(1, 32, [1024**2]), (8, 1, [])])
+def test_addmm_goes_without_an_epilogue_only_where_the_weight_has_one_row_or_column(rows, columns, epilogue):
+    def make():
+        layer, x = nn.Linear(64, columns).cuda(), torch.ones(rows, 64, device="cuda")
+        layer(x)
+        return lambda: layer(x)
+
+    assert [size for _, size in taken(make, release="2.2")] == [rows * columns * 4, *epilogue]
+
+
+def test_a_number_to_the_power_of_a_tensor_becomes_a_tensor_on_the_device():
+    def make():
+        x = torch.ones(32, device="cuda")
+        return lambda: (10_000**x, 1**x)
+
+    assert requests(make)[:4] == [("pow", 128), ("pow", 8), -8, ("pow", 128)]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5), (2, 4, 5, 6), (2, 4, 5, 6, 7)])
+def test_padding_by_reflection_copies_what_is_not_contiguous(shape):
+    def make():
+        x = torch.ones(shape, device="cuda")
+        padding = (1, 1) * (len(shape) - 2)
+        return lambda: [F.pad(each, padding, mode="reflect") for each in (x, x.transpose(0, 1))]
+
+    result = x = 4
+    for number, size in enumerate(shape):
+        x *= size
+        result *= size + 2 * (number > 1)
+    assert [size for _, size in taken(make)] == [result, result, x]
+
+
+def test_nearest_upsampling_of_channels_last_volumes_works_on_copies():
+    def make():
+        x = torch.ones(2, 16, 4, 4, 4, device="cuda")
+        last = x.to(memory_format=torch.channels_last_3d)
+        return lambda: [F.interpolate(each, scale_factor=2, mode="nearest") for each in (x, last)]
+
+    # 2·16·4·4·4·4 bytes, eight times as many for the result
+    small, large = 8192, 65536
+    assert requests(make)[:5] == [*[("upsample_nearest3d", size) for size in (large, large, large, small)], -small]
+
+
+def test_clipping_norms_all_gradients_at_once():
+    def make():
+        parameters = [nn.Parameter(torch.ones(size, device="cuda")) for size in (1000, 200_000)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        return lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    # one number for each of 2 tensors times 4 chunks of 65 536, then a norm each
+    assert taken(make)[:3] == [("_foreach_norm", 32), ("_foreach_norm", 4), ("_foreach_norm", 4)]
+
+
+def test_convolution_workspace_has_a_category_of_its_own_and_says_it_is_an_estimate():
+    with capture.virtual("T4"):
+        layer, x = nn.Conv2d(16, 32, 3).cuda(), torch.ones(2, 16, 64, 64, device="cuda")
+        with capture.record() as recording:
+            layer(x)
+    tape = recording.tape
+    workspaces = tape.size[(tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)]
+    # As recorded for 16 channels and 32: the weight, 32·16·3·3·4, its transform, 16·16·32·4, and 32·4.
+    assert workspaces.tolist() == [51328]
+    assert any("workspace" in note and "estimate" in note for note in tape.meta.notes)
+
+
+def test_every_entry_of_the_table_has_a_source():
+    for function in {*table.SCRATCH.values(), *table.PLANS.values()}:
+        assert function.__doc__ or function.__name__.startswith("_"), function

@@ -1,0 +1,133 @@
+"""Bags of embeddings, sampling on a grid, dropout between recurrent layers: which kernel runs, what it requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import memexplore as mx
+from memexplore.tape import Action
+from tests.virtual_gpu.test_encoder import taken
+
+ROWS, WIDTH, COUNT, BAGS = 500, 16, 192, 64
+
+
+def bags(mode, **options):
+    def make():
+        layer = nn.EmbeddingBag(ROWS, WIDTH, mode=mode, **options).cuda()
+        indices = torch.zeros(COUNT, dtype=torch.int64, device="cuda")
+        offsets = torch.arange(0, COUNT, 3, device="cuda")
+
+        def run():
+            result = layer(indices, offsets)
+            result.backward(torch.ones_like(result))
+            return result
+
+        return run
+
+    found = taken(make)
+    return [[size for op, size in found if op == name] for name in ("_embedding_bag", "_embedding_bag_backward")]
+
+
+def test_a_bag_keeps_its_size_and_the_owners_of_its_rows():
+    # cuda/EmbeddingBag.cu: bag_size, offset2bag, output; 64 and 192 indices of 8 bytes
+    assert bags("sum")[0] == [BAGS * 8, COUNT * 8, BAGS * WIDTH * 4]
+
+
+def test_the_maximum_keeps_where_it_was_found():
+    assert bags("max")[0] == [BAGS * 8, COUNT * 8, BAGS * WIDTH * 4, BAGS * WIDTH * 8]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_gradients_of_sums_are_sorted_and_summed_in_parts(mode):
+    backward = bags(mode)[1]
+    # sorted and original indices and a range; the gradient; in the end one row a part, 192 / 10 + 192 of them
+    assert backward[:3] == 3 * [COUNT * 8]
+    assert backward[4] == ROWS * WIDTH * 4
+    assert backward[-2:] == [(COUNT // 10 + COUNT) * 8, (COUNT // 10 + COUNT) * WIDTH * 4]
+
+
+def test_gradients_by_frequency_are_counted_too():
+    assert bags("sum", scale_grad_by_freq=True)[1].count(COUNT * 8) == bags("sum")[1].count(COUNT * 8) + 1
+
+
+def test_gradients_of_a_maximum_are_added_where_it_was():
+    assert bags("max")[1] == [ROWS * WIDTH * 4]
+
+
+# --- grid_sample ----------------------------------------------------------------------------------------------------
+
+PICTURE, GRID, SAMPLED = 2 * 3 * 16 * 16 * 4, 2 * 8 * 8 * 2 * 4, 2 * 3 * 8 * 8 * 4
+
+
+def sampled(dtype=torch.float32, shape=(2, 3, 16, 16), grid=(2, 8, 8, 2), **options):
+    def make():
+        picture = torch.ones(shape, device="cuda", dtype=dtype, requires_grad=True)
+        places = torch.zeros(grid, device="cuda", dtype=dtype)
+
+        def run():
+            result = functional.grid_sample(picture, places, **options)
+            result.backward(torch.ones_like(result))
+            return result
+
+        return run
+
+    return [entry for entry in taken(make) if "grid_sampler" in entry[0]]
+
+
+def test_cudnn_gives_both_gradients_though_one_is_wanted():
+    forward, *backward = sampled(align_corners=True)
+    assert forward == ("cudnn_grid_sampler", SAMPLED)
+    assert backward == [("cudnn_grid_sampler_backward", PICTURE), ("cudnn_grid_sampler_backward", GRID)]
+
+
+def test_native_gives_the_same_sizes():
+    # grid_sampler_2d_backward_cuda in cuda/GridSampler.cpp: grad_input where it is wanted, grad_grid always
+    forward, *backward = sampled(align_corners=False)
+    assert forward == ("grid_sampler_2d", SAMPLED)
+    assert backward == [("grid_sampler_2d_backward", PICTURE), ("grid_sampler_2d_backward", GRID)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({"mode": "nearest"}, "grid_sampler_2d"),
+        ({"padding_mode": "border"}, "grid_sampler_2d"),
+        ({"dtype": torch.bfloat16}, "grid_sampler_2d"),
+        ({"dtype": torch.float16}, "cudnn_grid_sampler"),
+        ({"shape": (1, 1025, 4, 4), "grid": (1, 4, 4, 2)}, "grid_sampler_2d"),
+        ({"shape": (1, 2, 4, 4, 4), "grid": (1, 2, 2, 2, 3)}, "grid_sampler_3d"),
+    ],
+)
+def test_which_kernel_samples(changes, kernel):
+    # cond_cudnn_grid_sampler in GridSamplerUtils.h
+    assert sampled(align_corners=True, **changes)[0][0] == kernel
+
+
+# --- dropout between recurrent layers -------------------------------------------------------------------------------
+
+
+def recurrent(dropout):
+    def run():
+        layer = nn.LSTM(32, 32, 2, dropout=dropout).cuda()
+        layer(torch.ones(10, 4, 32, device="cuda"))[0].sum().backward()
+
+    return mx.simulate(run, gpu="A100", torch="2.13")
+
+
+def reserved(dropout):
+    tape = recurrent(dropout)
+    forward = tape.ops.index("aten::_cudnn_rnn")
+    return int(tape.size[(tape.action == Action.ALLOC) & (tape.op == forward)].max())
+
+
+def test_dropout_keeps_what_it_let_through_between_layers():
+    # 10 steps, 4 sequences, 32 numbers of 4 bytes, for the one border between two layers
+    assert reserved(0.2) - reserved(0.0) == 10 * 4 * 32 * 4
+
+
+def test_cudnn_s_random_state_is_told_to_be_left_out():
+    told = [any("random state" in note for note in recurrent(dropout).meta.notes) for dropout in (0.2, 0.0)]
+    assert told == [True, False]

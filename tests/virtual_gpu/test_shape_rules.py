@@ -1,0 +1,95 @@
+"""The shortcuts to a plan say what torch's fake kernels say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memexplore as mx
+from memexplore.virtual_gpu.device import active
+from memexplore.virtual_gpu.dispatch import plans, shape_rules
+from tests.models import MODELS
+
+
+def step_of(name: str, **autocast: Any) -> Callable[[], None]:
+    build, make, loss = MODELS[name]
+
+    def step() -> None:
+        model = build().cuda()
+        with torch.autocast("cuda", **autocast):
+            value = loss(model, make("cuda"))
+        value.backward()
+        torch.optim.AdamW(model.parameters()).step()
+
+    return step
+
+
+def odd_shapes() -> None:
+    """Views, broadcasts and memory formats that no tidy model has."""
+    images = torch.randn(2, 6, 4, 4, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
+    norm = nn.BatchNorm2d(6).cuda()
+    norm(images).relu().sum().backward()
+    norm.eval()
+    norm(images).sum().backward()
+    norm(images[:, :, ::2]).sum().backward()
+    column, row = torch.randn(5, 1, device="cuda"), torch.randn(1, 7, device="cuda", dtype=torch.float16)
+    (column * row).t().contiguous().view(-1)[3:9:2].add_(1).sum()
+    torch.cat([column, column.double()], 1).softmax(0).mean(dim=1, keepdim=True)
+    grid = torch.randn(3, 4, 5, device="cuda").transpose(0, 2)
+    torch.relu(grid) + grid.expand(2, 5, 4, 3).sum((0, 1))
+    torch.bmm(grid, grid.transpose(1, 2)).select(1, 0).unsqueeze(0).squeeze(0)
+    grid.neg().div(2.0).sub(1).exp().split(2)
+    nn.BatchNorm1d(4).cuda()(grid).sum()
+    rows = torch.randn(4, 5, 6, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    for weights in (nn.LayerNorm(6), nn.LayerNorm(6, bias=False), nn.LayerNorm((5, 6), elementwise_affine=False)):
+        layer = weights.cuda().bfloat16()
+        (layer(rows) * 2).sum().backward()
+        if layer.normalized_shape == (6,):
+            layer(rows.transpose(0, 1)).sum().backward()
+    for images in (rows[..., None], torch.randn(2, 5, 3, 3, device="cuda", dtype=torch.bfloat16)):
+        half = nn.BatchNorm2d(5).cuda()
+        (half(images.detach().requires_grad_()) * 2).sum().backward()
+        half.eval()(images.contiguous(memory_format=torch.channels_last)).sum()
+
+
+STEPS = {
+    "resnet50": step_of("resnet50", enabled=False),
+    "unet in fp16": step_of("unet", dtype=torch.float16),
+    "gpt2 in bf16": step_of("gpt2", dtype=torch.bfloat16),
+    "bert": step_of("bert", enabled=False),
+    "odd shapes": odd_shapes,
+}
+
+
+def found(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
+    with mx.virtual("24GiB"):
+        device = active()
+        assert device is not None
+        device.mode._plans = {}
+        step()
+        return {key: (plan.outputs, plan.returns, plan.requests, plan.gemm) for key, plan in device.mode._plans.items()}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_shortcuts_say_what_the_fake_kernels_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = found(STEPS[name])
+    monkeypatch.setattr(shape_rules, "_OUTPUTS", {})
+    monkeypatch.setattr(shape_rules, "COMPILED", frozenset())
+    long = found(STEPS[name])
+    assert short.keys() == long.keys()
+    for key, plan in short.items():
+        assert plan == long[key], key
+
+
+def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    original = plans.execute
+    monkeypatch.setattr(plans, "execute", lambda func, *rest: asked.append(func) or original(func, *rest))
+    found(odd_shapes)
+    assert not shape_rules.COMPILED & set(asked)
+    assert torch.ops.aten.cudnn_batch_norm.default not in asked
+    assert torch.ops.aten.native_layer_norm.default in asked  # the one of a transposed tensor

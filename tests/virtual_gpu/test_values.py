@@ -1,0 +1,297 @@
+"""What user code sees of values that a virtual tensor does not have: one rule, and one clear error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import memexplore as mx
+from memexplore.virtual_gpu.tensors.values import NotSimulated
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    with mx.virtual("T4"):
+        yield "cuda"
+
+
+@pytest.fixture
+def loss(device: str) -> torch.Tensor:
+    return functional.cross_entropy(torch.randn(8, 10, device=device), torch.randint(10, (8,), device=device))
+
+
+def _notes(function: Callable[[], object]) -> str:
+    """What the tape of a function says was assumed."""
+    return "\n".join(mx.simulate(function).meta.notes)
+
+
+# Printing.
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        lambda loss: str(loss.item()),
+        lambda loss: repr(loss.item()),
+        lambda loss: f"{loss:.3f}",
+        lambda loss: f"{loss.item():.4f}",
+        lambda loss: f"{loss.item() / 8:.1%}",
+        lambda loss: "{:.2e}".format(loss),  # noqa: UP032
+        lambda loss: f"{sum(loss.item() for _ in range(4)) / 4:.3f}",
+        lambda loss: str(round(loss.item(), 3)),
+        lambda loss: str(min(float("inf"), loss.item())),
+        lambda loss: str(-loss.item() + 2),
+        lambda loss: str([loss.item() ** 2]),
+    ],
+)
+def test_a_printed_value_says_virtual(loss: torch.Tensor, shown: Callable[[torch.Tensor], str]) -> None:
+    assert shown(loss).strip("[]") == "virtual"
+
+
+def test_a_printed_value_keeps_its_column(loss: torch.Tensor) -> None:
+    assert f"|{loss.item():12.4f}|{loss.item():<10.2f}|" == "|     virtual|virtual   |"
+
+
+def test_a_printed_tensor_says_shape_and_device_and_no_number(device: str) -> None:
+    assert str(torch.ones(2, 3, device=device)) == "virtual(shape=(2, 3), dtype=torch.float32, device='cuda:0')"
+    assert str(torch.ones((), device=device)) == "virtual(float32, device='cuda:0')"
+    assert "Parameter containing" in str(nn.Linear(2, 2).to(device).weight)
+
+
+def test_a_numpy_array_shows_no_number(device: str) -> None:
+    array = torch.ones(2, device=device).cpu().numpy()
+    assert str(array) == "[-- --]"
+    assert array.dtype == np.float32
+    assert not np.isnan(array).any()
+
+
+def test_numpy_of_a_gpu_tensor_is_refused_as_on_a_real_one(device: str) -> None:
+    with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy"):
+        torch.ones(2, device=device).numpy()
+
+
+def test_values_copied_into_a_real_tensor_count_as_one_and_that_is_noted() -> None:
+    def run() -> None:
+        losses = torch.zeros(3)
+        losses[1] = torch.rand((), device="cuda")
+        assert losses.tolist() == [0.0, 1.0, 0.0]
+
+    assert "copied from the virtual GPU into a tensor on the CPU counts as 1" in _notes(run)
+
+
+def test_accuracy_is_virtual_too(device: str) -> None:
+    scores, labels = torch.randn(8, 10, device=device), torch.randint(10, (8,), device=device)
+    correct = total = 0
+    for _ in range(3):
+        correct += (scores.argmax(1) == labels).sum().item()
+        total += labels.size(0)
+    assert f"{correct}/{total} {correct / total:.2%} {100 * correct / total:.1f}" == "virtual/24 virtual virtual"
+
+
+def test_a_value_is_a_number_wherever_one_is_needed(device: str) -> None:
+    count = torch.tensor(7, device=device).item()
+    assert list(range(count)) == [0]
+    assert torch.zeros(count, device=device).shape == (1,)
+    assert math.isfinite(torch.rand((), device=device).item())
+
+
+# Guards.
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda x: x.isnan().any(),
+        lambda x: torch.isnan(x).any().item(),
+        lambda x: torch.isnan(x).sum() > 0,
+        lambda x: not torch.isfinite(x).all(),
+        lambda x: torch.isinf(x).any() or torch.isnan(x).any(),
+        lambda x: (x != x).any(),
+        lambda x: math.isnan(x.sum().item()),
+        lambda x: not math.isfinite(x.sum()),
+        lambda x: (torch.isnan(x) | torch.isinf(x)).any(),
+        lambda x: (~torch.isfinite(x)).any(),
+        lambda x: bool(np.isnan(x.cpu().numpy()).any()),
+    ],
+)
+def test_guards_against_nan_pass(device: str, bad: Callable[[torch.Tensor], object]) -> None:
+    assert not bad(torch.randn(4, 4, device=device))
+
+
+def test_anomaly_detection_finds_nothing(device: str) -> None:
+    model = nn.Linear(4, 2).to(device)
+    with torch.autograd.set_detect_anomaly(True):
+        model(torch.randn(3, 4, device=device)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_truth_of_several_values_is_ambiguous_as_ever(device: str) -> None:
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        bool(torch.ones(2, device=device))
+
+
+# Loops.
+
+
+def _while_tensor(x: torch.Tensor) -> None:
+    while x < 5:
+        x = x + 0
+
+
+def _while_item(x: torch.Tensor) -> None:
+    while (x > 0).item():
+        x = x * 0.5
+
+
+def _break_on_value(x: torch.Tensor) -> None:
+    while True:
+        x = x * 0.5
+        if x.item() < 1e-3:
+            break
+
+
+def _return_on_value(x: torch.Tensor) -> None:
+    while True:
+        if x < 0:
+            return
+
+
+def _while_number(x: torch.Tensor) -> None:
+    error = 1.0
+    while error > 1e-3:
+        error = x.item()
+
+
+def _while_not_all(x: torch.Tensor) -> None:
+    while not torch.all(x < 0):
+        x = x - 1
+
+
+LOOPS = [_while_tensor, _while_item, _break_on_value, _return_on_value, _while_number, _while_not_all]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_on_a_value_ends_in_one_clear_error(device: str, loop: Callable[[torch.Tensor], None]) -> None:
+    with pytest.raises(NotSimulated, match=r"test_virtual_values\.py:\d+: this loop depends on .* fixed number of"):
+        loop(torch.rand((), device=device))
+
+
+def test_a_loop_without_source_ends_too(device: str) -> None:
+    names = {"x": torch.rand((), device=device)}
+    with pytest.raises(NotSimulated, match="this loop depends on a tensor's value"):
+        exec("while x > 0: pass", names)
+
+
+def test_a_loop_that_counts_its_rounds_is_left_alone(device: str) -> None:
+    x, rounds = torch.rand((), device=device), 0
+    while rounds < 200 and x > 0:
+        rounds += 1
+    while True:
+        rounds += 1
+        if x < 0 or rounds > 500:
+            break
+        if rounds == 400:
+            break
+    while x > 0:
+        rounds += 1
+        if rounds > 450:
+            break
+    assert rounds == 451
+
+
+# Shapes that depend on values.
+
+
+def test_masks_keep_every_element(device: str) -> None:
+    x, labels = torch.randn(8, 4, device=device), torch.randint(10, (8,), device=device)
+    assert x[x > 0].shape == (32,)
+    assert x[labels > 3].shape == (8, 4)
+    assert torch.nonzero(labels).shape == (8, 1)
+    assert torch.where(labels > 3)[0].shape == (8,)
+    assert x.masked_select(x > 0).shape == (32,)
+
+
+def test_unique_finds_every_value_different(device: str) -> None:
+    x = torch.randint(10, (8, 4), device=device)
+    values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    assert (values.shape, inverse.shape, counts.shape) == ((32,), (8, 4), (32,))
+    assert torch.unique(x, dim=0).shape == (8, 4)
+    assert torch.unique_consecutive(x).shape == (32,)
+
+
+@pytest.mark.parametrize(
+    ("function", "note"),
+    [
+        (lambda x: x[x > 0], "boolean masks keep every element"),
+        (lambda x: x.unique(), "unique finds every value different"),
+        (lambda x: x.argmax().item(), "the value of an integer tensor counted as 1"),
+        (lambda x: x.long().tolist(), "the values of an integer tensor counted as 1"),
+        (lambda x: x.long().bincount(), "bincount finds no value beyond minlength"),
+    ],
+)
+def test_an_assumption_is_noted_on_the_tape_with_its_line(function: Callable[..., object], note: str) -> None:
+    notes = _notes(lambda: function(torch.rand(4, device="cuda")))
+    assert note in notes
+    assert "test_virtual_values.py:" in notes
+
+
+def test_a_run_without_assumptions_has_no_note() -> None:
+    assert _notes(lambda: torch.ones(3, device="cuda").sum().backward) == ""
+
+
+def test_an_op_without_an_assumption_ends_in_one_clear_error(device: str) -> None:
+    with pytest.raises(NotSimulated, match=r"test_virtual_values\.py:\d+: .*sparse.* cannot be simulated"):
+        torch.ones(3, 3, device=device).to_sparse()
+
+
+def test_packed_sequences_take_the_real_lengths(device: str) -> None:
+    x = torch.randn(4, 7, 5, device=device)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 3, 2]), batch_first=True)
+    assert packed.data.shape == (17, 5)  # 7 + 5 + 3 + 2
+    padded, lengths = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
+    assert padded.shape == (4, 7, 5)
+    assert lengths.tolist() == [7, 5, 3, 2]
+
+
+@pytest.mark.parametrize("mask", [lambda chosen: chosen == 2, lambda chosen: functional.one_hot(chosen, 4)[..., 2] > 0])
+def test_routing_is_balanced(device: str, mask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    _, chosen = torch.randn(64, 4, device=device).softmax(-1).topk(2, -1)
+    tokens, _ = torch.where(mask(chosen))
+    assert tokens.shape == (32,)  # 64 tokens with 2 choices each among 4 experts: 64 * 2 / 4
+
+
+def test_comparing_two_tensors_keeps_neither() -> None:
+    with mx.virtual("T4"):
+        one, other = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
+        _ = one >= other
+        del one, other, _
+        assert torch.cuda.memory_allocated() == 0
+
+
+def test_balanced_routing_is_noted() -> None:
+    def run() -> None:
+        (torch.randn(64, 4, device="cuda").argmax(-1) == 1).nonzero()
+
+    assert "routing is balanced: every choice, such as an expert, gets the same share" in _notes(run)
+
+
+def test_distributions_accept_their_own_samples(device: str) -> None:
+    distribution = torch.distributions.Categorical(logits=torch.randn(3, 4, device=device))
+    assert distribution.log_prob(distribution.sample()).shape == (3,)
+
+
+def test_generating_until_a_token_appears_ends_in_the_same_error(device: str) -> None:
+    def generate(tokens: torch.Tensor) -> None:
+        while True:
+            tokens = torch.cat([tokens, tokens[:, -1:]], 1)
+            if tokens[0, -1].item() == 99:
+                break
+
+    with pytest.raises(NotSimulated, match="this loop depends on a tensor's value"):
+        generate(torch.zeros(1, 1, dtype=torch.long, device=device))
