@@ -122,7 +122,8 @@ def record(device: str | torch.device | None = None, others: Others = Others.KEP
         real = RealDevice(_versions(torch.__version__), None if device is None else torch.device(device), others)
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
-        recorder = Recorder(virtual_tensor.live, virtual_gpu.mode.bring if virtual_gpu.mode.leftovers else None)
+        mode = virtual_gpu.mode
+        recorder = Recorder(virtual_tensor.live_storages, mode.reallocate if mode.has_earlier_tensors else None)
         meta, watching = predicted(virtual_gpu), virtual_gpu.watch(recorder)
     _running.append(recorder)
     recording._recorder = recorder

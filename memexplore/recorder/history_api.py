@@ -47,7 +47,7 @@ class History:
             return
         if self._recorder is None or kwargs.get("clear_history"):
             self._watching.close()
-            self._recorder = _HistoryRecorder(tensor.live)
+            self._recorder = _HistoryRecorder(tensor.live_storages)
             self._watching.enter_context(self._device.watch(self._recorder))
         self._max_entries = max_entries
 
@@ -55,7 +55,7 @@ class History:
         """`torch.cuda.memory._snapshot`: segments now, and the events since the history began."""
         recorder = self._recorder
         if recorder is None:
-            recorder = Recorder(tensor.live)
+            recorder = Recorder(tensor.live_storages)
             with self._device.watch(recorder):
                 pass
         tape = tape_builder.build(recorder, self._meta())

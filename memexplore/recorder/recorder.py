@@ -157,7 +157,7 @@ class Recorder:
         """A block was there when the recording began."""
         self._from_before(_PREEXISTING, 0, address, size, origin, category)
 
-    def brought(self, address: int, size: int, origin: Origin | None) -> None:
+    def reallocated(self, address: int, size: int, origin: Origin | None) -> None:
         """A block made before was placed on this device only now."""
         now = time.perf_counter_ns() - self._epoch
         self._from_before(_ALLOC, now, address, size, origin, Category.UNKNOWN)

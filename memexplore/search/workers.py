@@ -32,8 +32,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.steps.outcome import Measured
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
-from memexplore.virtual_gpu.dispatch.plans import fake_host
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 _WEIGHT = 1 << 12
 """Registered weights from 4 KiB on are sent as shapes: they are on the virtual GPU before anything reads them."""
@@ -96,7 +95,7 @@ class _Shape(NamedTuple):
 
 
 def _stand_in(told: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
-    fake = fake_host(told.shape, told.dtype, told.stride)
+    fake = fake_cpu_tensor(told.shape, told.dtype, told.stride)
     # What `torch.nn.Parameter(fake)` does, but for a detach that needs a virtual GPU that is on.
     fake.requires_grad_(told.gradient)
     vars(fake).update(attributes, **({"_is_param": True} if told.parameter else {}))

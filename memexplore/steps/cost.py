@@ -87,8 +87,8 @@ class Meter:
 def measuring(mode: VirtualMode) -> Iterator[Meter]:
     """Note the work of what runs on a virtual GPU in the block."""
     meter = Meter()
-    before, mode.works = mode.works, meter.works
+    before, mode.work_log = mode.work_log, meter.works
     try:
         yield meter
     finally:
-        mode.works = before
+        mode.work_log = before

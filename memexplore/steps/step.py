@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memexplore.virtual_gpu import device
-from memexplore.virtual_gpu.dispatch.plans import fake_host
 from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
 
 _SMALL = 1 << 20
 """Batches below 1 MiB keep their values: lengths and masks on the CPU may steer the model."""
@@ -219,7 +219,7 @@ def _shaped(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         count *= extent
     large = count * value.element_size() >= _SMALL or value.device.type != "cpu"
     if is_virtual(value) or (large and device.active() is not None):
-        return fake_host(shape, value.dtype)
+        return fake_cpu_tensor(shape, value.dtype)
     for dimension, extent in enumerate(shape):
         if extent != value.shape[dimension]:
             value = value.index_select(dimension, torch.arange(extent, device=value.device) % value.shape[dimension])

@@ -26,9 +26,8 @@ from memexplore.steps.trace_reuse import First, Program, first, program
 from memexplore.tape import Tape
 from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
-from memexplore.virtual_gpu.dispatch.plans import fake_host
 from memexplore.virtual_gpu.patches.module_moves import swap
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 STEPS = 2
 """The optimizer's state is there from the second step on, so the second is the one that all others are like."""
@@ -331,14 +330,14 @@ def _on_host(model: torch.nn.Module) -> Iterator[None]:
         for weight in model.parameters():
             if isinstance(weight, VirtualTensor):
                 other: torch.Tensor = torch.nn.Parameter(
-                    fake_host(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
+                    fake_cpu_tensor(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
                 )
                 swap(weight, other)
                 swapped.append((weight, other))
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if isinstance(buffer, VirtualTensor):
-                    module._buffers[name] = fake_host(buffer.shape, buffer.dtype, buffer.stride())
+                    module._buffers[name] = fake_cpu_tensor(buffer.shape, buffer.dtype, buffer.stride())
         yield
     finally:
         for moved, waiting in swapped:

@@ -106,7 +106,7 @@ class VirtualGpu:
             )
         with contextlib.ExitStack() as undo:
             self._adopt()
-            values.forget()
+            values.reset()
             random_state = torch.get_rng_state()
             undo.callback(lambda: torch.set_rng_state(random_state))
             self._patch(undo)
@@ -119,9 +119,9 @@ class VirtualGpu:
             undo.callback(register_optimizer_step_pre_hook(moves.stepping).remove)
             undo.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
             torch._C._set_only_lift_cpu_tensors(True)
-            mode.owner["on"] = self.mode
+            mode.set_active(self.mode)
             undo.callback(self._off)
-            tensor._State.gpu_name = self.gpu.name
+            tensor.DeviceState.gpu_name = self.gpu.name
             undo.enter_context(autocast.on(release_of(self.release)))
             rules = cuda_build.Build(release_of(self.release), self.gpu.compute_capability, self.gpu.multiprocessors)
             undo.enter_context(composites.on(rules))
@@ -149,17 +149,17 @@ class VirtualGpu:
     def _off(self) -> None:
         global _active
         _active = None
-        tensor._State.gpu_name = None
-        mode.owner.clear()
+        tensor.DeviceState.gpu_name = None
+        mode.set_active(None)
 
     def _adopt(self) -> None:
         """Start empty: what is alive from an earlier virtual GPU is placed when it is used again, and only then.
 
         So the same code gives the same tape twice, and a model of an earlier cell can still be used.
         """
-        for ref in tensor.live.values():
+        for ref in tensor.live_storages.values():
             ref.address = 0
-        self.mode.leftovers = bool(tensor.live)
+        self.mode.has_earlier_tensors = bool(tensor.live_storages)
 
     @contextlib.contextmanager
     def watch(self, recorder: Any) -> Iterator[None]:
@@ -169,7 +169,7 @@ class VirtualGpu:
             recorder.segment(action, segment["address"], segment["total_size"])
         for address in self.workspaces.kept.values():
             recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE)
-        placed = (ref for ref in tensor.live.values() if ref.address)
+        placed = (ref for ref in tensor.live_storages.values() if ref.address)
         for ref in sorted(placed, key=lambda ref: ref.address):
             recorder.preexisting(ref.address, ref.size, ref.origin)
         ends = untold_ends(self.allocator.live.values())

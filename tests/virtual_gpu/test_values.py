@@ -178,7 +178,7 @@ LOOPS = [_while_tensor, _while_item, _break_on_value, _return_on_value, _while_n
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_on_a_value_ends_in_one_clear_error(device: str, loop: Callable[[torch.Tensor], None]) -> None:
-    with pytest.raises(NotSimulated, match=r"test_virtual_values\.py:\d+: this loop depends on .* fixed number of"):
+    with pytest.raises(NotSimulated, match=r"test_values\.py:\d+: this loop depends on .* fixed number of"):
         loop(torch.rand((), device=device))
 
 
@@ -238,7 +238,7 @@ def test_unique_finds_every_value_different(device: str) -> None:
 def test_an_assumption_is_noted_on_the_tape_with_its_line(function: Callable[..., object], note: str) -> None:
     notes = _notes(lambda: function(torch.rand(4, device="cuda")))
     assert note in notes
-    assert "test_virtual_values.py:" in notes
+    assert "test_values.py:" in notes
 
 
 def test_a_run_without_assumptions_has_no_note() -> None:
@@ -246,7 +246,7 @@ def test_a_run_without_assumptions_has_no_note() -> None:
 
 
 def test_an_op_without_an_assumption_ends_in_one_clear_error(device: str) -> None:
-    with pytest.raises(NotSimulated, match=r"test_virtual_values\.py:\d+: .*sparse.* cannot be simulated"):
+    with pytest.raises(NotSimulated, match=r"test_values\.py:\d+: .*sparse.* cannot be simulated"):
         torch.ones(3, 3, device=device).to_sparse()
 
 

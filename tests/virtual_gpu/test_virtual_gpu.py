@@ -189,7 +189,7 @@ def test_a_tensor_used_after_the_device_is_off_gives_one_sentence() -> None:
     thread.start()
     thread.join()
     assert kept == []
-    assert "in a thread that the virtual GPU does not reach" in str(errors[0])
+    assert "in a thread without the virtual GPU" in str(errors[0])
 
 
 # The CPU beside it.

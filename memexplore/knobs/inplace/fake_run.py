@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memexplore.virtual_gpu.device import VirtualGpu, active
-from memexplore.virtual_gpu.tensors.tensor import live
+from memexplore.virtual_gpu.tensors.tensor import live_storages
 
 _BEYOND = 1 << 60
 """Addresses from here on are those of a rehearsal on a virtual GPU: no card has so much memory."""
@@ -176,17 +176,17 @@ class _Frees:
 def _aside(device: VirtualGpu) -> Iterator[None]:
     """Have a virtual GPU run the block without placing anything, and without telling anybody."""
     mode = device.mode
-    before = (mode.allocator, mode.workspaces, mode.observer, mode.works)
+    before = (mode.allocator, mode.workspaces, mode.observer, mode.work_log)
     mode.allocator = _Unlimited(mode.allocator)  # type: ignore[assignment]
     mode.workspaces = copy.copy(mode.workspaces)
     mode.workspaces.kept = dict(mode.workspaces.kept)
     mode.observer = _Frees(mode.observer) if mode.observer is not None else None  # type: ignore[assignment]
-    mode.works = None
+    mode.work_log = None
     try:
         yield
     finally:
-        mode.allocator, mode.workspaces, mode.observer, mode.works = before
-        for ref in live.values():
+        mode.allocator, mode.workspaces, mode.observer, mode.work_log = before
+        for ref in live_storages.values():
             if ref.address >= _BEYOND:  # still alive: it is placed when it is used
                 ref.address = 0
-                mode.leftovers = True
+                mode.has_earlier_tensors = True

@@ -22,7 +22,7 @@ from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.cublas_workspace import Thread
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors import value_hints, values
-from memexplore.virtual_gpu.tensors.tensor import StorageRef, VirtualTensor, _State, live
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, StorageRef, VirtualTensor, fake_cpu_tensor, live_storages
 
 if TYPE_CHECKING:
     from memexplore.allocator import Allocator
@@ -49,7 +49,7 @@ class Observer(Protocol):
     def free(self, address: int, size: int) -> None:
         """The block at an address was given back."""
 
-    def brought(self, address: int, size: int, origin: Any) -> None:
+    def reallocated(self, address: int, size: int, origin: Any) -> None:
         """A block made on an earlier virtual GPU was placed on this one."""
 
     def op(self, func: Any, args: Any) -> None:
@@ -69,9 +69,9 @@ class VirtualMode(TorchDispatchMode):
         self.allocator = allocator
         self.workspaces = workspaces
         self.observer: Observer | None = None
-        self.works: list[Work] | None = None
+        self.work_log: list[Work] | None = None
         """Where the work of every op is noted, if anywhere."""
-        self.leftovers = False
+        self.has_earlier_tensors = False
         """Whether tensors of an earlier virtual GPU may still be used here."""
         self._funcs: dict[Any, Known] = {}
         self._plans = remembered
@@ -99,12 +99,12 @@ class VirtualMode(TorchDispatchMode):
             if device.type != "meta":
                 kwargs = {**kwargs, "device": renamed(device)}
                 host = False
-            elif _State.meta:
+            elif DeviceState.meta_calls:
                 return func(*plans.on_meta(args), **(kwargs or {}))
-            elif _State.cuda or not (host and _on_meta(args)):
+            elif DeviceState.cuda_calls_on_meta or not (host and _on_meta(args)):
                 host = False
         elif host and known.factory and _builds_module(args, kwargs or {}):
-            return plans.fake_host(args[0], kwargs.get("dtype") if kwargs else None)
+            return fake_cpu_tensor(args[0], kwargs.get("dtype") if kwargs else None)
         if kwargs and kwargs.get("pin_memory"):
             # Pinned memory is host memory, and its allocator wants a device behind it.
             kwargs = {**kwargs, "pin_memory": False}
@@ -134,9 +134,9 @@ class VirtualMode(TorchDispatchMode):
         observer = self.observer
         if observer is not None:
             observer.op(func, args)
-        if self.leftovers:
+        if self.has_earlier_tensors:
             for tensor in tensors:
-                self.bring(tensor)
+                self.reallocate(tensor)
         if known.assumed is not None:
             answer = known.assumed(self, func, args, kwargs or {})
             if answer is not NotImplemented:
@@ -171,16 +171,16 @@ class VirtualMode(TorchDispatchMode):
             known = self._funcs[func] = Known(func)
         return known
 
-    def bring(self, tensor: torch.Tensor) -> Any:
+    def reallocate(self, tensor: torch.Tensor) -> Any:
         """Place a tensor of an earlier virtual GPU that is used on this one; the answer is its `StorageRef`, if any."""
-        ref = live.get(_untyped_storage(tensor)._cdata)
+        ref = live_storages.get(_untyped_storage(tensor)._cdata)
         if ref is not None and not ref.address:
             try:
                 ref.address = self.allocator.malloc(ref.size)
             except OutOfMemory as error:
                 raise torch.OutOfMemoryError(str(error)) from None
             if self.observer is not None:
-                self.observer.brought(ref.address, ref.size, ref.origin)
+                self.observer.reallocated(ref.address, ref.size, ref.origin)
         return ref
 
     def _plan(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> plans.Plan:
@@ -251,7 +251,7 @@ class VirtualMode(TorchDispatchMode):
         """Place a storage whose size changed under the op: `resize_` asks for a new block and frees the old one."""
         storage = _untyped_storage(tensor)
         size = storage.nbytes()
-        ref = live.get(storage._cdata)
+        ref = live_storages.get(storage._cdata)
         if size == before or (ref is not None and ref.size == size):
             return
         address = self._request(size, func, args, 0, Category.UNKNOWN) if size else 0
@@ -263,8 +263,8 @@ class VirtualMode(TorchDispatchMode):
     def carry_out(self, plan: plans.Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Ask for a plan's memory and build its outputs."""
         outputs = plan.outputs
-        if self.works is not None and plan.work is not None:
-            self.works.append(plan.work)
+        if self.work_log is not None and plan.work is not None:
+            self.work_log.append(plan.work)
         placed: dict[int, int] = {}
         try:
             if plan.requests is None:
@@ -366,18 +366,23 @@ class VirtualMode(TorchDispatchMode):
     def _keep(self, storage: Any, address: int, size: int) -> None:
         ref = StorageRef(storage, _release)
         ref.key, ref.address, ref.size, ref.origin = storage._cdata, address, size, None
-        live[ref.key] = ref
+        live_storages[ref.key] = ref
 
 
-owner: dict[str, VirtualMode] = {}
-"""The mode that is on, under the key "on": frees are told to it."""
+_active: VirtualMode | None = None
+
+
+def set_active(mode: VirtualMode | None) -> None:
+    """Make a mode the one whose allocator gets back the blocks of storages that die; None for no mode."""
+    global _active
+    _active = mode
 
 
 def _release(ref: StorageRef) -> None:
     """A storage died: its block is free."""
-    if live.get(ref.key) is ref:
-        del live[ref.key]
-    mode = owner.get("on")
+    if live_storages.get(ref.key) is ref:
+        del live_storages[ref.key]
+    mode = _active
     if mode is not None and ref.address:
         mode._give_back(ref.address, ref.size)
         ref.address = 0

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.tensors import values
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, _State, fake_mode, wrap
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_mode, wrap
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _empty_strided = torch.empty_strided
@@ -153,12 +153,12 @@ def execute(
     if any(_is_real(tensor) for tensor in tensors):
         stand_ins = [_stand_in(tensor) if _is_real(tensor) else tensor for tensor in tensors]
         args, kwargs = exchange(args, kwargs, tensors, stand_ins)
-    previous = _State.inside
-    _State.inside = True
+    previous = DeviceState.in_fake_kernel
+    DeviceState.in_fake_kernel = True
     try:
         return fake_mode()._dispatch_impl(func, types, args, kwargs), stand_ins  # type: ignore[attr-defined]
     finally:
-        _State.inside = previous
+        DeviceState.in_fake_kernel = previous
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
@@ -265,14 +265,6 @@ def build_view(output: View, source: torch.Tensor) -> VirtualTensor:
     if elem.dtype.is_complex and source.dtype.is_complex and source.is_conj():
         torch._C._set_conj(elem, True)
     return wrap(elem, output.host)
-
-
-def fake_host(shape: Any, dtype: torch.dtype | None, stride: Any = None) -> VirtualTensor:
-    """A tensor on the CPU that takes no memory: parameters of a module built while the virtual GPU is on."""
-    dtype = dtype or torch.get_default_dtype()
-    if stride is not None:
-        return wrap(_empty_strided(shape, stride, dtype=dtype, device=_META), host=True)
-    return wrap(torch.empty(shape, dtype=dtype, device=_META), host=True)
 
 
 def unsupported(func: Any, error: Exception) -> values.NotSimulated:

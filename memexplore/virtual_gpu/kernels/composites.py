@@ -16,7 +16,7 @@ import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 
 from memexplore.virtual_gpu.kernels import attention, ctc, cuda_build, encoder, rnn, sampling
-from memexplore.virtual_gpu.tensors.tensor import CUDA, VirtualTensor, _State
+from memexplore.virtual_gpu.tensors.tensor import CUDA, DeviceState, VirtualTensor
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -310,7 +310,7 @@ def _decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        if _State.gpu_name is None or not any(_is_virtual(value) for value in args):
+        if DeviceState.gpu_name is None or not any(_is_virtual(value) for value in args):
             return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return kernel(*args, **kwargs)
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
-from memexplore.virtual_gpu.tensors.tensor import CUDA, META, VirtualTensor, _State
+from memexplore.virtual_gpu.tensors.tensor import CUDA, META, DeviceState, VirtualTensor
 
 _Tensor = torch.Tensor
 
@@ -217,20 +217,20 @@ def _is_meta(device: Any) -> bool:
 
 def _really_cuda(func: Any, args: Any, kwargs: Any) -> Any:
     """Run a call on the user's own meta tensors whose words say `cuda`."""
-    _State.cuda += 1
+    DeviceState.cuda_calls_on_meta += 1
     try:
         return func(*args, **kwargs)
     finally:
-        _State.cuda -= 1
+        DeviceState.cuda_calls_on_meta -= 1
 
 
 def _really_meta(func: Any, args: Any, kwargs: Any) -> Any:
     """Run a call whose own words say `meta`: elsewhere that is how C++ calls the virtual device."""
-    _State.meta += 1
+    DeviceState.meta_calls += 1
     try:
         return func(*args, **kwargs)
     finally:
-        _State.meta -= 1
+        DeviceState.meta_calls -= 1
 
 
 def is_virtual(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors.tensor import META, VirtualTensor, _State, wrap
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, wrap
 
 _restore = torch.serialization.default_restore_location
 _loading: list[Callable[[Any, str], str]] = []
@@ -57,7 +57,7 @@ def saved_on_a_virtual_gpu_without_values(
 
     Raises ValueError where no virtual GPU is on.
     """
-    if _State.gpu_name is None:
+    if DeviceState.gpu_name is None:
         raise ValueError(
             f"this file holds a tensor of shape {shape} ({dtype}) that was saved on a virtual GPU and has no values; "
             "it can be loaded on a virtual GPU only"

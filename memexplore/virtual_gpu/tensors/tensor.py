@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memexplore.virtual_gpu.tensors import values
-
-if TYPE_CHECKING:
-    pass
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -34,15 +32,15 @@ class _Mode(FakeTensorMode):
         return True
 
 
-class _State:
-    """What every virtual tensor needs to know of the device it is on."""
+class DeviceState:
+    """State of the virtual GPU that every virtual tensor reads; one per process."""
 
     fake: _Mode | None = None
-    inside = False
+    in_fake_kernel = False
     """True while torch's own fake kernels run: they must see the device under the mask."""
-    meta = 0
+    meta_calls = 0
     """How many calls are open in which the user's own code says `meta` and means it."""
-    cuda = 0
+    cuda_calls_on_meta = 0
     """How many calls are open in which it says `cuda` of meta tensors of its own."""
     gpu_name: str | None = None
     """Name of the virtual GPU that is on, None while all are off."""
@@ -50,11 +48,11 @@ class _State:
 
 def fake_mode() -> FakeTensorMode:
     """The process-wide fake mode, made at first use."""
-    if _State.fake is None:
-        _State.fake = _Mode(allow_non_fake_inputs=True)
-        _State.fake.cache_enabled = False
-        _State.fake.allow_meta = True
-    return _State.fake
+    if DeviceState.fake is None:
+        DeviceState.fake = _Mode(allow_non_fake_inputs=True)
+        DeviceState.fake.cache_enabled = False
+        DeviceState.fake.allow_meta = True
+    return DeviceState.fake
 
 
 class VirtualTensor(FakeTensor):
@@ -64,7 +62,7 @@ class VirtualTensor(FakeTensor):
 
     @property  # type: ignore[misc]
     def device(self) -> torch.device:  # type: ignore[override, misc]
-        if _State.inside:
+        if DeviceState.in_fake_kernel:
             return META if self.fake_mode.in_kernel_invocation else self._fake_device
         return HOST if self.host else CUDA
 
@@ -78,7 +76,7 @@ class VirtualTensor(FakeTensor):
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
-        return _State.inside
+        return DeviceState.in_fake_kernel
 
     def get_device(self) -> int:  # type: ignore[override]
         return -1 if self.host else 0
@@ -169,15 +167,15 @@ class VirtualTensor(FakeTensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is _PRIM_DEVICE:
             return META if args[0].fake_mode.in_kernel_invocation else args[0]._fake_device
-        if _State.inside or func in _ALWAYS:
+        if DeviceState.in_fake_kernel or func in _ALWAYS:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
-        if _State.gpu_name is None:
+        if DeviceState.gpu_name is None:
             raise RuntimeError(
                 "this tensor was made on a virtual GPU, which is off now, and has no values: turn it on again "
                 "(%memgpu NAME, or `with memexplore.virtual(NAME):`) or make the tensor and its model anew"
             )
         raise RuntimeError(
-            f"{func} met a tensor of the virtual {_State.gpu_name} in a thread that the virtual GPU does not reach; "
+            f"{func} got a tensor of the virtual {DeviceState.gpu_name} in a thread without the virtual GPU: "
             "use the tensor in the thread that turned the virtual GPU on"
         )
 
@@ -210,6 +208,19 @@ def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     return result  # type: ignore[return-value]
 
 
+def fake_cpu_tensor(
+    shape: Sequence[int], dtype: torch.dtype | None = None, stride: Sequence[int] | None = None
+) -> VirtualTensor:
+    """Return a CPU tensor that takes no memory, such as a parameter of a module built while the virtual GPU is on.
+
+    `dtype` defaults to torch's default dtype, `stride` to that of a contiguous tensor.
+    """
+    dtype = dtype or torch.get_default_dtype()
+    if stride is not None:
+        return wrap(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), host=True)
+    return wrap(torch.empty(shape, dtype=dtype, device="meta"), host=True)
+
+
 class StorageRef(weakref.ref[Any]):
     """A weak reference to a storage with its place on the device, told when the storage dies."""
 
@@ -222,11 +233,11 @@ class StorageRef(weakref.ref[Any]):
     """Where it came from, in words, for recordings that begin later."""
 
 
-live: dict[int, StorageRef] = {}
+live_storages: dict[int, StorageRef] = {}
 """Every storage alive on the virtual GPU, in the order in which they were allocated."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
     """The address of a virtual tensor's storage, 0 where it has no memory on the device."""
-    ref = live.get(torch._C.TensorBase.untyped_storage(tensor)._cdata)
+    ref = live_storages.get(torch._C.TensorBase.untyped_storage(tensor)._cdata)
     return ref.address if ref is not None else 0

@@ -40,7 +40,7 @@ class _Loop(NamedTuple):
 _counts: dict[tuple[str, int], int] = {}
 
 
-def forget() -> None:
+def reset() -> None:
     """Start a run: no loop counted."""
     _counts.clear()
 

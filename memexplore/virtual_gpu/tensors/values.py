@@ -163,11 +163,11 @@ noted: list[str] = []
 """What was noted since somebody emptied it: a plan says it again whenever it is carried out."""
 
 
-def forget() -> None:
+def reset() -> None:
     """Start a run: no assumption made, no loop counted."""
     assumptions.clear()
     noted.clear()
-    value_loops.forget()
+    value_loops.reset()
 
 
 def note(what: str) -> None:
