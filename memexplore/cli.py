@@ -323,8 +323,8 @@ def _device(device: Any, tape: Tape) -> dict[str, Any]:
 
     return {
         "device": device,
-        "events": snapshot.events(tape),
-        "segments": snapshot.segments(tape),
+        "events": snapshot.event_count(tape),
+        "segments": snapshot.segment_count(tape),
         "current_allocated": last("allocated"),
         "current_reserved": last("reserved"),
         "peak_allocated": summary.peak(tape, "allocated")[0],

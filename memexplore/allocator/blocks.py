@@ -11,7 +11,7 @@ RANK = attrgetter("rank")
 ADDRESS = attrgetter("address")
 
 
-class PoolUse(enum.Flag):
+class PoolOptions(enum.Flag):
     """Options of a private pool (`torch.cuda.MemPool`)."""
 
     NORMAL = 0
@@ -28,7 +28,7 @@ class PrivatePool:
 
     __slots__ = ("identity", "large", "segments", "small", "use", "users")
 
-    def __init__(self, identity: tuple[int, int], use: PoolUse) -> None:
+    def __init__(self, identity: tuple[int, int], use: PoolOptions) -> None:
         self.identity = identity
         self.use = use
         self.users = 1

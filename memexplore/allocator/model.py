@@ -48,7 +48,7 @@ class Allocator(Placement):
         gpu_index: int = 0,
         release: str = "2.13",
         on_event: OnEvent | None = None,
-        place: Callable[[int, int], int] | None = None,
+        choose_address: Callable[[int, int], int] | None = None,
         finished: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class Allocator(Placement):
             total=total,
             release=release,
             on_event=on_event,
-            place=place,
+            choose_address=choose_address,
             finished=finished,
         )
         self.gpu_index = gpu_index

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from memexplore.allocator import cache, expandable
-from memexplore.allocator.blocks import RANK, Block, FreeSet, Pool, PoolUse, PrivatePool
+from memexplore.allocator.blocks import RANK, Block, FreeSet, Pool, PoolOptions, PrivatePool
 from memexplore.allocator.settings import BLOCK, SMALL, UNLIMITED, Order, Settings, order_of
 from memexplore.tape import Action
 
@@ -22,7 +22,7 @@ class Placement:
     """One device's allocator without statistics: which address each request gets (ALLOCATOR.md sections 2 to 12).
 
     `capacity` is what all segments together may take, in bytes, None for no limit; `total` is the device's memory.
-    `place` may choose the address of a new segment from its size and stream; otherwise they follow one another.
+    `choose_address` may give the address of a new segment from its size and stream; otherwise they follow one another.
     `finished` is asked at each request whether the work on a stream has reached the oldest free that waits for it;
     without it every stream always has.
     """
@@ -35,7 +35,7 @@ class Placement:
         total: int | None = None,
         release: str = "2.13",
         on_event: OnEvent | None = None,
-        place: Callable[[int, int], int] | None = None,
+        choose_address: Callable[[int, int], int] | None = None,
         finished: Callable[[int], bool] | None = None,
     ) -> None:
         self.settings = settings if settings is not None else Settings()
@@ -46,7 +46,7 @@ class Placement:
         self.on_event = on_event
         self.on_completed: Callable[[Block], object] | None = None
         """Called with each block whose free had to wait for another stream, when it is done."""
-        self.place = place
+        self.choose_address = choose_address
         self.finished = finished
         self.live: dict[int, Block] = {}
         """Blocks handed out, by address."""
@@ -117,14 +117,14 @@ class Placement:
             least_rest, split_below = SMALL + BLOCK, self.settings.max_split_size
             if pool.kind == "small" or self.expands(pool):
                 least_rest, split_below = BLOCK, UNLIMITED
-            if pool.private is not None and PoolUse.NO_SPLIT in pool.private.use:
+            if pool.private is not None and PoolOptions.NO_SPLIT in pool.private.use:
                 least_rest = UNLIMITED
             pool.streams[stream] = FreeSet(pool, stream, least_rest, split_below)
         return pool.streams[stream]
 
     def expands(self, pool: Pool) -> bool:
         """Whether the pool's memory comes from expandable segments."""
-        own = pool.private is not None and PoolUse.OWN_ALLOCATOR in pool.private.use
+        own = pool.private is not None and PoolOptions.OWN_ALLOCATOR in pool.private.use
         return self.settings.expandable_segments and not own
 
     def rank(self, address: int, near: Block | None = None) -> int:
@@ -232,8 +232,8 @@ class Placement:
 
     def new_address(self, size: int, stream: int) -> int:
         """The address of a new segment."""
-        if self.place is not None:
-            return self.place(size, stream)
+        if self.choose_address is not None:
+            return self.choose_address(size, stream)
         address = self.next_address
         self.next_address += size
         return address
@@ -248,7 +248,7 @@ class Placement:
         if home.pool.private is not None:
             return None
         for private in self.private.values():
-            if PoolUse.ON_OOM in private.use:
+            if PoolOptions.ON_OOM in private.use:
                 pool = private.small if home.pool.kind == "small" else private.large
                 block = self._search(self.home(pool, home.stream), size)
                 if block is not None:
@@ -402,7 +402,7 @@ class Placement:
 
     # ---- private pools
 
-    def create_pool(self, identity: tuple[int, int], use: PoolUse = PoolUse.NORMAL) -> None:
+    def create_pool(self, identity: tuple[int, int], use: PoolOptions = PoolOptions.NORMAL) -> None:
         """Make a private pool, or take one more share in it."""
         if identity in self.private:
             self.private[identity].users += 1

@@ -52,14 +52,14 @@ def replay(tape: Tape, settings: Settings | None = None) -> Tape:
     return replayed.replace(meta=replayed.meta._replace(settings=str(chosen)))
 
 
-def place(tape: Tape, settings: Settings) -> Tape:
+def assign_addresses(tape: Tape, settings: Settings) -> Tape:
     """Place a tape without segment rows on an empty device; its addresses only tell which free belongs to which alloc.
 
     The capacity and the release are those of the tape's metadata. A request beyond the capacity ends the tape.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"action": [Action.ALLOC] * 2, "address": [1, 2], "size": [100, 3 << 20]}
-    >>> placed = place(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "cuda:0")), Settings())
+    >>> placed = assign_addresses(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "cuda:0")), Settings())
     >>> int(placed.size[placed.action == Action.SEGMENT_ALLOC].sum()) >> 20  # a small segment of 2 MiB, one of 20
     22
 
@@ -90,7 +90,7 @@ class _Replay:
             total=tape.meta.total,
             release=rules_of(tape),
             on_event=self._event,
-            place=self._place if stays else None,
+            choose_address=self._choose_address if stays else None,
             finished=lambda stream: False,
         )
         self.placement.on_completed = self._completed_early
@@ -109,7 +109,7 @@ class _Replay:
         self.over.add(address)
         self.new.append((self.row, int(Action.FREE_COMPLETED), block.address, block.requested, block.home.stream))
 
-    def _place(self, size: int, stream: int) -> int:
+    def _choose_address(self, size: int, stream: int) -> int:
         """The address that the tape gives the segment of the present request, else one behind all others."""
         tape = self.recorded
         for row in self._device_rows(self.row):

@@ -51,7 +51,7 @@ def block_sizes(tape: Tape) -> NDArray[np.int64]:
     return result
 
 
-def untold_ends(blocks: Iterable[Block]) -> list[int]:
+def underivable_ends(blocks: Iterable[Block]) -> list[int]:
     """Ends of those live blocks whose length the rules of `block_sizes` would not find, by address.
 
     They lie before a free range: what a block absorbed cannot be told from it any more, nor that it absorbed nothing.

@@ -104,7 +104,7 @@ def without_others(history: Tape, noted: Tape) -> tuple[Tape, int]:
     kept = history.address[life.born[was_there & mine]]
     held = 0
     gone: dict[int, int] = {}
-    for row in range(len(history) - snapshot.events(history)):
+    for row in range(len(history) - snapshot.event_count(history)):
         start, size = int(history.address[row]), int(history.size[row])
         is_segment = history.action[row] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
         if is_segment and not np.any((kept >= start) & (kept < start + size)):

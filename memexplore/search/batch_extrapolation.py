@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memexplore.allocator import Settings, place
+from memexplore.allocator import Settings, assign_addresses
 from memexplore.tape import Action, Tape
 
 _SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
@@ -42,7 +42,7 @@ def likely_batch(runs: dict[int, Tape], capacity: int, unit: int = 1) -> int | N
 
     def fits(batch: int) -> bool:
         size = np.rint(one.size + pace * (batch - first)).astype(np.int64)
-        placed = place(one.replace(size=np.maximum(size, 0), meta=meta), settings)
+        placed = assign_addresses(one.replace(size=np.maximum(size, 0), meta=meta), settings)
         return not (placed.action == Action.OOM).any()
 
     low, beyond = 0, max(1, second // unit)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from memexplore.analysis.segments import regions
-from memexplore.snapshot.history import events_before, tape_of
+from memexplore.snapshot.history import initial_row_count, tape_of
 from memexplore.snapshot.recorded import Recorded, read, sentence
 from memexplore.snapshot.verify import verify_device
 from memexplore.snapshot.write import as_snapshot, layout, save_snapshot
 from memexplore.tape import Tape
 
-__all__ = ["as_snapshot", "events", "layout", "load", "read", "save_snapshot", "segments", "verify"]
+__all__ = ["as_snapshot", "event_count", "layout", "load", "read", "save_snapshot", "segment_count", "verify"]
 
 _Result = TypeVar("_Result")
 _PARQUET = b"PAR1"
@@ -66,11 +66,11 @@ def _named(path: str | os.PathLike[str], function: Callable[[Recorded], _Result]
         raise ValueError(f"{os.fspath(path)} is no snapshot that memexplore can read: {sentence(error)}") from error
 
 
-def events(tape: Tape) -> int:
+def event_count(tape: Tape) -> int:
     """The number of a tape's rows that happened, without those that tell what was there before."""
-    return len(tape) - events_before(tape)
+    return len(tape) - initial_row_count(tape)
 
 
-def segments(tape: Tape) -> int:
+def segment_count(tape: Tape) -> int:
     """The number of segments at the end of a tape; a mapped run of an expandable segment counts as one."""
     return len(regions(tape))

@@ -105,7 +105,7 @@ def reserved(tape: Tape) -> NDArray[np.int64]:
     return np.cumsum(np.where(grown, tape.size, 0) - np.where(shrunk, tape.size, 0))
 
 
-def events_before(tape: Tape) -> int:
+def initial_row_count(tape: Tape) -> int:
     """The number of a tape's first rows that tell what was there before its first event."""
     before = np.flatnonzero(tape.action == Action.PREEXISTING)
     if not len(before):

@@ -58,7 +58,7 @@ class _Comparison:
             recorded.settings,
             release=release,
             on_event=self._event,
-            place=self._place,
+            choose_address=self._choose_address,
             finished=lambda stream: False,
         )
         begin, self.blocks = restore(tape, self.placement)
@@ -90,7 +90,7 @@ class _Comparison:
         self.predicted.append((action, address, size))
         self.peak_reserved = max(self.peak_reserved, self.placement.reserved)
 
-    def _place(self, size: int, stream: int) -> int:
+    def _choose_address(self, size: int, stream: int) -> int:
         """Where the driver put a segment cannot be predicted: it is taken from the recording."""
         for action, address, length in self.run:
             if action == Action.SEGMENT_MAP or (action == Action.SEGMENT_ALLOC and length == size):

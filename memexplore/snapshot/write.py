@@ -12,7 +12,7 @@ import numpy as np
 from memexplore.allocator import Settings, block_sizes
 from memexplore.allocator.settings import INTERVALS, UNLIMITED
 from memexplore.analysis.segments import regions
-from memexplore.snapshot.history import events_before, reserved
+from memexplore.snapshot.history import initial_row_count, reserved
 from memexplore.tape import Action, Category, Tape
 
 _WITHOUT_PLACE = (Action.SNAPSHOT, Action.OOM, Action.MARK)
@@ -79,7 +79,7 @@ class _Frames:
 
 def _trace(tape: Tape, frames: _Frames) -> list[dict[str, Any]]:
     events = []
-    begin = events_before(tape)
+    begin = initial_row_count(tape)
     held = reserved(tape)
     columns = (tape.action, tape.address, tape.size, tape.stream, tape.time)
     names = [action.name.lower() for action in Action]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from memexplore.allocator import Settings, place
+from memexplore.allocator import Settings, assign_addresses
 from memexplore.recorder.recorder import Event
 from memexplore.tape import Action, Category, Meta, Phase, Tape
 
@@ -71,7 +71,7 @@ class Program:
 
         Running out of memory unwinds the Python code, which frees in an order of its own.
         """
-        tape = place(self.tape.replace(meta=meta), settings)
+        tape = assign_addresses(self.tape.replace(meta=meta), settings)
         if len(tape) and tape.action[-1] == Action.OOM:
             return None
         segments = np.isin(tape.action, _SEGMENTS)

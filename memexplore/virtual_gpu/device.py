@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import DefaultDeviceType
 
 from memexplore.allocator import Allocator, Settings
-from memexplore.allocator.sizes import untold_ends
+from memexplore.allocator.sizes import underivable_ends
 from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Category
 from memexplore.virtual_gpu.dispatch import mode
@@ -172,7 +172,7 @@ class VirtualGpu:
         placed = (ref for ref in tensor.live_storages.values() if ref.address)
         for ref in sorted(placed, key=lambda ref: ref.address):
             recorder.preexisting(ref.address, ref.size, ref.origin)
-        ends = untold_ends(self.allocator.live.values())
+        ends = underivable_ends(self.allocator.live.values())
         for address in ends:
             recorder.preexisting(address, 0, None)
         for address in ends:

@@ -88,7 +88,7 @@ def test_the_smallest_free_block_that_suffices_is_taken() -> None:
     ],
 )
 def test_the_tie_between_segments(release: str, second_is_taken: bool) -> None:
-    model = allocator(release=release, place=addresses_from([1 << 30, 1 << 29]))
+    model = allocator(release=release, choose_address=addresses_from([1 << 30, 1 << 29]))
     first, second = model.malloc(20 * MIB), model.malloc(20 * MIB)
     model.free(first)
     model.free(second)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.allocator import Allocator, OutOfMemory, PoolUse, Settings
+from memexplore.allocator import Allocator, OutOfMemory, PoolOptions, Settings
 from memexplore.tape import Action
 
 MIB = 1024**2
@@ -157,7 +157,7 @@ def test_a_private_pool_is_released_when_nobody_shares_it() -> None:
 
 def test_a_pool_for_emergencies_serves_a_failed_request() -> None:
     model = allocator(capacity=40 * MIB)
-    model.create_pool((0, 1), PoolUse.ON_OOM)
+    model.create_pool((0, 1), PoolOptions.ON_OOM)
     model.begin_pool((0, 1))
     spare = model.malloc(30 * MIB)
     model.free(spare)
@@ -167,6 +167,6 @@ def test_a_pool_for_emergencies_serves_a_failed_request() -> None:
 
 def test_a_pool_without_splits_hands_out_whole_blocks() -> None:
     model = allocator()
-    model.create_pool((0, 1), PoolUse.NO_SPLIT)
+    model.create_pool((0, 1), PoolOptions.NO_SPLIT)
     model.begin_pool((0, 1))
     assert model.block_size(model.malloc(512)) == 2 * MIB

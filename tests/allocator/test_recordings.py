@@ -100,9 +100,9 @@ def test_history_is_told_apart(row: dict[str, str]) -> None:
 @BY_FILE_AND_DEVICE
 def test_the_tape_has_every_event_and_the_peaks_of_the_replay(row: dict[str, str]) -> None:
     tape = loaded(row)
-    assert snapshot.events(tape) == int(row["events"])
+    assert snapshot.event_count(tape) == int(row["events"])
     for action in (Action.ALLOC, Action.SEGMENT_ALLOC, Action.OOM):
-        recorded = tape.action[len(tape) - snapshot.events(tape) :]
+        recorded = tape.action[len(tape) - snapshot.event_count(tape) :]
         assert np.count_nonzero(recorded == action) == actions(row).get(action.name.lower(), 0)
     if row["recording"] != "synthetic-parser-only.pickle.gz":
         assert summary.peak(tape, "allocated")[0] == verified(row)["peak_allocated"]

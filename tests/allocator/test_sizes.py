@@ -4,7 +4,7 @@ import torch
 
 from memexplore import capture
 from memexplore.analysis import curves
-from memexplore.snapshot.history import events_before
+from memexplore.snapshot.history import initial_row_count
 
 MIB = 1024**2
 
@@ -17,7 +17,7 @@ def at_start(make) -> tuple[int, int]:
         with capture.record() as recording:
             kept.add_(1)
     tape = recording.tape
-    return int(curves.curve(tape)[events_before(tape) - 1]), allocated
+    return int(curves.curve(tape)[initial_row_count(tape) - 1]), allocated
 
 
 def test_a_remainder_absorbed_before_a_neighbour_died_is_told():

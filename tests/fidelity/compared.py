@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memexplore.analysis import curves
-from memexplore.snapshot.history import events_before
+from memexplore.snapshot.history import initial_row_count
 from memexplore.tape import Action, Category, Tape
 from tests.fidelity import recorded
 from tests.fidelity.recorded import Recorded
@@ -104,7 +104,7 @@ def without_estimates(tape: Tape) -> Tape:
 
 def segments(tape: Tape) -> list[tuple[int, int]]:
     """Action and bytes of every segment that was taken or given back while recording, in order."""
-    inside = tape[slice(events_before(tape), len(tape))]
+    inside = tape[slice(initial_row_count(tape), len(tape))]
     rows = np.flatnonzero((inside.action == Action.SEGMENT_ALLOC) | (inside.action == Action.SEGMENT_FREE))
     return list(zip(inside.action[rows].tolist(), inside.size[rows].tolist(), strict=True))
 

@@ -65,7 +65,7 @@ def on(case: Recorded) -> Iterator[None]:
     """A virtual GPU of the case's kind."""
     with capture.virtual(case.gpu, torch=case.torch) as gpu:
         if case.place is not None:
-            gpu.allocator.place = case.place(measured(case))
+            gpu.allocator.choose_address = case.place(measured(case))
         yield
 
 

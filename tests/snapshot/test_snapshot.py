@@ -174,8 +174,8 @@ def test_a_late_history_starts_with_what_was_there(tmp_path: Path) -> None:
         ("preexisting", BASE, 200),
         ("preexisting", BASE + 512, 300),
     ]
-    assert snapshot.events(tape) == 3
-    assert snapshot.segments(tape) == 1
+    assert snapshot.event_count(tape) == 3
+    assert snapshot.segment_count(tape) == 1
     [device] = snapshot.verify(file)["devices"]
     assert device["history"] == "late"
     assert device["alloc_addresses"] == [1, 1]
