@@ -15,7 +15,7 @@ ROOT = Path(memexplore.__file__).parent
 
 # From the ground up; a module may import only from its own level or below.
 LEVELS = [
-    {"units", "outside_allocator"},
+    {"units", "outside_allocator", "torch_internals"},
     {"tape", "gpu_catalogue"},
     {"allocator"},
     {"analysis"},
@@ -31,7 +31,7 @@ LEVELS = [
     {"notebook", "cli", "script", "doctor"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
-TORCH = {"recorder", "virtual_gpu", "capture", "targets", "knobs", "steps", "codegen", "search"}
+TORCH = {"torch_internals", "recorder", "virtual_gpu", "capture", "targets", "knobs", "steps", "codegen", "search"}
 PLOTLY = {"figures", "report", "notebook"}
 IPYTHON = {"notebook"}
 

@@ -1,0 +1,56 @@
+"""Private names of `torch.cuda` and of the default device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.table import (
+    NO_VIRTUAL_GPU,
+    look_up,
+    look_up_or_none,
+    replaceable,
+)
+
+# --- torch.cuda
+IS_IN_BAD_FORK = replaceable("torch.cuda._is_in_bad_fork", "answered while a virtual GPU is on", NO_VIRTUAL_GPU)
+LAZY_INIT = replaceable("torch.cuda._lazy_init", "a build for the CPU refuses", NO_VIRTUAL_GPU)
+EXCHANGE_DEVICE = replaceable("torch.cuda._exchange_device", "a build for the CPU has no devices", NO_VIRTUAL_GPU)
+MAYBE_EXCHANGE_DEVICE = replaceable(
+    "torch.cuda._maybe_exchange_device", "a build for the CPU has no devices", NO_VIRTUAL_GPU
+)
+NVTX = replaceable("torch.cuda.nvtx._nvtx", "a build for the CPU has no NVTX", "code with NVTX ranges on a virtual GPU")
+PIN_MEMORY = replaceable(
+    "torch.utils.data._utils.pin_memory.pin_memory", "pinned memory is host memory", "loaders with `pin_memory=True`"
+)
+_HISTORY = "history of a real GPU; its replacement answers on a virtual one"
+RECORD_HISTORY = replaceable("torch.cuda.memory._record_memory_history", _HISTORY, "recording on a real GPU")
+SNAPSHOT = replaceable("torch.cuda.memory._snapshot", _HISTORY, "snapshots on a virtual GPU")
+DUMP_SNAPSHOT = replaceable("torch.cuda.memory._dump_snapshot", _HISTORY, "recording on a real GPU")
+clear_cublas_workspaces: Callable[[], None] | None = look_up_or_none(
+    "torch._C._cuda_clearCublasWorkspaces",
+    "frees cuBLAS workspaces before a run; builds for the CPU lack it",
+    "workspaces of earlier runs count in a run on a real GPU",
+    needed=lambda: torch.version.cuda is not None,
+)
+
+# --- default device
+device_module: Any = look_up(
+    "torch.utils._device",
+    "`torch.set_default_device` and `with torch.device(...)`: CURRENT_DEVICE",
+    "`torch.set_default_device('cuda')` on a virtual GPU",
+    probe=lambda module: hasattr(module, "CURRENT_DEVICE"),
+)
+device_constructors: Callable[[], set[Any]] = look_up(
+    "torch.utils._device._device_constructors",
+    "functions that the default device is an argument of",
+    "`torch.set_default_device('cuda')` on a virtual GPU",
+    probe=lambda constructors: torch.empty in constructors(),
+)
+global_device_context: Any = look_up(
+    "torch._GLOBAL_DEVICE_CONTEXT",
+    "the default device that is restored; `torch.get_default_device` does not tell CPU from none",
+    "the default device is not restored after a virtual GPU",
+)

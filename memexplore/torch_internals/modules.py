@@ -1,0 +1,100 @@
+"""Private names of modules, backward passes, checkpoints and optimizers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memexplore.torch_internals.table import (
+    CHECKPOINTS,
+    NO_IN_PLACE,
+    NO_VIRTUAL_GPU,
+    Attribute,
+    attribute_names,
+    attribute_of,
+    look_up,
+    replaceable,
+)
+
+# --- modules
+MODULE_TABLES = attribute_names(
+    "torch.nn.Module",
+    "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks",
+    nn.Module,
+    "a module's entries and hooks in their order, None included, which `named_parameters` and the like leave out",
+    "knobs and simulations cannot restore a model",
+)
+parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter(MODULE_TABLES[0])
+buffers_of: Callable[[nn.Module], dict[str, torch.Tensor | None]] = operator.attrgetter(MODULE_TABLES[1])
+children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter(MODULE_TABLES[2])
+GLOBAL_HOOKS = tuple(
+    replaceable(
+        f"torch.nn.modules.module.{name}",
+        "global hooks are off while a model runs on fake tensors",
+        NO_IN_PLACE,
+    )
+    for name in (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+    )
+)
+BatchNorm: Any = look_up(
+    "torch.nn.modules.batchnorm._BatchNorm", "base class of all batch norms", f"{CHECKPOINTS} with batch norms"
+)
+NormBase: Any = look_up(
+    "torch.nn.modules.batchnorm._NormBase", "base class of batch and instance norms", f"{CHECKPOINTS} with norms"
+)
+apply_of: Callable[[nn.Module], Callable[..., nn.Module]] = attribute_of(
+    "torch.nn.Module",
+    "_apply",
+    nn.Module,
+    "every tensor of a module is copied or moved, in its children first; replaced while a virtual GPU is on",
+    "models cannot be moved or copied",
+)
+MODULE_APPLY = Attribute(nn.Module, "_apply")
+PARSE_TO = replaceable("torch._C._nn._parse_to", "`Module.to('cuda')` on a virtual GPU", "models cannot be moved")
+TRUNCATED_NORMAL = replaceable(
+    "torch.nn.init._no_grad_trunc_normal_",
+    "its rejection loop never ends on tensors without values",
+    "`trunc_normal_` of virtual weights",
+)
+JIT_INTERNAL: Any = look_up("torch._jit_internal", "frames of this file are torch's own", NO_IN_PLACE)
+NN_FUNCTIONS: Any = look_up("torch._C._nn", "activation functions that are found there only", NO_IN_PLACE)
+
+# --- backward, checkpoints and optimizers
+ENGINE_RUN_BACKWARD = replaceable(
+    "torch.autograd._engine_run_backward", "the names of devices are replaced during backward too", NO_VIRTUAL_GPU
+)
+engine_run_backward: Callable[..., Any] = look_up(
+    "torch.autograd.graph._engine_run_backward",
+    "tells operators of the engine from those of a Python formula, by the frame that called them",
+    NO_VIRTUAL_GPU,
+    probe=lambda function: hasattr(function, "__code__"),
+)
+CHECKPOINT_GENERATOR = replaceable(
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",
+    "switches off the checkpoints that a model makes itself; the name of torch 2.15",
+    f"{CHECKPOINTS} on a model that has checkpoints of its own",
+    other_names=("torch.utils.checkpoint._checkpoint_without_reentrant_generator",),
+)
+DEFAULT_DEVICE_TYPE = replaceable(
+    "torch.utils.checkpoint.DefaultDeviceType._default_device_type",
+    "torch looks up the accelerator once in a process",
+    "checkpoints on a virtual GPU after one on the CPU",
+)
+FOREACH_TYPES = tuple(
+    replaceable(f"{module}._foreach_supported_types", "foreach optimizers accept exactly these types", NO_VIRTUAL_GPU)
+    for module in ("torch.optim.optimizer", "torch.utils._foreach_utils")
+)
+GROUP_TENSORS = replaceable(
+    "torch._C._group_tensors_by_device_and_dtype",
+    "foreach optimizers and gradient clipping group virtual tensors under `cuda`",
+    "foreach optimizers on a virtual GPU",
+)
+USE_CUDNN_RNN = replaceable("torch._use_cudnn_rnn_flatten_weight", "RNNs run as with cuDNN", "RNNs on a virtual GPU")

@@ -1,0 +1,113 @@
+"""Private names of tensors, their storages and autograd nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memexplore.torch_internals.table import (
+    CHECKPOINTS,
+    NO_IN_PLACE,
+    NO_RECORDING,
+    NO_VIRTUAL_GPU,
+    attribute_names,
+    attribute_of,
+    look_up,
+)
+
+
+def _tensor() -> torch.Tensor:
+    return torch.ones(1)
+
+
+def _node() -> Any:
+    return torch.ones(1, requires_grad=True).neg().grad_fn
+
+
+def _parameter() -> torch.Tensor:
+    return nn.Parameter(torch.ones(1))
+
+
+untyped_storage: Callable[[torch.Tensor], torch.UntypedStorage] = look_up(
+    "torch._C.TensorBase.untyped_storage", "a tensor's storage, whatever its class overrides", NO_RECORDING
+)
+storage_key = attribute_of(
+    "torch.UntypedStorage",
+    "_cdata",
+    lambda: _tensor().untyped_storage(),
+    "identity of a storage while it lives (its address in C++); `data_ptr` is 0 for fake ones",
+    NO_RECORDING,
+)
+version_of = attribute_of(
+    "torch.Tensor",
+    "_version",
+    _tensor,
+    "how often a tensor was written in place",
+    f"{CHECKPOINTS} and {NO_IN_PLACE}",
+)
+base_of = attribute_of("torch.Tensor", "_base", _tensor, "the tensor of which one is a view", NO_VIRTUAL_GPU)
+is_view: Callable[[torch.Tensor], bool] = look_up(
+    "torch.Tensor._is_view", "autocast caches no views", "autocast on a virtual GPU"
+)
+use_count: Callable[[torch.Tensor], int] = look_up(
+    "torch.Tensor._use_count", "whether autograd alone holds a gradient and adds to it in place", NO_VIRTUAL_GPU
+)
+storage_use_count: Callable[[int], int] = look_up(
+    "torch._C._storage_Use_Count", "whether a gradient's storage has one owner", NO_VIRTUAL_GPU
+)
+sequence_number_of: Callable[[Any], int] = attribute_of(
+    "torch.autograd.graph.Node",
+    "_sequence_nr",
+    _node,
+    "links a backward operator to the forward one that made its node",
+    "recordings without layers and lines of the backward pass",
+)
+next_sequence_number: Callable[[], int] = look_up(
+    "torch._C._autograd._get_sequence_nr",
+    "number of the next autograd node",
+    "recordings without layers and lines of the backward pass",
+    probe=lambda number: isinstance(number(), int),
+)
+current_autograd_node: Callable[[], Any] = look_up(
+    "torch._C._current_autograd_node",
+    "the node that the backward pass is running",
+    "recordings without layers and lines of the backward pass",
+    probe=lambda node: node() is None,
+)
+forward_gradients_enabled: Callable[[], bool] = look_up(
+    "torch._C._is_fwd_grad_enabled",
+    "whether an operator runs inside forward-mode differentiation",
+    NO_RECORDING,
+    probe=lambda enabled: isinstance(enabled(), bool),
+)
+PARAMETER_MARK = attribute_names(
+    "torch.nn.Parameter",
+    "_is_param",
+    lambda: nn.Parameter(torch.ones(1).as_subclass(type("Subclass", (torch.Tensor,), {}))),
+    "marks a parameter of a tensor subclass, which `isinstance` alone does not recognise",
+    "parameters of a virtual GPU would be taken for plain tensors",
+)[0]
+TENSOR_HOOKS = attribute_names(
+    "torch.Tensor",
+    "_backward_hooks _post_accumulate_grad_hooks",
+    _parameter,
+    "hooks of a parameter that moves to the virtual GPU",
+    "hooks of moved parameters would be lost",
+)
+swap_tensors: Callable[[torch.Tensor, torch.Tensor], None] = look_up(
+    "torch._C._swap_tensor_impl",
+    "moves a parameter in place; `torch.utils.swap_tensors` refuses where weak references exist",
+    "models cannot be moved to a virtual GPU",
+)
+set_conj: Callable[[torch.Tensor, bool], None] = look_up(
+    "torch._C._set_conj", "a view that is conjugated", "complex tensors on a virtual GPU"
+)
+set_only_lift_cpu_tensors: Callable[[bool], None] = look_up(
+    "torch._C._set_only_lift_cpu_tensors", "`torch.tensor(..., device='cuda')` makes a CPU tensor first", NO_VIRTUAL_GPU
+)
+only_lift_cpu_tensors: Callable[[], bool] = look_up(
+    "torch._C._only_lift_cpu_tensors", "the setting that is restored", NO_VIRTUAL_GPU
+)
