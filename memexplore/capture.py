@@ -57,11 +57,12 @@ class Recording:
 
 
 @contextlib.contextmanager
-def virtual(gpu: str | Gpu = "T4", *, torch: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
+def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
     """Run the code of the block on a virtual GPU: `cuda` is there, tensors on it have shapes and no values.
 
-    ``gpu`` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`, ``torch`` the release whose rules apply
-    (the installed one by default), ``settings`` a ``PYTORCH_CUDA_ALLOC_CONF`` string (the environment's by default).
+    `gpu` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`. `release` is the torch release whose rules
+    apply, by default the installed one. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, by default the
+    environment's.
 
     >>> import torch
     >>> with virtual("T4"):
@@ -73,7 +74,7 @@ def virtual(gpu: str | Gpu = "T4", *, torch: str | None = None, settings: str = 
     """
     found = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
     with (
-        VirtualGpu(found, release_or_installed(torch), settings_of(settings)) as device,
+        VirtualGpu(found, release_or_installed(release), settings_of(settings)) as device,
         history_api.patched(device, lambda: predicted(device)),
     ):
         yield device
@@ -160,7 +161,7 @@ def predicted(device: VirtualGpu) -> Meta:
     )
 
 
-def simulate(function: Callable[[], Any], *, gpu: str = "T4", torch: str | None = None, settings: str = "") -> Tape:
+def simulate(function: Callable[[], Any], *, gpu: str = "T4", release: str | None = None, settings: str = "") -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
     An out-of-memory error ends the run and is a row of the tape; every other exception comes through. For the
@@ -172,12 +173,9 @@ def simulate(function: Callable[[], Any], *, gpu: str = "T4", torch: str | None 
     >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
     True
     """
-    # The argument hides the module.
-    from torch import OutOfMemoryError
-
-    with virtual(gpu, torch=torch, settings=settings):
+    with virtual(gpu, release=release, settings=settings):
         recording = record()
-        with contextlib.suppress(OutOfMemoryError), recording as running:
+        with contextlib.suppress(torch.OutOfMemoryError), recording as running:
             function()
     return running.tape
 

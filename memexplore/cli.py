@@ -81,8 +81,11 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command("run", "Run a training script and say where the memory goes; exit status 0 fits, 3 out of memory.")
     run.add_argument("script", type=pathlib.Path, help="a Python file; its own arguments stand behind --")
-    run.add_argument("--gpu", help="catalogue name, a size such as 24GiB, cuda or cpu; else the real GPU or a T4")
-    run.add_argument("--torch", metavar="RELEASE", help="follow another torch release's rules, such as 2.11")
+    run.add_argument(
+        "--gpu",
+        help="a catalogue name, a size such as 24GiB, cuda or cpu; default: the real GPU if usable, else a virtual T4",
+    )
+    run.add_argument("--release", metavar="RELEASE", help="follow another torch release's rules, such as 2.11")
     run.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone page")
     run.add_argument("--json", action="store_true", help="print one JSON object; the script's output goes to stderr")
     run.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")
@@ -98,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
 
     gpus = command("gpus", "List the GPU catalogue, or one GPU with the source of each number.")
     gpus.add_argument("gpu", nargs="?", help="a name or a size")
-    gpus.add_argument("--torch", metavar="RELEASE", help="under another torch release than the installed, such as 2.11")
+    gpus.add_argument(
+        "--release", metavar="RELEASE", help="under another torch release than the installed, such as 2.11"
+    )
     gpus.add_argument("--json", action="store_true", help="print one JSON object")
 
     command("lab", "Open JupyterLab on the first notebook; further arguments are JupyterLab's.")
@@ -112,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if not options.script.is_file():
         raise _UsageError(f"there is no script {str(options.script)!r}")
-    _check_release(options.torch)
+    _check_release(options.release)
     if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
         _gpu(options.gpu)
     for path in (options.html, options.output):
@@ -126,7 +131,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         status = script.execute(options.script, arguments)
 
     try:
-        tape = _record(function, options.gpu, options.torch)
+        tape = _record(function, options.gpu, options.release)
     except _UsageError:
         raise
     except BaseException as error:
@@ -170,16 +175,16 @@ def _private_stdout() -> Any:
 
 
 def _record(function: Callable[[], None], gpu: str | None, release: str | None) -> Tape:
-    """The tape of a function: of the place that is named, else of the real GPU where there is one, else of a T4."""
+    """Return the tape of a function. Default device: the real GPU if usable, else a virtual T4."""
     import torch
 
     from memexplore import capture, targets
 
     place = gpu or targets.here()
     if not targets.is_real(place):
-        return capture.simulate(function, gpu=place, torch=release)
+        return capture.simulate(function, gpu=place, release=release)
     if release is not None:
-        raise _UsageError("--torch changes the rules of a virtual GPU: name one with --gpu")
+        raise _UsageError("--release changes the rules of a virtual GPU: name one with --gpu")
     try:
         device = targets.device_of(place)
     except ValueError as error:
@@ -355,9 +360,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gpus(options: argparse.Namespace) -> int:
-    _check_release(options.torch)
+    _check_release(options.release)
     # Read off the package: importing torch takes a second.
-    release = options.torch or importlib.metadata.version("torch")
+    release = options.release or importlib.metadata.version("torch")
     if options.gpu is not None:
         gpu = _gpu(options.gpu).under(release)
         if options.json:

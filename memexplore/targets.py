@@ -30,7 +30,7 @@ def is_real(gpu: str | Gpu) -> bool:
 
 
 def here() -> str:
-    """The place of who names none: the real GPU where there is a usable one, else a virtual T4."""
+    """Return the default device: the real GPU if usable, else a virtual T4."""
     return CUDA if _has_gpu() else VIRTUAL
 
 

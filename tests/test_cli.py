@@ -195,7 +195,7 @@ def test_the_tape_and_the_page_are_written(write, tmp_path):
         (["run"], "required"),
         (["run", "missing.py"], "there is no script 'missing.py'"),
         (["run", __file__, "--gpu", "RTX 4091"], "did you mean RTX 4090"),
-        (["run", __file__, "--torch", "new"], "no torch release"),
+        (["run", __file__, "--release", "new"], "no torch release"),
         (["run", __file__, "--epochs", "3"], "behind --"),
         (["run", __file__, "--html", "/no/such/folder/page.html"], "there is no folder"),
         (["gpus", "banana"], "no GPU 'banana'"),
@@ -218,7 +218,7 @@ def test_gpus_lists_the_catalogue():
 
 
 def test_gpus_as_json_has_bytes_and_sources():
-    gpus = {gpu["gpu"]: gpu for gpu in json.loads(memexplore("gpus", "--json", "--torch", "2.14").stdout)["gpus"]}
+    gpus = {gpu["gpu"]: gpu for gpu in json.loads(memexplore("gpus", "--json", "--release", "2.14").stdout)["gpus"]}
     # 14 913 MiB in all, 140.875 MiB of them outside the allocator.
     assert gpus["T4"]["capacity"] == (14913 - 140.875) * 1024**2
     assert "Ultralytics" in gpus["T4"]["source_total"]
@@ -230,12 +230,12 @@ def test_one_gpu_is_shown_with_its_sources():
 
 def test_one_gpu_is_shown_under_a_torch_release():
     # T4 under 2.11: 14.54 GiB - 13.90 GiB - 504.07 MiB = 151 MiB; 124 - 15 to 205 + 15 MiB were read in all.
-    shown = memexplore("gpus", "t4", "--torch", "2.11").stdout
+    shown = memexplore("gpus", "t4", "--release", "2.11").stdout
     assert "outside the allocator: 151 MiB (109 MiB to 220 MiB by what a process runs; torch 2.11, training" in shown
 
 
 def test_gpus_refuses_what_is_no_release():
-    done = memexplore("gpus", "--torch", "new")
+    done = memexplore("gpus", "--release", "new")
     assert done.returncode == 2
     assert "'new' is no torch release" in done.stderr
 

@@ -27,8 +27,8 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
     """Turn the knobs of a training step, and see at once what becomes of its memory.
 
     Every setting is run: on a virtual GPU, where `gpu` is a name of the catalogue or a size, or for real on this
-    machine's GPU (``cuda``) or CPU (``cpu``). None means the real GPU where there is a usable one, else a virtual T4. A
-    GPU that the knobs name is virtual. `release` is the torch release whose rules apply on a virtual GPU. The model
+    machine's GPU (``cuda``) or CPU (``cpu``). Default device: the real GPU if usable, else a virtual T4. A GPU that the
+    knobs name is virtual. `release` is the torch release whose rules apply on a virtual GPU. The model
     comes back as it was. The knobs can be set from code too: ``explorer.knobs = mx.Knobs(batch=16)``.
 
     >>> import torch

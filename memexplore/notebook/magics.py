@@ -61,14 +61,15 @@ class MemoryMagics(Magics):
     def memprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Record where GPU memory goes while a cell or one statement runs, and show it.
 
-            %%memprofile [--gpu NAME] [--torch RELEASE] [-o NAME] [--html FILE] [--explore]
+            %%memprofile [--gpu NAME] [--release RELEASE] [-o NAME] [--html FILE] [--explore]
                          [--slider NAME=LOW:HIGH:STEP]                              (first line of a cell)
             %memprofile [the same options] STATEMENT
 
         --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
-                         24GiB; cuda is the real GPU, cpu plain training without one. Without it: the GPU of %memgpu,
-                         else the real GPU, else a virtual T4.
-        --torch RELEASE  the PyTorch release whose rules the virtual GPU follows, such as 2.13.
+                         24GiB; cuda is the real GPU, cpu plain training without one. Default: the GPU of
+                         %memgpu, or else the real GPU if usable, else a virtual T4.
+        --release RELEASE
+                         the PyTorch release whose rules the virtual GPU follows, such as 2.13.
         -o NAME          keep the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
         --explore        show the knobs beside the picture: turning one runs the cell again, where it ran first.
@@ -168,8 +169,8 @@ class MemoryMagics(Magics):
             return None
         place = options.gpu or ("" if on is not None else targets.here())
         if targets.is_real(place):
-            if options.torch is not None:
-                raise UsageError("--torch needs --gpu: a real GPU follows the PyTorch that is installed")
+            if options.release is not None:
+                raise UsageError("--release needs --gpu: a real GPU follows the PyTorch that is installed")
             if options.gpu is not None:
                 try:
                     targets.device_of(place)
@@ -184,8 +185,8 @@ class MemoryMagics(Magics):
                     f"run %memgpu off first, or leave --gpu out"
                 )
         if on is not None:
-            if options.torch is not None:
-                raise UsageError(f"--torch needs a GPU of its own: run %memgpu off first, {on.name} is on")
+            if options.release is not None:
+                raise UsageError(f"--release needs a GPU of its own: run %memgpu off first, {on.name} is on")
             return None
         return place
 
@@ -204,7 +205,7 @@ class MemoryMagics(Magics):
             device: Any = None
             if gpu is not None:
                 try:
-                    device = contexts.enter_context(capture.virtual(gpu, torch=options.torch))
+                    device = contexts.enter_context(capture.virtual(gpu, release=options.release))
                 except (ValueError, RuntimeError) as error:
                     raise UsageError(str(error)) from None
             if again is None:
@@ -356,7 +357,7 @@ def _explore(explored: _Explored, tape: Tape, options: Options) -> None:
 
     trial = Trial(Knobs(), tape, Applied(), explored.meter.total())
     sliders = dict(options.sliders)
-    display(explore_cell(explored.cell, trial, sliders, options.gpu, release=options.torch))
+    display(explore_cell(explored.cell, trial, sliders, options.gpu, release=options.release))
 
 
 def _show(tape: Tape) -> None:

@@ -18,7 +18,7 @@ class Options(NamedTuple):
     """The options of one profile."""
 
     gpu: str | None
-    torch: str | None
+    release: str | None
     name: str | None
     html: pathlib.Path | None
     explore: bool
@@ -69,7 +69,7 @@ def parser() -> MagicArgumentParser:
     """What reads the options at the front of a line."""
     parser = MagicArgumentParser("%%memprofile")
     parser.add_argument("--gpu", help="a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB")
-    parser.add_argument("--torch", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
+    parser.add_argument("--release", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
     parser.add_argument("-o", dest="name", help="keep the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
     parser.add_argument("--explore", action="store_true", help="show the knobs beside the picture")

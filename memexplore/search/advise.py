@@ -31,7 +31,7 @@ _NEARER = 0.98
 
 def advise(
     step: Step,
-    gpu: str = "T4",
+    gpu: str | None = None,
     *,
     release: str | None = None,
     executor: Executor | None = None,
@@ -49,8 +49,9 @@ def advise(
     (a smaller batch or input, frozen layers, adapters, another optimizer, no fp32 weights); each by expected time, then
     by the number of knobs; a larger GPU last. Inference is no training and never the advice for a training step.
 
-    `cuda` as `gpu` is the virtual GPU that is like this machine's. For `executor` see `sweep`, and for `progress` too;
-    its total is an estimate until the last run is done.
+    Default device: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
+    virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
+    is an estimate until the last run is done.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
@@ -62,7 +63,7 @@ def advise(
     """
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
-    gpu = _virtual(gpu)
+    gpu = _virtual(gpu or targets.here())
     device = gpu_catalogue.find(gpu).under(release_or_installed(release))
     with running(step, gpu=gpu, release=release, executor=executor, expected=budget, measure=needs) as run_all:
         runs = Runs(run_all, step, device, progress)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memexplore import targets
 from memexplore.analysis.tradeoffs import Point
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.executors import running
@@ -148,15 +149,16 @@ def sweep(
     step: Step,
     settings: Iterable[Knobs],
     *,
-    gpu: str = "T4",
+    gpu: str | None = None,
     release: str | None = None,
     executor: Executor | None = None,
     progress: Callable[[Progress], object] | None = print_progress,
 ) -> Sweep:
     """Run a step with each of many settings, and as written beside them to compare with.
 
-    `gpu` is a place as `trial.run` has it: a virtual GPU, or ``cuda`` or ``cpu`` for a real device, where one setting
-    runs after another in this process.
+    `gpu` is a name of the catalogue or a size, which mean a virtual GPU, or ``cuda`` or ``cpu`` for a real device, on
+    which one setting runs after another in this process. Default device: the real GPU if usable, else a virtual T4.
+
     `executor` is any `concurrent.futures.Executor` whose workers are processes, here or on other machines. Without one,
     settings run in this process for as long as that is quicker than starting others (a few seconds), and then in one
     fresh process a processor. Equal settings are run once. `progress` is called after every setting; None is silent.
@@ -202,7 +204,7 @@ def stream(
     step: Step,
     settings: Iterable[Knobs],
     *,
-    gpu: str = "T4",
+    gpu: str | None = None,
     release: str | None = None,
     executor: Executor | None = None,
 ) -> Iterator[Result]:
@@ -211,7 +213,9 @@ def stream(
     Raises as `sweep` does.
     """
     settings = list(settings)
-    with running(step, gpu=gpu, release=release, executor=executor, expected=len(settings)) as run_all:
+    with running(
+        step, gpu=gpu or targets.here(), release=release, executor=executor, expected=len(settings)
+    ) as run_all:
         yield from run_all(settings)
 
 

@@ -96,7 +96,7 @@ class Cell:
         """
         return dict(_NEEDS_STEP)
 
-    def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
+    def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None) -> Trial:
         """Run the cell with some knobs on a fresh virtual GPU or on a real device; arguments as those of `trial.run`.
 
         The knobs of a model are put onto every model when it is first called. What the cell prints is dropped. On a
@@ -116,7 +116,7 @@ class Cell:
         names = dict(self.namespace)
         with (
             self._found.as_it_was(),  # type: ignore[attr-defined]
-            capture.virtual(place, torch=release, settings=knobs.settings or "") as device,
+            capture.virtual(place, release=release, settings=knobs.settings or "") as device,
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
@@ -134,7 +134,12 @@ class Cell:
         return Trial(knobs, recording.tape, applied, Cost())
 
     def measure(
-        self, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None, known: Trial | None = None
+        self,
+        knobs: Knobs | None = None,
+        *,
+        gpu: str | None = None,
+        release: str | None = None,
+        known: Trial | None = None,
     ) -> tuple[Trial, Measured]:
         """Run the cell with some knobs, and once more with memory without end where it does not fit.
 

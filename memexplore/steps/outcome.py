@@ -59,7 +59,7 @@ def fits(tape: Tape) -> bool:
 
 
 def measure(
-    step: Step, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None
+    step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
 ) -> tuple[Trial, Measured]:
     """Run a step with some knobs, and once more on a virtual GPU with memory without end where it does not fit.
 
@@ -77,7 +77,11 @@ def measure(
 
 
 def measured_by(
-    run: Callable[[Knobs, str | Gpu], Trial], knobs: Knobs, gpu: str, samples: int, known: Trial | None = None
+    run: Callable[[Knobs, str | Gpu | None], Trial],
+    knobs: Knobs,
+    gpu: str | None,
+    samples: int,
+    known: Trial | None = None,
 ) -> tuple[Trial, Measured]:
     """Run some knobs with a function of knobs and GPU, and once more with memory without end where they do not fit.
 
@@ -94,7 +98,7 @@ def measured_by(
 
 
 def needs(
-    step: Step, knobs: Knobs | None = None, *, gpu: str = "T4", release: str | None = None
+    step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
 ) -> tuple[Trial, Measured]:
     """The numbers of `measure` in half the time where a setting does not fit a virtual GPU; the trial is another.
 

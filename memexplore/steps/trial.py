@@ -47,13 +47,14 @@ class Trial(NamedTuple):
     """Of one step on a real device, measured; not a number where the tape is predicted or ends out of memory."""
 
 
-def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
+def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None) -> Trial:
     """Run two steps with some knobs, on a virtual GPU or on a real device.
 
     `gpu` is a name of the catalogue or a size, which mean a virtual GPU, ``cuda`` for the real GPU of this machine, or
-    ``cpu`` for its CPU. It counts where the knobs name none; what they name is virtual, and so is a GPU under other
-    allocator settings. `release` is the torch release whose rules apply on a virtual GPU. The model comes back as it
-    was. On a virtual GPU what was traced before is not traced again (see `repeat`); the tape is the one of `traced`.
+    ``cpu`` for its CPU. Default device: the real GPU if usable, else a virtual T4. A GPU that the knobs name comes
+    first; it is virtual, and so is a GPU under other allocator settings. `release` is the torch release whose rules
+    apply on a virtual GPU. The model comes back as it was. On a virtual GPU what was traced before is not traced again
+    (see `trace_reuse`); the tape is the one of `traced`.
 
     >>> linear = torch.nn.Linear(1024, 1024, bias=False)
     >>> trial = run(Step(linear, torch.zeros(4, 1024), loss=torch.mean, optimizer=torch.optim.SGD))
@@ -65,17 +66,18 @@ def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", releas
     or the device; MemoryError for a setting that needs more memory than this machine's CPU has.
     """
     knobs = knobs or Knobs()
-    if isinstance(gpu, str) and targets.is_real(place_of(knobs, gpu)):
-        return _really(step, knobs, gpu, release)
+    target = place_of(knobs, gpu)
+    if isinstance(target, str) and targets.is_real(target):
+        return _really(step, knobs, target, release)
     return placed(step, knobs, gpu, release) or _run(step, knobs, _place(knobs, gpu, release), _past(step))
 
 
-def was_seen(step: Step, knobs: Knobs, gpu: str | Gpu, release: str | None) -> bool:
+def was_seen(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> bool:
     """Whether the requests of a setting on a virtual GPU are known from one where the same kernels run."""
     return _same(knobs, _place(knobs, gpu, release)) in _past(step).same
 
 
-def placed(step: Step, knobs: Knobs, gpu: str | Gpu, release: str | None) -> Trial | None:
+def placed(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> Trial | None:
     """The trial of a setting whose requests are known; None where they are not, or do not fit the virtual GPU."""
     place = _place(knobs, gpu, release)
     seen = _past(step).same.get(_same(knobs, place))
@@ -83,7 +85,7 @@ def placed(step: Step, knobs: Knobs, gpu: str | Gpu, release: str | None) -> Tri
     return None if seen is None or tape is None else Trial(knobs, tape, seen.applied, seen.cost)
 
 
-def place_of(knobs: Knobs, gpu: str | Gpu) -> str | Gpu:
+def place_of(knobs: Knobs, gpu: str | Gpu | None) -> str | Gpu:
     """Where a run with some knobs takes place: what they name, or else the place that was asked for.
 
     Allocator settings are those of the whole process, and other tensors live under them: with others a run takes place
@@ -96,6 +98,7 @@ def place_of(knobs: Knobs, gpu: str | Gpu) -> str | Gpu:
     """
     if knobs.gpu is not None:
         return knobs.gpu
+    gpu = gpu or targets.here()
     if knobs.settings is None or not targets.is_real(gpu):
         return gpu
     if gpu == targets.CPU:
@@ -134,13 +137,15 @@ def _check_memory(knobs: Knobs, needed: int) -> None:
         )
 
 
-def traced(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu = "T4", release: str | None = None) -> Trial:
+def traced(
+    step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None
+) -> Trial:
     """Run two steps op by op, whatever was seen before; see `run`."""
     knobs = knobs or Knobs()
     return _run(step, knobs, _place(knobs, gpu, release), None)
 
 
-def _place(knobs: Knobs, gpu: str | Gpu, release: str | None) -> VirtualGpu:
+def _place(knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> VirtualGpu:
     """The virtual GPU that a trial is for, off."""
     settings = capture.settings_of(knobs.settings or "")
     return VirtualGpu(targets.find(place_of(knobs, gpu)), capture.release_or_installed(release), settings)
@@ -218,7 +223,7 @@ def _run(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past | None) -> Tri
     with (
         _undisturbed(),
         _as_it_was(model),
-        capture.virtual(place.gpu, torch=place.release, settings=str(place.settings)) as device,
+        capture.virtual(place.gpu, release=place.release, settings=str(place.settings)) as device,
         _on_host(model),
         contextlib.ExitStack() as stack,
     ):
@@ -269,7 +274,7 @@ def _sites(step: Step, knobs: Knobs, place: VirtualGpu, past: _Past) -> Any:
         with (
             _undisturbed(),
             _as_it_was(model),
-            capture.virtual(endless, torch=place.release),
+            capture.virtual(endless, release=place.release),
             _on_host(model),
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)

@@ -153,7 +153,7 @@ def main() -> None:
     for name, run in RUNS.items():
         cells = [f"{measured[name]} MiB"]
         for era in Era:
-            with capture.virtual("V100 16GB", torch="2.4"):
+            with capture.virtual("V100 16GB", release="2.4"):
                 predicted = run(era) / MIB + context
             gc.collect()
             cells.append(f"{predicted:.0f} ({predicted / measured[name] - 1:+.1%})")

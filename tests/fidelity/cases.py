@@ -49,7 +49,7 @@ class Case(NamedTuple):
     def predicted(self) -> str:
         """What the virtual GPU says, printed as the row is."""
         try:
-            with capture.virtual(self.gpu, torch=self.torch, settings=self.settings):
+            with capture.virtual(self.gpu, release=self.torch, settings=self.settings):
                 size = self.run()
         except torch.OutOfMemoryError:
             return "OOM"

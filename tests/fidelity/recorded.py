@@ -63,7 +63,7 @@ def measured(case: Recorded) -> Tape:
 @contextlib.contextmanager
 def on(case: Recorded) -> Iterator[None]:
     """A virtual GPU of the case's kind."""
-    with capture.virtual(case.gpu, torch=case.torch) as gpu:
+    with capture.virtual(case.gpu, release=case.torch) as gpu:
         if case.place is not None:
             gpu.allocator.choose_address = case.place(measured(case))
         yield

@@ -284,7 +284,7 @@ def test_an_out_of_memory_is_foreseen_by_what_exceeds_the_card():
 def test_a_golden_recording_becomes_a_row(tmp_path, monkeypatch):
     from tests.gpu.scenarios import SCENARIOS
 
-    with capture.virtual("H200", torch="2.11"):
+    with capture.virtual("H200", release="2.11"):
         peak = table._scenario("mlp_sgd")
     scenarios = {
         "mlp_sgd": {"outcome": "fits", "peak_allocated": peak + 512},

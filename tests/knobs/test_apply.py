@@ -265,7 +265,7 @@ def test_offload_moves_nothing_on_a_cpu() -> None:
 
 
 def test_offload_has_saved_tensors_wait_on_the_cpu() -> None:
-    with mx.virtual("T4", torch="2.13"):
+    with mx.virtual("T4", release="2.13"):
         model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
         x = torch.ones(1024, 1024, device="cuda")
         before = torch.cuda.memory_allocated()

@@ -160,7 +160,7 @@ def test_second_run_gives_the_same_tape(shell: Shell) -> None:
         ("--gpuu T4", "unrecognized arguments: --gpuu"),
         ("--gpu", "expected one argument"),
         ("--gpu T44", "no GPU 'T44' in the catalogue"),
-        ("--gpu T4 --torch 1.0", "1.0"),
+        ("--gpu T4 --release 1.0", "1.0"),
         ("-o 3", "'3' is none"),
         ("-o class", "'class' is none"),
         ("--html nowhere/page.html", "there is no folder nowhere"),
@@ -340,7 +340,7 @@ def test_gpu_that_is_not_there_is_one_clear_error(shell: Shell) -> None:
 
 
 def test_real_device_follows_the_torch_that_is_installed(shell: Shell) -> None:
-    assert isinstance(shell.run("%%memprofile --gpu cpu --torch 2.11\n1").error_in_exec, UsageError)
+    assert isinstance(shell.run("%%memprofile --gpu cpu --release 2.11\n1").error_in_exec, UsageError)
 
 
 def test_cell_is_explored_on_the_real_gpu_where_there_is_one(
@@ -370,14 +370,14 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return enter
 
-    monkeypatch.setattr(capture, "virtual", context(lambda gpu, torch=None: f"{gpu} {torch}"))
+    monkeypatch.setattr(capture, "virtual", context(lambda gpu, release=None: f"{gpu} {release}"))
     monkeypatch.setattr(capture, "record", context(lambda: "record"))
     return seen
 
 
 def test_without_a_gpu_a_t4_is_taken(shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    shell.run("%%memprofile --torch 2.12\n1").raise_error()
+    shell.run("%%memprofile --release 2.12\n1").raise_error()
     assert contexts == ["enter T4 2.12", "enter record", "leave record", "leave T4 2.12"]
 
 
@@ -424,7 +424,7 @@ def test_unloading_leaves_nothing_behind() -> None:
 def test_help_tells_the_options(shell: Shell) -> None:
     shell.run("%memprofile?")
     text = shell.text or shell.shell.find_line_magic("memprofile").__doc__
-    for option in ("--gpu", "--torch", "-o", "--html", "--explore", "--slider", "cannot be undone"):
+    for option in ("--gpu", "--release", "-o", "--html", "--explore", "--slider", "cannot be undone"):
         assert option in text
 
 

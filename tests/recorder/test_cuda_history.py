@@ -23,7 +23,7 @@ def _run() -> None:
 
 @pytest.fixture(scope="module")
 def whole() -> Tape:
-    return mx.simulate(_run, gpu="T4", torch="2.13")
+    return mx.simulate(_run, gpu="T4", release="2.13")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_phases_begin_where_they_began(whole, explained):
 
 
 def test_out_of_memory_has_the_op_and_the_layer_that_were_noted():
-    tape = mx.simulate(_run, gpu="12MiB", torch="2.13")
+    tape = mx.simulate(_run, gpu="12MiB", release="2.13")
     history, noted = _cut(tape)
     found = explain(history, noted.replace(size=np.where(noted.action == Action.OOM, 0, noted.size)))
     [row], [there] = np.flatnonzero(found.action == Action.OOM), np.flatnonzero(tape.action == Action.OOM)

@@ -13,7 +13,7 @@ MIB = 1024**2
 
 @pytest.fixture
 def gpu():
-    with capture.virtual("A100", torch="2.13") as device:
+    with capture.virtual("A100", release="2.13") as device:
         yield device
 
 

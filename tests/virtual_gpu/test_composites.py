@@ -19,13 +19,13 @@ EQUATIONS = [
 @pytest.mark.parametrize("release", ["2.6", "2.11"])
 def test_einsum_has_the_shape_that_its_equation_says(equation, first, second, release):
     expected = torch.einsum(equation, torch.ones(first), torch.ones(second)).shape
-    with capture.virtual("T4", torch=release):
+    with capture.virtual("T4", release=release):
         found = torch.einsum(equation, torch.ones(first, device="cuda"), torch.ones(second, device="cuda"))
         assert found.shape == expected
 
 
 def product(release: str) -> tuple[int, ...]:
-    with capture.virtual("T4", torch=release):
+    with capture.virtual("T4", release=release):
         weight, x = torch.ones(5, 7, device="cuda"), torch.ones(2, 3, 7, device="cuda")
         return torch.einsum("oi,...i->...o", weight, x).stride()
 
@@ -39,5 +39,5 @@ def test_until_torch_2_8_the_first_operand_stays_first_in_the_product():
 def test_einsum_of_other_tensors_on_a_virtual_gpu_is_computed():
     weight, x = torch.randn(5, 7), torch.randn(2, 3, 7)
     expected = torch.einsum("oi,...i->...o", weight, x)
-    with capture.virtual("T4", torch="2.6"):
+    with capture.virtual("T4", release="2.6"):
         assert torch.equal(torch.einsum("oi,...i->...o", weight, x), expected)

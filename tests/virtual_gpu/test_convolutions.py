@@ -41,8 +41,8 @@ def test_a_workspace_that_does_not_fit_is_done_without():
         layer = nn.Conv2d(16, 16, 3, padding=1).to("cuda", torch.float16)
         layer(torch.empty(1, 16, 1448, 1448, device="cuda", dtype=torch.float16))
 
-    tape = capture.simulate(run, gpu="200MiB", torch="2.13")
+    tape = capture.simulate(run, gpu="200MiB", release="2.13")
     assert not (tape.action == Action.OOM).any()
     assert tape.size[tape.category == Category.WORKSPACE].tolist() == []
-    tape = capture.simulate(run, gpu="400MiB", torch="2.13")
+    tape = capture.simulate(run, gpu="400MiB", release="2.13")
     assert (tape.size[tape.category == Category.WORKSPACE] > 120 * MIB).any()

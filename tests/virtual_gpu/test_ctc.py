@@ -16,7 +16,7 @@ FULL, TARGETS = [STEPS] * BATCH, [LENGTH] * BATCH
 
 def run(targets, inputs, outputs, **options):
     """Ops with bytes and category of each request, and the notes, of a loss and its gradient."""
-    with capture.virtual("A100", torch="2.13"):
+    with capture.virtual("A100", release="2.13"):
         log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
         given = [value() if callable(value) else value for value in (targets, inputs, outputs)]
         with capture.record() as recording:

@@ -17,7 +17,7 @@ STATISTICS = BATCH * STEPS * 4
 
 def taken(function, gpu="A100"):
     """Op and bytes of each request but workspaces."""
-    with capture.virtual(gpu, torch="2.13"):
+    with capture.virtual(gpu, release="2.13"):
         run = function()
         with capture.record() as recording:
             result = run()

@@ -108,7 +108,7 @@ def train(name: str, precision: Precision, memory: Memory, steps: int = 3) -> Ru
             requested.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
     # From torch 2.15 on a product of matrices gives its workspace back: here the rules of one release hold everywhere.
-    return Run(mx.simulate(run, gpu="A100", torch="2.13"), allocated, requested)
+    return Run(mx.simulate(run, gpu="A100", release="2.13"), allocated, requested)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from memexplore.virtual_gpu.patches import getitem
 
 def backward(release, index):
     """Bytes of each request of the backward pass of `x[index].sum()` for 3 x 4 x 5 numbers."""
-    with capture.virtual("A100", torch=release):
+    with capture.virtual("A100", release=release):
         x = torch.ones(3, 4, 5, device="cuda", requires_grad=True)
         loss = x[index].sum()
         with capture.record() as recording:

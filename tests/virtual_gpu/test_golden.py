@@ -24,7 +24,7 @@ NONE = pytest.param(
 
 
 def predicted(name: str, gpu: str, torch: str | None = None) -> Tape:
-    return capture.simulate(SCENARIOS[name].function, gpu=gpu, torch=torch, settings=SCENARIOS[name].allocator)
+    return capture.simulate(SCENARIOS[name].function, gpu=gpu, release=torch, settings=SCENARIOS[name].allocator)
 
 
 def measured(run: dict, name: str) -> Tape:

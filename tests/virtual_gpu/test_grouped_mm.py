@@ -26,7 +26,7 @@ def multiply(form, device, dtype=torch.bfloat16):
 
 def requests(form="rows by groups", gpu="A100", release="2.13", dtype=torch.bfloat16):
     """Bytes and category of each request of a product."""
-    with capture.virtual(gpu, torch=release):
+    with capture.virtual(gpu, release=release):
         first, second, ends = multiply(form, "cuda", dtype)
         with capture.record() as recording:
             result = torch._grouped_mm(first, second, offs=ends)

@@ -8,7 +8,7 @@ from memexplore.tape import Action
 
 def requests(work, release: str = "2.11") -> list[int]:
     """Bytes asked for, negative where given back, of `work` on values of (512, 1000) and 512 indices."""
-    with capture.virtual("T4", torch=release):
+    with capture.virtual("T4", release=release):
         values = torch.randn(512, 1000, device="cuda", requires_grad=True)
         places = torch.randint(0, 1000, (512,), device="cuda")
         with capture.record() as recording:

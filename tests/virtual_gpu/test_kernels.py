@@ -14,7 +14,7 @@ from memexplore.virtual_gpu.kernels.cuda_build import Build, on
 
 def requests(function, gpu="A100", release="2.13"):
     """Op and bytes of each request that `function`, called on a virtual GPU, returns a function for; frees negative."""
-    with capture.virtual(gpu, torch=release):
+    with capture.virtual(gpu, release=release):
         run = function()
         with capture.record() as recording:
             result = run()

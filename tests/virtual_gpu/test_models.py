@@ -63,7 +63,7 @@ def run(name: str, steps: int = 3, gpu: str = "T4", optimizer: type[torch.optim.
             noted["requested"].append(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
     # From torch 2.15 on a product of matrices gives its workspace back: here the rules of one release hold everywhere.
-    tape = mx.simulate(train, gpu=gpu, torch="2.13")
+    tape = mx.simulate(train, gpu=gpu, release="2.13")
     outcome = "oom" if (tape.action == Action.OOM).any() else "fits"
     return Run(tape, **noted, outcome=outcome)
 

@@ -114,7 +114,7 @@ def recurrent(dropout):
         layer = nn.LSTM(32, 32, 2, dropout=dropout).cuda()
         layer(torch.ones(10, 4, 32, device="cuda"))[0].sum().backward()
 
-    return mx.simulate(run, gpu="A100", torch="2.13")
+    return mx.simulate(run, gpu="A100", release="2.13")
 
 
 def reserved(dropout):
