@@ -152,7 +152,7 @@ def test_calls_that_are_in_place_are_named() -> None:
     model = Calling()
     sites = legal_sites(lambda: model(torch.ones(1, 4)).sum().backward(), model)
     (line,) = lines(Step(model, torch.ones(1, 4)), Knobs(inplace="on"), sites).splitlines()
-    assert line.startswith("# relu at test_code.py:")
+    assert line.startswith("# relu at test_lines.py:")
     assert line.endswith("call relu in the form that overwrites its input.")
 
 

@@ -353,7 +353,7 @@ def embedding_bag():
 
 def with_knobs(model, data, loss, **settings):
     """Train two steps with knobs, by the code that the explorer runs on a real GPU and on a virtual one."""
-    from memexplore.knobs import apply
+    from memexplore.knobs.apply import apply
     from memexplore.knobs.knobs import Knobs
     from memexplore.steps import training_loop
     from memexplore.steps.step import Step

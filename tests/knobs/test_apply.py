@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 import memexplore as mx
-from memexplore.knobs import apply
+from memexplore.knobs.apply import apply
 from memexplore.knobs.forward import forward_inside
 from memexplore.knobs.inplace.legal import legal_sites
 from memexplore.knobs.knobs import InPlace, Knobs, MemoryFormat, Offload

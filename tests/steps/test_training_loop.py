@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from memexplore.analysis import curves
-from memexplore.knobs import apply
+from memexplore.knobs.apply import apply
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.optimizers import KINDS, make
 from memexplore.steps.step import Step

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
+from memexplore import gpu_catalogue
 from memexplore.knobs.knobs import Knobs
 from memexplore.recorder.recorder import Recorder
 from memexplore.steps.step import Step
@@ -61,7 +62,7 @@ def test_flops_are_those_of_the_matrix_products_of_one_step():
 
 def test_slower_gpu_takes_longer():
     cost = run(step_of(batch=4096)).cost
-    assert cost.seconds(mx.devices.find("T4")) > cost.seconds(mx.devices.find("H100-SXM"))
+    assert cost.seconds(gpu_catalogue.find("T4")) > cost.seconds(mx.devices.find("H100-SXM"))
 
 
 def test_out_of_memory_ends_the_tape():
@@ -128,7 +129,7 @@ def test_a_setting_seen_before_is_not_run_again(monkeypatch):
     monkeypatch.setattr(Recorder, "alloc", lambda *_: pytest.fail("an op was traced"))
     assert run(step, gpu="A100-40GB").tape.equals(first)
     elsewhere = run(step, gpu="A100-80GB").tape
-    assert elsewhere.meta.capacity == mx.devices.find("A100-80GB").capacity
+    assert elsewhere.meta.capacity == gpu_catalogue.find("A100-80GB").capacity
     assert (elsewhere.size == first.size).all()
 
 
