@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, wrap
+from memexplore.virtual_gpu.tensors.tensor import META, map_locations, saved_on_a_virtual_gpu_without_values
 
 _restore = torch.serialization.default_restore_location
-_loading: list[Callable[[Any, str], str]] = []
-"""Tells where a tensor goes that was on a device when it was saved, while `torch.load` runs."""
 
 
 class _Storage:
@@ -48,34 +46,6 @@ def _places(map_location: Any) -> Callable[[Any, str], str]:
         return "cuda" if told is META else str(told)
 
     return place
-
-
-def saved_on_a_virtual_gpu_without_values(
-    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, gradient: bool, parameter: bool
-) -> Any:
-    """Unpickle a virtual tensor, on the virtual GPU only: elsewhere there is nothing to load.
-
-    Raises ValueError where no virtual GPU is on.
-    """
-    if DeviceState.gpu_name is None:
-        raise ValueError(
-            f"this file holds a tensor of shape {shape} ({dtype}) that was saved on a virtual GPU and has no values; "
-            "it can be loaded on a virtual GPU only"
-        )
-    place = _loading[-1](None, device) if _loading else device
-    if place.startswith("cuda"):
-        result: Any = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
-    else:
-        result = wrap(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), host=True)
-    return torch.nn.Parameter(result, gradient) if parameter else result.requires_grad_(gradient)
-
-
-def reduced(tensor: VirtualTensor) -> tuple[Any, ...]:
-    """What is pickled of a virtual tensor."""
-    device = "cpu" if tensor.host else "cuda:0"
-    parameter = bool(getattr(tensor, "_is_param", False))
-    fields = (tuple(tensor.shape), tensor.stride(), tensor.dtype, device, tensor.requires_grad, parameter)
-    return saved_on_a_virtual_gpu_without_values, fields
 
 
 class _Load:
@@ -141,11 +111,11 @@ def on() -> Iterator[None]:
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         one = _Load(map_location)
-        _loading.append(one.place)
+        map_locations.append(one.place)
         try:
             return one.moved(original(f, one.locate, *args, **kwargs))
         finally:
-            _loading.pop()
+            map_locations.pop()
 
     try:
         torch.load = load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -159,9 +159,10 @@ class VirtualTensor(FakeTensor):
         return result  # type: ignore[return-value]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from memexplore.virtual_gpu.patches import serialization
-
-        return serialization.reduced(self)
+        device = "cpu" if self.host else "cuda:0"
+        parameter = bool(getattr(self, "_is_param", False))
+        fields = (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, parameter)
+        return saved_on_a_virtual_gpu_without_values, fields
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -219,6 +220,30 @@ def fake_cpu_tensor(
     if stride is not None:
         return wrap(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), host=True)
     return wrap(torch.empty(shape, dtype=dtype, device="meta"), host=True)
+
+
+map_locations: list[Callable[[Any, str], str]] = []
+"""For each running `torch.load`: a function of a storage and the device it was saved on, which returns its device."""
+
+
+def saved_on_a_virtual_gpu_without_values(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, gradient: bool, parameter: bool
+) -> Any:
+    """Unpickle a virtual tensor. Its name is what `torch.load` prints where no virtual GPU is on.
+
+    Raises ValueError where no virtual GPU is on.
+    """
+    if DeviceState.gpu_name is None:
+        raise ValueError(
+            f"this file holds a tensor of shape {shape} ({dtype}) that was saved on a virtual GPU and has no values; "
+            "it can be loaded on a virtual GPU only"
+        )
+    target = map_locations[-1](None, device) if map_locations else device
+    if target.startswith("cuda"):
+        result: Any = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+    else:
+        result = fake_cpu_tensor(shape, dtype, stride)
+    return torch.nn.Parameter(result, gradient) if parameter else result.requires_grad_(gradient)
 
 
 class StorageRef(weakref.ref[Any]):

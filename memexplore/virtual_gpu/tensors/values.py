@@ -8,16 +8,13 @@ cannot be simulated and ends in one clear error.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memexplore.virtual_gpu.tensors import value_hints, value_loops
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated as NotSimulated
 from memexplore.virtual_gpu.tensors.value_loops import user_frame as user_frame
-
-if TYPE_CHECKING:
-    from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 
 def _virtual(value: Any) -> Any:
@@ -106,7 +103,7 @@ def number(dtype: torch.dtype, value: int = 1) -> Any:
     return VirtualFloat(value) if dtype.is_floating_point else VirtualInt(value)
 
 
-def item(tensor: VirtualTensor) -> Any:
+def item(tensor: torch.Tensor) -> Any:
     """The value of a one-element virtual tensor, by the rule above."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
@@ -119,14 +116,14 @@ def item(tensor: VirtualTensor) -> Any:
     return value
 
 
-def truth(tensor: VirtualTensor) -> bool:
+def truth(tensor: torch.Tensor) -> bool:
     """What `if tensor:` sees, by the rule above."""
     if tensor.numel() != 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
     return _asked(bool(value_hints.of(tensor).value))
 
 
-def tolist(tensor: VirtualTensor) -> Any:
+def tolist(tensor: torch.Tensor) -> Any:
     """Nested lists of virtual numbers in the tensor's shape."""
 
     if not tensor.is_floating_point():
@@ -140,7 +137,7 @@ def tolist(tensor: VirtualTensor) -> Any:
     return build(tuple(tensor.shape))
 
 
-def numpy(tensor: VirtualTensor) -> Any:
+def numpy(tensor: torch.Tensor) -> Any:
     """A numpy array of the tensor's shape in which every element is masked: it prints as ``--``."""
     import numpy
 
@@ -148,7 +145,7 @@ def numpy(tensor: VirtualTensor) -> Any:
     return numpy.ma.masked_all(tuple(tensor.shape), dtype)
 
 
-def text(tensor: VirtualTensor) -> str:
+def text(tensor: torch.Tensor) -> str:
     """How a virtual tensor prints: shape and type, never a value."""
     if tensor.dim() == 0:
         return f"virtual({str(tensor.dtype).removeprefix('torch.')}, device='{tensor.device}')"
