@@ -15,7 +15,7 @@ from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.gpu_catalogue import Gpu
 from memexplore.recorder import history_api, module_hooks, tape_builder
-from memexplore.recorder.real_device import Others, RealDevice
+from memexplore.recorder.real_device import Others, RealDevice, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Meta, Source, Tape
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of
@@ -26,10 +26,11 @@ _running: list[Recorder] = []
 
 
 class Recording:
-    """What `record` hands out; `tape` is there when its block has ended, after an exception too."""
+    """A running recording, as `record` yields it; `tape` is available after its block, also after an exception."""
 
     _tape: Tape | None = None
     _recorder: Recorder | None = None
+    _failure: Exception | None = None
 
     def events(self) -> list[tuple[int, ...]]:
         """What was noted so far, as `recorder.ops.Event`s.
@@ -49,11 +50,34 @@ class Recording:
     def tape(self) -> Tape:
         """The Tape of the block.
 
-        Raises RuntimeError while the block is still running.
+        Raises RuntimeError while the block is running, and where the tape could not be built.
         """
+        if self._failure is not None:
+            raise RuntimeError("this recording has no tape: building it failed") from self._failure
         if self._tape is None:
-            raise RuntimeError("the tape is there when the `with record()` block has ended")
+            raise RuntimeError("the recording is still running: read its tape after the `with record()` block")
         return self._tape
+
+    @contextlib.contextmanager
+    def _finishing(self, finish: Callable[[], Tape]) -> Iterator[None]:
+        """Build the tape after the block; an exception of the block is raised also where that fails."""
+        try:
+            yield
+        except BaseException as error:
+            with note_failure(error, "memexplore could not build the tape of this recording"):
+                self._finish(finish)
+            raise
+        else:
+            self._finish(finish)
+        finally:
+            self._recorder = None
+
+    def _finish(self, finish: Callable[[], Tape]) -> None:
+        try:
+            self._tape = finish()
+        except Exception as failure:
+            self._failure = failure
+            raise
 
 
 @contextlib.contextmanager
@@ -126,20 +150,21 @@ def record(device: str | torch.device | None = None, others: Others = Others.KEP
         mode = virtual_gpu.mode
         recorder = Recorder(virtual_tensor.live_storages, mode.reallocate if mode.has_earlier_tensors else None)
         meta, watching = predicted(virtual_gpu), virtual_gpu.watch(recorder)
+
+    def finish() -> Tape:
+        recorder.finish()
+        notes = values.assumptions if virtual_gpu is not None else ()
+        tape = tape_builder.build(recorder, meta._replace(notes=(*meta.notes, *notes)))
+        tape_builder.leave_origins(recorder, tape)
+        return tape if virtual_gpu is not None else real.finish(tape)
+
     _running.append(recorder)
     recording._recorder = recorder
     try:
-        with module_hooks.hooks(recorder), watching:
+        with recording._finishing(finish), module_hooks.hooks(recorder), watching:
             yield recording
     finally:
         _running.clear()
-        recording._recorder = None
-        recorder.finish()
-        if virtual_gpu is not None:
-            meta = meta._replace(notes=(*meta.notes, *values.assumptions))
-        tape = tape_builder.build(recorder, meta)
-        tape_builder.leave_origins(recorder, tape)
-        recording._tape = tape if virtual_gpu is not None else real.finish(tape)
 
 
 def _versions(release: str) -> dict[str, str]:

@@ -126,6 +126,15 @@ def _shares(key: int, args: Any) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def note_failure(error: BaseException, what: str) -> Iterator[None]:
+    """Add an exception of the block to `error` as a note that begins with `what`, instead of raising it."""
+    try:
+        yield
+    except Exception as failure:
+        error.add_note(f"{what} ({type(failure).__name__}: {failure}).")
+
+
 class RealDevice:
     """A recording on a device: the current CUDA device where there is one, else the CPU, unless another is named."""
 
@@ -159,7 +168,11 @@ class RealDevice:
             try:
                 with self.mode:
                     yield
-            finally:
+            except BaseException as error:
+                with note_failure(error, "memexplore could not read the allocator's history"):
+                    self.history = taken()
+                raise
+            else:
                 self.history = taken()
 
     def finish(self, noted: Tape) -> Tape:

@@ -90,7 +90,6 @@ class Recorder:
         self.open_rows: dict[int, int] = {}
         """Address -> row of the block that is there now."""
         self._op_numbers: dict[Any, int] = {}
-        self._owner_of: dict[int, int] = {}
         self._calls: list[tuple[int, int, tuple[int, int], int, int]] = []
         """Open calls: module, number, stack, identity, and the call outside of the autograd function that runs it."""
         self._enabled = True
@@ -387,10 +386,12 @@ class Recorder:
         self.tags[row] = category
         if owner is not None and owner >= 0:
             self.owners[row] = owner
-            self._owner_of[_untyped_storage(tensor)._cdata] = owner
 
-    def _owner(self, tensor: torch.Tensor) -> int:
-        return self._owner_of.get(_untyped_storage(tensor)._cdata, -1)
+    def _owner(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
+        """The number of the module that owns the block under a tensor."""
+        # By the block that is alive now: the C++ address of a freed storage soon belongs to another storage.
+        ref = self.live.get(_untyped_storage(tensor)._cdata)
+        return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
 
     def _owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:
         """The module whose parameter, gradient or state an optimizer's op works on."""
@@ -398,7 +399,7 @@ class Recorder:
         if isinstance(first, list | tuple) and first:
             first = first[index if index < len(first) else 0]
         if isinstance(first, torch.Tensor):
-            return self._owner_of.get(_untyped_storage(first)._cdata, otherwise)
+            return self._owner(first, otherwise)
         return otherwise
 
     def finish(self) -> None:
