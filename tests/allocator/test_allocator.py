@@ -1,4 +1,4 @@
-"""The allocator model against ALLOCATOR.md: segments, splits, search, release, limits."""
+"""The allocator model against docs/allocator.md: segments, splits, search, release, limits."""
 
 from __future__ import annotations
 

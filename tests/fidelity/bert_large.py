@@ -18,7 +18,8 @@ from torch import nn
 from transformers import AttentionInterface, BertConfig, BertForSequenceClassification
 
 from memexplore import capture
-from tests.fidelity.cases import MIB, PUBLISHED
+from tests.data.kept import PUBLISHED_PEAKS
+from tests.fidelity.cases import MIB
 
 
 class Era(enum.Enum):
@@ -145,7 +146,7 @@ RUNS = {
 
 
 def main() -> None:
-    with PUBLISHED.open(newline="") as file:
+    with PUBLISHED_PEAKS.open(newline="") as file:
         measured = {row["config"]: int(row["value"]) for row in csv.DictReader(file) if row["group"] == "bert-large"}
     context = measured["CUDA context+kernels only"]
     print("Predicted is reserved + context, in MiB.\n")

@@ -4,7 +4,6 @@ import csv
 import functools
 import gc
 import json
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,10 +11,9 @@ import numpy as np
 import torch
 
 from memexplore import capture
+from tests.data.kept import PUBLISHED_PEAKS
 from tests.fidelity import formulas, models, operations, others
 
-PUBLISHED = pathlib.Path(__file__).parents[3] / "shared" / "published_peaks.csv"
-RECORDINGS = PUBLISHED.parent / "recordings"
 MIB, GIB = 1024**2, 1024**3
 
 # The GPU of the catalogue that a row was measured on; where the source does not say, one of its class.
@@ -84,7 +82,7 @@ def printed(size: float, unit: str) -> str:
 
 def published() -> Iterator[Case]:
     """The rows of the lm-xl, naive-attention and op groups."""
-    with PUBLISHED.open(newline="") as file:
+    with PUBLISHED_PEAKS.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["group"] == "lm-xl":
                 yield _language_model(row)

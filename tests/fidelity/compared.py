@@ -13,7 +13,7 @@ from memexplore.analysis import curves
 from memexplore.snapshot.history import initial_row_count
 from memexplore.tape import Action, Category, Tape
 from tests.fidelity import recorded
-from tests.fidelity.recorded import Recorded
+from tests.fidelity.recorded import RecordedRun
 
 
 class Difference(NamedTuple):
@@ -141,7 +141,7 @@ def _allocs(tape: Tape) -> int:
     return int(np.count_nonzero(tape.action == Action.ALLOC))
 
 
-def met(case: Recorded) -> Comparison:
+def met(case: RecordedRun) -> Comparison:
     """A recording beside its script on the virtual GPU, told where the driver put each segment where the case says."""
     return compare(case.name, case.torch, recorded.predicted(case), recorded.measured(case), case.untold)
 

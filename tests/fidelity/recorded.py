@@ -9,18 +9,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import memexplore
 from memexplore import capture
 from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Tape
+from tests.data import kept
 from tests.fidelity import models
-from tests.fidelity.cases import RECORDINGS
 
 Recording = Callable[[], contextlib.AbstractContextManager]
 
 
-class Recorded(NamedTuple):
-    file: str
+class RecordedRun(NamedTuple):
+    name: str
+    """The recording, as `tests.data.kept` names it."""
     gpu: str | Gpu
     torch: str
     run: Callable[[Recording], None]
@@ -29,10 +29,6 @@ class Recorded(NamedTuple):
     """From the measured tape to where the driver put each new segment, where that decides what is split."""
     untold: int = 0
     """Bytes at the peak that the file cannot tell: absorbed before its history by blocks that die in it."""
-
-    @property
-    def name(self) -> str:
-        return self.file.removesuffix(".pickle.gz")
 
 
 def requests(tape: Tape) -> list[int]:
@@ -55,13 +51,12 @@ def without_hash_order(sizes: list[int]) -> list[int]:
     return sizes[:start] + sorted(sizes[start:])
 
 
-def measured(case: Recorded) -> Tape:
-    (tape,) = memexplore.load(str(RECORDINGS / case.file)).values()
-    return tape
+def measured(case: RecordedRun) -> Tape:
+    return kept.tape(case.name)
 
 
 @contextlib.contextmanager
-def on(case: Recorded) -> Iterator[None]:
+def on(case: RecordedRun) -> Iterator[None]:
     """A virtual GPU of the case's kind."""
     with capture.virtual(case.gpu, release=case.torch) as gpu:
         if case.place is not None:
@@ -69,7 +64,7 @@ def on(case: Recorded) -> Iterator[None]:
         yield
 
 
-def predicted(case: Recorded) -> Tape:
+def predicted(case: RecordedRun) -> Tape:
     tapes = []
 
     @contextlib.contextmanager
@@ -86,7 +81,7 @@ def predicted(case: Recorded) -> Tape:
         gc.collect()
 
 
-def peak(case: Recorded) -> int:
+def peak(case: RecordedRun) -> int:
     """Peak allocated while the recording ran, as `torch.cuda` tells it wherever this is called."""
     peaks = []
 
@@ -159,12 +154,12 @@ def _attention(recording: Recording) -> None:
 
 
 RECORDED = [
-    Recorded("attention-forward-backward.pickle.gz", "A100 80GB", "2.6", _attention),
-    Recorded(
-        "lm-xl-forward-seq2048-bf16.pickle.gz",
+    RecordedRun("attention-forward-backward", "A100 80GB", "2.6", _attention),
+    RecordedRun(
+        "lm-xl-forward-seq2048-bf16",
         "RTX PRO 6000",
         "2.11",
         _lm_forward,
     ),
-    Recorded("lm-xl-train-seq512-bf16.pickle.gz", "RTX PRO 6000", "2.11", _lm_step),
+    RecordedRun("lm-xl-train-seq512-bf16", "RTX PRO 6000", "2.11", _lm_step),
 ]

@@ -15,7 +15,7 @@ from torch import nn
 from memexplore import gpu_catalogue
 from memexplore.tape import Action, Tape
 from tests.fidelity import cellular, models, norm_lm, paired_lm, regressor, small_lm
-from tests.fidelity.recorded import Recorded, Recording
+from tests.fidelity.recorded import RecordedRun, Recording
 
 # Turing with 72 multiprocessors (Quadro RTX 6000 or 8000): a reduction to one result left 144 blocks' results.
 TURING_72 = dataclasses.replace(gpu_catalogue.find("T4"), multiprocessors=72)
@@ -175,32 +175,28 @@ def as_recorded(tape: Tape) -> Callable[[int, int], int]:
 
 # Where no card is named: one of the kind whose cuBLAS workspace is the recorded one, large enough.
 RECORDED = [
-    Recorded(
-        "small-lm-forward-seq100.pickle.gz",
+    RecordedRun(
+        "small-lm-forward-seq100",
         "RTX 3090",
         "2.6",
         functools.partial(_small_forward, context=100, dtype=None),
         as_recorded,
     ),
-    Recorded(
-        "small-lm-forward-seq200-bf16.pickle.gz",
+    RecordedRun(
+        "small-lm-forward-seq200-bf16",
         "RTX 3090",
         "2.6",
         functools.partial(_small_forward, context=200, dtype=torch.bfloat16),
         as_recorded,
     ),
-    Recorded(
-        "small-lm-train-seq100.pickle.gz", "RTX 3090", "2.6", functools.partial(_small_train, context=100), as_recorded
-    ),
-    Recorded(
-        "small-lm-train-seq200.pickle.gz", "RTX 3090", "2.6", functools.partial(_small_train, context=200), as_recorded
-    ),
-    Recorded("lm-forward-fp32-seq128.pickle.gz", "RTX 3090", "2.6", _norm_forward),
-    Recorded("lm-xl-forward-seq128.pickle.gz", "RTX PRO 6000", "2.11", _xl_forward),
+    RecordedRun("small-lm-train-seq100", "RTX 3090", "2.6", functools.partial(_small_train, context=100), as_recorded),
+    RecordedRun("small-lm-train-seq200", "RTX 3090", "2.6", functools.partial(_small_train, context=200), as_recorded),
+    RecordedRun("lm-forward-fp32-seq128", "RTX 3090", "2.6", _norm_forward),
+    RecordedRun("lm-xl-forward-seq128", "RTX PRO 6000", "2.11", _xl_forward),
     # The releases of the next three are those of the lines in their frames.
-    Recorded("cnn-torch21-no-time.pickle.gz", TURING_72, "2.2", _counterfactual),
-    Recorded("conv3d-train-a.pickle.gz", "RTX 3090", "2.3", _octree),
-    Recorded("conv3d-inference-empty-cache.pickle.gz", "RTX 3090", "2.5", _slide),
+    RecordedRun("cnn-torch21-no-time", TURING_72, "2.2", _counterfactual),
+    RecordedRun("conv3d-train-a", "RTX 3090", "2.3", _octree),
+    RecordedRun("conv3d-inference-empty-cache", "RTX 3090", "2.5", _slide),
 ]
-LATE = Recorded("lm-forward-fp32.pickle.gz", "A100 80GB", "2.6", _paired_forward)
+LATE = RecordedRun("lm-forward-fp32", "A100 80GB", "2.6", _paired_forward)
 """Its blocks lie where earlier steps left room, which the file does not tell: only its requests can be compared."""

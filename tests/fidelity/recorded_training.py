@@ -12,7 +12,7 @@ from torch import nn
 
 from memexplore.tape import Action, Tape
 from tests.fidelity import models
-from tests.fidelity.recorded import Recorded
+from tests.fidelity.recorded import RecordedRun
 
 
 class OwnAdamW(torch.optim.Optimizer):
@@ -321,18 +321,18 @@ class Below:
         return address
 
 
-_medium = "lm-medium-train-seq{}.pickle.gz"
-_large = "lm-2.7b-{}-h100.pickle.gz"
+_medium = "lm-medium-train-seq{}"
+_large = "lm-2.7b-{}-h100"
 
 RECORDED = [
-    Recorded(
+    RecordedRun(
         _medium.format(128),
         "RTX 4090",  # not stated: one whose cuBLAS workspace is the recorded one
         "2.11",
         functools.partial(_medium_step, context=128, dtype=None),
         Below,
     ),
-    Recorded(
+    RecordedRun(
         _medium.format(512),
         "RTX 4090",
         "2.11",
@@ -341,19 +341,19 @@ RECORDED = [
         # Two gradients of 40 960 000 bytes in segments of 40 MiB and one block of 4 MiB.
         untold=3 * 983_040,
     ),
-    Recorded(
+    RecordedRun(
         _large.format("forward-seq128"),
         "H100",
         "2.6",
         functools.partial(_placed, context=128, kind=Kind.FORWARD, dtype=None),
     ),
-    Recorded(
+    RecordedRun(
         _large.format("train-seq128"),
         "H100",
         "2.6",
         functools.partial(_placed, context=128, kind=Kind.STEP, dtype=None, forwards=(128, 256, 512)),
     ),
-    Recorded(
+    RecordedRun(
         _large.format("forward-seq512-bf16"),
         "H100",
         "2.6",

@@ -1,20 +1,14 @@
 """Every published row to its printed digit, and the recorded runs request by request."""
 
-import os
-
 import pytest
 
 from memexplore.analysis import summary
 from tests.fidelity import cases, recorded, recorded_training
 
-absent = not cases.PUBLISHED.exists()
-pytestmark = pytest.mark.skipif(
-    absent and not os.environ.get("CI"), reason="../shared/published_peaks.csv is not beside this checkout"
-)
 RECORDED = [*recorded.RECORDED, *recorded_training.RECORDED]
 
 
-@pytest.mark.parametrize("case", [] if absent else list(cases.published()), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(cases.published()), ids=lambda case: case.name)
 def test_published_peak_is_predicted_to_its_printed_digit(case):
     if case.name in cases.CAUSES:
         pytest.xfail(cases.CAUSES[case.name])

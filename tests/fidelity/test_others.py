@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 
 import pytest
@@ -14,7 +13,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from memexplore import capture
 from memexplore.analysis import summary
 from tests.fidelity import (
-    cases,
     compared,
     formulas,
     others,
@@ -26,10 +24,6 @@ from tests.fidelity import (
     table,
 )
 from tests.gpu import golden
-
-absent = pytest.mark.skipif(
-    not cases.PUBLISHED.exists() and not os.environ.get("CI"), reason="../shared/recordings is not beside this checkout"
-)
 
 
 def linear(calls: int = 1) -> float:
@@ -309,7 +303,6 @@ def test_every_recording_that_is_compared_has_a_row():
     assert set(compared.KNOWN) <= {case.name for case in every}
 
 
-@absent
 def test_a_recording_has_a_row_with_its_own_peak_and_its_requests():
     name = "recording attention-forward-backward"
     result = table.row(table._recording(name, table.RECORDINGS[name]))
@@ -322,7 +315,6 @@ def test_a_recording_has_a_row_with_its_own_peak_and_its_requests():
     assert compared.markdown([result.comparison]) in table.markdown([result])
 
 
-@absent
 def test_the_formula_of_a_recorded_language_model_reads_its_script():
     name = "recording small-lm-train-seq100"
     case = table._recording(name, table.RECORDINGS[name])

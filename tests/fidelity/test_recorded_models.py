@@ -1,18 +1,14 @@
-"""Recorded runs of other people's models: every request, peak and segment, and where it can be told, every address."""
+"""Recorded runs of other people's models: every request, peak and segment, and where possible every address."""
 
 import functools
-import os
 
 import pytest
 
 from memexplore.analysis import curves
 from memexplore.tape import Action, Tape
-from tests.fidelity import cases, compared, recorded
+from tests.fidelity import compared, recorded
 from tests.fidelity.recorded_models import LATE, RECORDED
 
-pytestmark = pytest.mark.skipif(
-    not cases.PUBLISHED.exists() and not os.environ.get("CI"), reason="../shared/recordings is not beside this checkout"
-)
 BY_NAME = {case.name: case for case in [*RECORDED, LATE]}
 PLACED = [name for name in BY_NAME if BY_NAME[name] is not LATE]
 COMPLETE = [name for name in PLACED if name.startswith("small-lm")]

@@ -1,19 +1,15 @@
 """Segments of recorded runs: what the driver was asked for, given back, and, told where it put them, every address."""
 
 import functools
-import os
 
 import pytest
 
 from memexplore import snapshot
 from memexplore.analysis import curves
 from memexplore.tape import Action, Tape
-from tests.fidelity import cases, compared, recorded
+from tests.fidelity import compared, recorded
 from tests.fidelity.recorded_training import RECORDED
 
-pytestmark = pytest.mark.skipif(
-    not cases.PUBLISHED.exists() and not os.environ.get("CI"), reason="../shared/recordings is not beside this checkout"
-)
 BY_NAME = {case.name: case for case in RECORDED}
 
 

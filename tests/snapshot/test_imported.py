@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import pickle
 from pathlib import Path
@@ -17,21 +16,13 @@ from memexplore.analysis.tables import user_line
 from memexplore.snapshot.imported import phases_and_steps
 from memexplore.snapshot.stacks import Origin, calls_of, origin_of, told
 from memexplore.tape import Action, Category, Frame, Phase, Tape
+from tests.data import kept
 from tests.sample_tapes import training_tape
 
-FOLDER = Path(__file__).parents[3] / "shared" / "recordings"
 FLOAT = 4
 
 MODULE = Frame("/env/torch/nn/modules/module.py", 1790, "_call_impl")
 ENGINE = Frame("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)")
-
-
-@functools.cache
-def recording(name: str, device: int = 0) -> Tape:
-    path = FOLDER / f"{name}.pickle.gz"
-    if not path.is_file():
-        pytest.skip("shared/recordings does not lie beside this checkout")
-    return snapshot.load(path)[device]
 
 
 def held(tape: Tape, row: int) -> dict[Category, int]:
@@ -72,7 +63,7 @@ XL = language_model(32, 2560, 10_240)  # 13,627,238,400 bytes
 )
 @pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER])
 def test_parameters_gradients_and_state_are_those_of_the_model(name: str, parameters: int, phase: Phase) -> None:
-    tape = recording(name)
+    tape = kept.tape(name)
     sizes = held(tape, end_of(tape, phase))
     assert sizes[Category.PARAMETER] == parameters
     assert sizes[Category.GRADIENT] == parameters
@@ -84,7 +75,7 @@ def test_parameters_gradients_and_state_are_those_of_the_model(name: str, parame
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_an_optimizer_that_replaces_its_tensors_keeps_their_categories(step: int) -> None:
     # its code says p.data = p.data - update, and the same for both moments: each step makes all of them anew
-    tape = recording("small-lm-train-seq100")
+    tape = kept.tape("small-lm-train-seq100")
     sizes = held(tape, end_of(tape, Phase.OPTIMIZER, step))
     assert (sizes[Category.PARAMETER], sizes[Category.OPTIMIZER_STATE]) == (SMALL, 2 * SMALL)
 
@@ -93,11 +84,11 @@ def test_an_optimizer_that_replaces_its_tensors_keeps_their_categories(step: int
     ("name", "steps"), [("small-lm-train-seq100", 3), ("lm-xl-train-seq512-bf16", 1), ("cnn-torch21-no-time", 10)]
 )
 def test_steps_are_told_by_optimizer_or_backward(name: str, steps: int) -> None:
-    assert int(recording(name).step.max()) == steps
+    assert int(kept.tape(name).step.max()) == steps
 
 
 def test_a_step_goes_from_forward_over_backward_to_the_optimizer() -> None:
-    tape = recording("small-lm-train-seq100")
+    tape = kept.tape("small-lm-train-seq100")
     inside = tape.step == 2
     phases = tape.phase[inside]
     order = phases[np.append(True, phases[1:] != phases[:-1])]
@@ -109,7 +100,7 @@ def test_a_step_goes_from_forward_over_backward_to_the_optimizer() -> None:
 
 
 def test_activations_rise_in_forward_and_are_gone_after_backward() -> None:
-    tape = recording("lm-xl-train-seq512-bf16")
+    tape = kept.tape("lm-xl-train-seq512-bf16")
     forward, backward = held(tape, end_of(tape, Phase.FORWARD)), held(tape, end_of(tape, Phase.BACKWARD))
     # what remains are logits and loss: 2 x 512 words of 10,000 floats, and one float
     assert backward[Category.ACTIVATION] == 2 * 512 * 10_000 * FLOAT + FLOAT
@@ -117,18 +108,18 @@ def test_activations_rise_in_forward_and_are_gone_after_backward() -> None:
 
 
 def test_parameters_of_a_forward_pass_are_told() -> None:
-    tape = recording("small-lm-forward-seq100")
+    tape = kept.tape("small-lm-forward-seq100")
     assert held(tape, summary.peak(tape)[1])[Category.PARAMETER] == SMALL
 
 
 def test_the_workspace_of_cublas_is_told() -> None:
     # one of 4096 x 2 + 16 x 8 KiB for each of the two threads that multiply
-    tape = recording("lm-medium-train-seq512")
+    tape = kept.tape("lm-medium-train-seq512")
     assert held(tape, end_of(tape, Phase.BACKWARD))[Category.WORKSPACE] == 2 * 8_519_680
 
 
 def test_every_recording_keeps_what_it_allocates() -> None:
-    tape = recording("expandable-3gpu-oom", 1)
+    tape = kept.tape("expandable-3gpu-oom", 1)
     size, row = summary.peak(tape)
     assert summary.by_category(tape)[:, row].sum() == size
 
