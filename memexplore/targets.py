@@ -87,7 +87,16 @@ def title(gpu: str | Gpu) -> str:
 def twin(gpu: str | Gpu) -> Gpu:
     """The virtual GPU on which a place is predicted; what a CPU would do, any GPU with memory enough does."""
     found = find(gpu)
-    return dataclasses.replace(found, total=1 << 50) if gpu == CPU else found
+    return unlimited(found) if gpu == CPU else found
+
+
+def unlimited(gpu: Gpu) -> Gpu:
+    """Return a GPU with a PiB of memory, on which every step fits.
+
+    >>> unlimited(find("T4")).total
+    1125899906842624
+    """
+    return dataclasses.replace(gpu, total=1 << 50)
 
 
 def _cpu() -> Gpu:

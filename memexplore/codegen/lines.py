@@ -29,6 +29,7 @@ from memexplore.knobs.knobs import (
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.steps import optimizers
 from memexplore.steps.step import Step, takes_model
+from memexplore.steps.step_record import record_of
 
 _WAYS = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}
 _IN_BACKWARD = """\
@@ -84,19 +85,18 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
 
 
 def _model(step: Step | None) -> torch.nn.Module | None:
-    """The step's model; None where there is no step, or its model has not been built."""
+    """Return the step's model; None where there is no step, or its model has not been built."""
     if step is None:
         return None
-    return step.model if isinstance(step.model, torch.nn.Module) else getattr(step, "_built", None)
+    return step.model if isinstance(step.model, torch.nn.Module) else record_of(step).virtual_model
 
 
 def _found(step: Step | None, knobs: Knobs) -> Sites | None:
-    """Where activations may be in place, if a run of the step has found out with these knobs (`trial.run`)."""
-    if knobs.inplace is InPlace.AS_WRITTEN:
+    """Return the in-place sites that a run of the step with these knobs has found (`trial.run`), else None."""
+    if step is None or knobs.inplace is InPlace.AS_WRITTEN:
         return None
     wanted = of_model(knobs).replace(inplace=InPlace.AS_WRITTEN)
-    seen = getattr(step, "_seen", None)
-    sites = [] if seen is None else [found for (looked, *_), found in seen.sites.items() if of_model(looked) == wanted]
+    sites = [found for (plain, _), found in record_of(step).sites.items() if of_model(plain) == wanted]
     return sites[-1] if sites else None
 
 

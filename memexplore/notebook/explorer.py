@@ -22,9 +22,10 @@ from memexplore.search.advise import Advice
 from memexplore.search.sweep import Progress
 from memexplore.steps import sentences
 from memexplore.steps.cost import interruptible
-from memexplore.steps.outcome import Measured
+from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
-from memexplore.steps.trial import Trial, built
+from memexplore.steps.step_record import built_model
+from memexplore.steps.trial import Trial
 
 _PATIENCE = 0.3
 """Seconds of rest before neighbours of the present setting are prepared."""
@@ -42,10 +43,10 @@ class Tried(NamedTuple):
     """One setting that was run."""
 
     trial: Trial
-    measured: Measured
+    outcome: Outcome
 
 
-Run = Callable[[Knobs], tuple[Trial, Measured]]
+Run = Callable[[Knobs], tuple[Trial, Outcome]]
 Search = Callable[[Knobs, Callable[[Progress], object]], Advice]
 """Finds what fits the GPU of some knobs, and tells its progress."""
 
@@ -226,7 +227,7 @@ class Explorer(widgets.VBox):
         self._write_hints()
         self.view.tell_details()
         yield
-        known = [self._tried[knobs].measured for knobs in self._history]
+        known = [self._tried[knobs].outcome for knobs in self._history]
         self.view.put_sheets(tabs.sheets(self._step, known, self._others(), tried.trial.knobs))
         yield
         if self._display is not None:
@@ -256,14 +257,14 @@ class Explorer(widgets.VBox):
     def _said(self) -> str:
         before, after = self._before, self._shown
         if before is None:
-            return sentences.first_sentence(after.trial, whole=after.measured)
-        return sentences.sentence(before.trial, after.trial, whole=(before.measured, after.measured))
+            return sentences.first_sentence(after.trial, whole=after.outcome)
+        return sentences.sentence(before.trial, after.trial, whole=(before.outcome, after.outcome))
 
     def _write_headline(self) -> None:
         self._headline.value = f"<p>{html.escape(self._said())}</p>"
 
     def _write_hints(self) -> None:
-        applied, oom = self._shown.measured.applied, summary.oom_text(self._shown.trial.tape)
+        applied, oom = self._shown.outcome.applied, summary.oom_text(self._shown.trial.tape)
         told = [f"<p>{html.escape(note)}</p>" for note in (*applied.notes, *([oom] if oom else []))]
         left = "".join(
             f"<li><b>{html.escape(one.where)}</b>: {html.escape(one.reason)}</li>" for one in applied.left_out
@@ -282,7 +283,7 @@ class Explorer(widgets.VBox):
             button.disabled = not usable or field in self._greyed
 
     def _layers(self) -> frozenset[str]:
-        model = built(self._step) if self._step is not None else None
+        model = built_model(self._step) if self._step is not None else None
         if model is None:
             return frozenset(self.view.tape.modules)
         return frozenset(name for name, _ in model.named_modules() if name)
@@ -309,7 +310,7 @@ class Explorer(widgets.VBox):
             wanted = [option.knobs for option in self._advice.options]
         self._turn(lambda _: wanted[number])
 
-    def _others(self) -> list[Measured]:
+    def _others(self) -> list[Outcome]:
         """What was run for the advice, trains the same, and was not on the screen."""
         found = self._advice
         return [one for one in found.tried if one.knobs in found.same - set(self._history)] if found else []

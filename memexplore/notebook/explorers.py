@@ -14,9 +14,8 @@ from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import OF_LAYERS, Explorer
 from memexplore.search.advise import Advice, advise
 from memexplore.search.sweep import Progress
-from memexplore.steps import outcome as numbers
 from memexplore.steps.cell import Cell
-from memexplore.steps.outcome import Measured
+from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 
@@ -48,8 +47,8 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
     if not step.input_size:
         greyed["input_size"] = "this batch has neither images nor sequences"
 
-    def run(knobs: Knobs) -> tuple[Trial, Measured]:
-        return numbers.measure(step, knobs, gpu=place, release=release)
+    def run(knobs: Knobs) -> tuple[Trial, Outcome]:
+        return run_outcome(step, knobs, gpu=place, release=release)
 
     def search(knobs: Knobs, told: Callable[[Progress], object]) -> Advice:
         # Advice is predicted: on a virtual GPU like the real one, whose memory nobody fills a hundred times.
@@ -79,10 +78,10 @@ def explore_cell(
     panels = {"Variables": [controls.of_variable(name, values, own[name]) for name, values in sliders.items()]}
     panels |= _panels(None, place)
 
-    def run(knobs: Knobs) -> tuple[Trial, Measured]:
+    def run(knobs: Knobs) -> tuple[Trial, Outcome]:
         # What a cell displays would appear below whatever cell ran last.
         with capture_output():
-            return cell.measure(knobs, gpu=place, release=release, known=known if knobs == Knobs() else None)
+            return cell.run_outcome(knobs, gpu=place, release=release, trial=known if knobs == Knobs() else None)
 
     shown = {title: panel for title, panel in panels.items() if panel}
     return Explorer(run, shown, greyed=greyed, neighbours=_neighbours(place))

@@ -247,7 +247,7 @@ class MemoryMagics(Magics):
             self.shell.user_ns[run.options.name] = tape
         if run.explored is not None and _ran_to_its_end(error):
             if error is not None:
-                from memexplore.steps.real_run import without_locals
+                from memexplore.steps.out_of_memory import without_locals
 
                 # What its frames hold on a real GPU would leave no room to try a knob.
                 without_locals(error)

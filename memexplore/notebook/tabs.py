@@ -10,7 +10,7 @@ from memexplore.figures.tradeoff import tradeoff
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.view import Sheet
 from memexplore.search.advice import Advice, setting_text
-from memexplore.steps.outcome import Measured, extra_flops, point
+from memexplore.steps.outcome import Outcome, extra_flops, point
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
 from memexplore.units import size_text
@@ -19,19 +19,19 @@ TRADE_OFFS, HISTORY, CODE, ADVICE = "Trade-offs", "History", "Code", "Advice"
 _NOTHING = "# Nothing is changed. Turn a knob to see the lines of PyTorch that do the same."
 
 
-def room_text(one: Measured) -> str:
+def room_text(one: Outcome) -> str:
     """Whether a setting fits, and by how much."""
     return f"yes, {size_text(one.margin)} to spare" if one.fits else f"no, {size_text(max(-one.margin, 0))} too much"
 
 
-def _flops_text(one: Measured, as_written: Measured | None) -> str:
+def _flops_text(one: Outcome, as_written: Outcome | None) -> str:
     share = extra_flops(one, as_written)
     if math.isnan(share):
         return ""
     return "as written" if abs(share) < 5e-5 else percent_text(1 + share)
 
 
-def history(tried: Sequence[Measured], current: Knobs) -> Sheet:
+def history(tried: Sequence[Outcome], current: Knobs) -> Sheet:
     """Every setting that was tried, in order: what it needs, whether it fits, and its FLOPs for a sample."""
     as_written = next((one for one in tried if one.knobs == Knobs()), None)
     rows = [
@@ -52,7 +52,7 @@ def history(tried: Sequence[Measured], current: Knobs) -> Sheet:
     return {"kind": "table", "titles": titles, "rows": rows, "text": "Click a setting to return to it."}
 
 
-def trade_offs(tried: Sequence[Measured], current: Knobs) -> Sheet:
+def trade_offs(tried: Sequence[Outcome], current: Knobs) -> Sheet:
     """Every setting that was tried as a point: time and memory."""
     as_written = next((one for one in tried if one.knobs == Knobs()), None)
     capacities = {one.capacity for one in tried if one.knobs == current}
@@ -74,10 +74,10 @@ def advice(found: Advice) -> Sheet:
         least = "" if largest is None or largest.proven else "≥ "
         cells = [
             setting_text(option.knobs),
-            size_text(option.measured.peak_reserved),
-            size_text(option.measured.margin),
+            size_text(option.outcome.peak_reserved),
+            size_text(option.outcome.margin),
             "" if math.isnan(option.slow_down) else f"× {option.slow_down:.2f}",
-            _flops_text(option.measured, found.as_written),
+            _flops_text(option.outcome, found.as_written),
             f"{least}{largest.samples}" if largest is not None and largest.samples else "",
         ]
         hint = " ".join(("Take this setting.", *(["It is another training."] if option.alters else []), *option.notes))
@@ -87,9 +87,7 @@ def advice(found: Advice) -> Sheet:
     return {"kind": "table", "titles": titles, "rows": rows, "text": f"{text} Click a setting to take it."}
 
 
-def sheets(
-    step: Step | None, tried: Sequence[Measured], advised: Sequence[Measured], current: Knobs
-) -> dict[str, Sheet]:
+def sheets(step: Step | None, tried: Sequence[Outcome], advised: Sequence[Outcome], current: Knobs) -> dict[str, Sheet]:
     """All tabs but the advice, by name and in order; the chart shows what was advised too, behind what was tried."""
     return {
         TRADE_OFFS: trade_offs([*tried, *advised], current),

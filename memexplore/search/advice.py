@@ -11,7 +11,7 @@ from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.search.candidates import Largest
-from memexplore.steps.outcome import Measured, point, slow_down
+from memexplore.steps.outcome import Outcome, point, slow_down
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _QUICKER, _LEANER = 1.01, 1.02
 class Option(NamedTuple):
     """One setting that fits, as it was run; sizes in bytes."""
 
-    measured: Measured
+    outcome: Outcome
     slow_down: float
     """Expected time of a sample over that as written on the GPU asked for."""
     extra_flops: float
@@ -39,7 +39,7 @@ class Option(NamedTuple):
     @property
     def knobs(self) -> Knobs:
         """The setting."""
-        return self.measured.knobs
+        return self.outcome.knobs
 
     @property
     def alters(self) -> bool:
@@ -49,10 +49,10 @@ class Option(NamedTuple):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person has to know, one sentence each."""
-        return self.measured.applied.notes
+        return self.outcome.applied.notes
 
     def __str__(self) -> str:
-        words = [f"{size_text(self.measured.peak_reserved)} reserved, {size_text(self.measured.margin)} to spare"]
+        words = [f"{size_text(self.outcome.peak_reserved)} reserved, {size_text(self.outcome.margin)} to spare"]
         if not math.isnan(self.slow_down):
             words.append("as fast" if abs(self.slow_down - 1) < 0.005 else f"{self.slow_down:.2f} times the time")
         if not math.isnan(self.extra_flops) and abs(self.extra_flops) >= 0.005:
@@ -92,10 +92,10 @@ class Advice:
     """What was tried of a step on a GPU, and what fits."""
 
     gpu: gpu_catalogue.Gpu
-    as_written: Measured
+    as_written: Outcome
     options: tuple[Option, ...]
     """Settings that fit, cheapest first; another GPU is the last. None is beaten by another of them in everything."""
-    tried: tuple[Measured, ...]
+    tried: tuple[Outcome, ...]
     """Every setting that was run at the GPU asked for, in the order in which it was."""
     errors: dict[Knobs, BaseException]
     """What settings raised that do not suit the step, such as LoRA on a model without linear layers."""
@@ -103,7 +103,7 @@ class Advice:
     """The largest batch of settings, of those told and of some that do not fit at the batch of the step."""
     same: frozenset[Knobs] = frozenset()
     """Of the settings that were tried those that train the same as the step as written."""
-    too_small: Measured | None = None
+    too_small: Outcome | None = None
     """The step as written on the largest GPU of the catalogue where it does not fit there; what it misses is margin."""
 
     @property
@@ -112,21 +112,21 @@ class Advice:
         return self.as_written.fits
 
     @property
-    def nearest(self) -> Measured:
+    def nearest(self) -> Outcome:
         """Of the settings with the step's own batch the one that needs least; where none fits, that misses by least."""
-        own = (measured for measured in self.tried if measured.samples == self.as_written.samples)
-        return min(own, key=lambda measured: measured.peak_reserved)
+        own = (outcome for outcome in self.tried if outcome.samples == self.as_written.samples)
+        return min(own, key=lambda outcome: outcome.peak_reserved)
 
     @property
     def points(self) -> tuple[Point, ...]:
         """All that was tried, as points of the trade-off chart."""
-        return tuple(point(measured, self.as_written) for measured in self.tried)
+        return tuple(point(outcome, self.as_written) for outcome in self.tried)
 
     @property
-    def frontier(self) -> tuple[Measured, ...]:
+    def frontier(self) -> tuple[Outcome, ...]:
         """What trains the same, fits or not, and that no other such beats in both time and memory, quickest first."""
-        same = [measured for measured in self.tried if measured.knobs in self.same]
-        pairs = [(slow_down(measured, self.as_written), measured.peak_reserved) for measured in same]
+        same = [outcome for outcome in self.tried if outcome.knobs in self.same]
+        pairs = [(slow_down(outcome, self.as_written), outcome.peak_reserved) for outcome in same]
         return tuple(same[number] for number in frontier(pairs))
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -143,10 +143,10 @@ class Advice:
         rows = [
             {
                 "setting": str(option.knobs),
-                "gpu": option.measured.gpu,
-                "peak_allocated": option.measured.peak_allocated,
-                "peak_reserved": option.measured.peak_reserved,
-                "margin": option.measured.margin,
+                "gpu": option.outcome.gpu,
+                "peak_allocated": option.outcome.peak_allocated,
+                "peak_reserved": option.outcome.peak_reserved,
+                "margin": option.outcome.margin,
                 "extra_flops": option.extra_flops,
                 "slow_down": option.slow_down,
                 "alters": option.alters,
@@ -221,15 +221,15 @@ class Advice:
             yield "What fits on another GPU:"
 
 
-def _missing(measured: Measured) -> str:
-    missing = f"{size_text(-measured.margin)} too much" if measured.margin < 0 else "in pieces that are too large"
-    return f"{setting_text(measured.knobs)}, which needs {size_text(measured.peak_reserved)}: {missing}"
+def _missing(outcome: Outcome) -> str:
+    missing = f"{size_text(-outcome.margin)} too much" if outcome.margin < 0 else "in pieces that are too large"
+    return f"{setting_text(outcome.knobs)}, which needs {size_text(outcome.peak_reserved)}: {missing}"
 
 
 def rank(option: Option) -> tuple[Any, ...]:
     """The place of an option among others: the cheapest has the smallest."""
     count = len(option.knobs.changed())
-    return (count > 0, option.alters, option.slow_down, count, option.measured.peak_reserved, str(option.knobs))
+    return (count > 0, option.alters, option.slow_down, count, option.outcome.peak_reserved, str(option.knobs))
 
 
 def unbeaten(options: list[Option]) -> list[Option]:
@@ -254,11 +254,11 @@ def _beats(one: Option, other: Option) -> bool:
     """Whether an option is as good as another in everything, or nearly so in time and memory."""
     return (
         one.slow_down <= other.slow_down * _QUICKER
-        and one.measured.peak_reserved <= other.measured.peak_reserved * _LEANER
+        and one.outcome.peak_reserved <= other.outcome.peak_reserved * _LEANER
         and len(one.knobs.changed()) <= len(other.knobs.changed())
         and one.altered <= other.altered
         and _rounds(one) <= _rounds(other)
-        and one.measured.samples >= other.measured.samples
+        and one.outcome.samples >= other.outcome.samples
     )
 
 

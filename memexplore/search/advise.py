@@ -18,7 +18,7 @@ from memexplore.search.executors import running
 from memexplore.search.larger_gpus import larger
 from memexplore.search.run_log import Runs
 from memexplore.search.sweep import Progress, print_progress
-from memexplore.steps.outcome import needs
+from memexplore.steps.outcome import run_unlimited
 from memexplore.steps.step import Step
 
 _ROUND = 8
@@ -65,7 +65,9 @@ def advise(
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
     gpu = _virtual(gpu or targets.here())
     device = gpu_catalogue.find(gpu).under(release_or_installed(release))
-    with running(step, gpu=gpu, release=release, executor=executor, expected=budget, measure=needs) as run_all:
+    with running(
+        step, gpu=gpu, release=release, executor=executor, expected=budget, run_setting=run_unlimited
+    ) as run_all:
         runs = Runs(run_all, step, device, progress)
         runs.expected = budget
         runs.run([Knobs()])
@@ -77,7 +79,7 @@ def advise(
         runs.end()
     # Batches that were tried on the way to the largest are no settings that somebody asked for.
     tried = [one for knobs, one in runs.found.items() if knobs.gpu is None and knobs.batch is None]
-    smaller = [option.measured for option in options if option.knobs.batch is not None]
+    smaller = [option.outcome for option in options if option.knobs.batch is not None]
     return Advice(
         gpu=device,
         as_written=runs.found[Knobs()],

@@ -15,7 +15,7 @@ from memexplore.knobs.apply import micro_batch_notes
 from memexplore.knobs.checkpoints.blocks import repeated
 from memexplore.knobs.knobs import Knobs, Optimizer, Precision, conflicts
 from memexplore.steps.step import Step
-from memexplore.steps.trial import built
+from memexplore.steps.step_record import built_model
 
 # --- the largest batch ----------------------------------------------------------------------------------------------
 
@@ -170,12 +170,12 @@ def moves(step: Step, gpu: Gpu) -> tuple[Move, ...]:
         found.append(Knobs(precision="all bf16"))  # type: ignore[arg-type]
     found += [Knobs(optimizer=kind) for kind in (Optimizer.ADAFACTOR, Optimizer.MOMENTUM)]
     # Adapters go where the repeated blocks are, not onto the head that is trained for the task.
-    parents = dict.fromkeys(name.rpartition(".")[0] or name for name in repeated(built(step)))
+    parents = dict.fromkeys(name.rpartition(".")[0] or name for name in repeated(built_model(step)))
     if parents:
         found.append(Knobs(lora=tuple(parents)))
-    found += [Knobs(frozen=names) for names in first_blocks(built(step))]
+    found += [Knobs(frozen=names) for names in first_blocks(built_model(step))]
     found += [Knobs(input_size=size) for size in input_sizes(step)]
-    return tuple(move_of(knobs, built(step)) for knobs in found)
+    return tuple(move_of(knobs, built_model(step)) for knobs in found)
 
 
 def move_of(knobs: Knobs, model: nn.Module) -> Move:

@@ -17,7 +17,7 @@ from memexplore import targets
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import workers
 from memexplore.search.workers import Done, Failed, Result
-from memexplore.steps.outcome import Measure, measure
+from memexplore.steps.outcome import RunSetting, run_outcome
 from memexplore.steps.step import Step
 
 _START = 8.0
@@ -37,11 +37,11 @@ def running(
     release: str | None,
     executor: Executor | None,
     expected: int,
-    measure: Measure = measure,
+    run_setting: RunSetting = run_outcome,
 ) -> Iterator[RunAll]:
     """A function that runs some settings, again and again with the same workers; `expected` is how many in all.
 
-    `measure` is how each is run, a function that can be imported. Raises as `sweep` does.
+    `run_setting` is how each is run, a function that can be imported. Raises as `sweep` does.
     """
     targets.find(gpu)
     if targets.is_real(gpu) and executor is not None:
@@ -52,9 +52,9 @@ def running(
             "processes of its own such as concurrent.futures.ProcessPoolExecutor"
         )
     if executor is not None:
-        yield _Remote(step, gpu, release, measure, executor).run_all
+        yield _Remote(step, gpu, release, run_setting, executor).run_all
         return
-    runner = _Growing(step, gpu, release, measure, expected)
+    runner = _Growing(step, gpu, release, run_setting, expected)
     try:
         yield runner.run_all
     finally:
@@ -64,9 +64,9 @@ def running(
 class _Remote:
     """Runs settings on an executor that somebody gave."""
 
-    def __init__(self, step: Step, gpu: str, release: str | None, measure: Measure, executor: Executor) -> None:
+    def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, executor: Executor) -> None:
         self._payload = workers.packed(step)
-        self._rest = (gpu, measure, workers.surroundings(release), workers.here())
+        self._rest = (gpu, run_setting, workers.surroundings(release), workers.here())
         self._executor = executor
 
     def submit(self, knobs: Knobs) -> Future[bytes]:
@@ -109,8 +109,8 @@ class _Growing:
     their own, so the one that kills its worker is told from those that were beside it.
     """
 
-    def __init__(self, step: Step, gpu: str, release: str | None, measure: Measure, expected: int) -> None:
-        self._step, self._gpu, self._release, self._measure = step, gpu, release, measure
+    def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, expected: int) -> None:
+        self._step, self._gpu, self._release, self._run_setting = step, gpu, release, run_setting
         self._expected = expected
         # Weights do not travel, and a second process on a real GPU would take memory from the first.
         self._count = 1 if targets.is_real(gpu) else workers.processors()
@@ -152,12 +152,12 @@ class _Growing:
     def _start(self, count: int) -> None:
         self.close()
         self._pool = workers.spawned(count)
-        self._remote = _Remote(self._step, self._gpu, self._release, self._measure, self._pool)
+        self._remote = _Remote(self._step, self._gpu, self._release, self._run_setting, self._pool)
 
     def _here(self, knobs: Knobs) -> Result:
         start = time.monotonic()
         try:
-            return Done(*self._measure(self._step, knobs, gpu=self._gpu, release=self._release))
+            return Done(*self._run_setting(self._step, knobs, gpu=self._gpu, release=self._release))
         except Exception as error:
             return Failed(knobs, workers.bare(error))
         finally:

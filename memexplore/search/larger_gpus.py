@@ -7,10 +7,10 @@ from memexplore.capture import release_or_installed
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import candidates as search
 from memexplore.search.run_log import Runs
-from memexplore.steps.outcome import Measured
+from memexplore.steps.outcome import Outcome
 
 
-def larger(runs: Runs, release: str | None) -> tuple[list[Knobs], Measured | None]:
+def larger(runs: Runs, release: str | None) -> tuple[list[Knobs], Outcome | None]:
     """The smallest GPU of the catalogue, beyond the one asked for, on which the step fits as written.
 
     Where it fits none of them, what trains the same and needs least is tried there too, unless it fits the GPU asked

@@ -16,9 +16,9 @@ from memexplore.search.candidates import Place
 from memexplore.search.executors import RunAll
 from memexplore.search.sweep import Progress, left
 from memexplore.search.workers import Done
-from memexplore.steps.outcome import Measured, extra_flops, slow_down
+from memexplore.steps.outcome import Outcome, extra_flops, slow_down
 from memexplore.steps.step import Step
-from memexplore.steps.trial import built
+from memexplore.steps.step_record import built_model
 from memexplore.tape import Tape
 
 
@@ -28,14 +28,14 @@ class Runs:
     def __init__(
         self, run_all: RunAll, step: Step, device: gpu_catalogue.Gpu, progress: Callable[[Progress], object] | None
     ) -> None:
-        self.model: torch.nn.Module = built(step)
+        self.model: torch.nn.Module = built_model(step)
         self.samples = step.batch_size
         self.device = device
         self._run_all = run_all
         self._progress = progress
         self._finished: list[float] = []
         self._start = time.monotonic()
-        self.found: dict[Knobs, Measured] = {}
+        self.found: dict[Knobs, Outcome] = {}
         self.tapes: dict[Knobs, Tape] = {}
         """Of settings that were run, with memory without end."""
         self.errors: dict[Knobs, BaseException] = {}
@@ -43,7 +43,7 @@ class Runs:
         """Runs in all, by the best guess so far."""
 
     @property
-    def written(self) -> Measured:
+    def written(self) -> Outcome:
         """The step as written."""
         return self.found[Knobs()]
 
@@ -55,11 +55,11 @@ class Runs:
     def run(self, settings: Iterable[Knobs]) -> None:
         """Run settings that were not, in order."""
         new = [knobs for knobs in dict.fromkeys(settings) if knobs not in self.found and knobs not in self.errors]
-        results: dict[Knobs, Measured | BaseException] = {}
+        results: dict[Knobs, Outcome | BaseException] = {}
         for result in self._run_all(new) if new else ():
             if isinstance(result, Done):
-                results[result.measured.knobs] = result.measured
-                self.tapes[result.measured.knobs] = result.trial.tape
+                results[result.outcome.knobs] = result.outcome
+                self.tapes[result.outcome.knobs] = result.trial.tape
             else:
                 results[result.knobs] = result.error
             self._finished.append(time.monotonic() - self._start)
@@ -68,7 +68,7 @@ class Runs:
         # In the order asked, whatever the order in which processes answered: the same search every time.
         for knobs in new:
             value = results[knobs]
-            if isinstance(value, Measured):
+            if isinstance(value, Outcome):
                 self.found[knobs] = value
             else:
                 self.errors[knobs] = value
@@ -77,7 +77,7 @@ class Runs:
         """Tell that no more will be run."""
         self._tell(self.done, {})
 
-    def _tell(self, total: int, latest: dict[Knobs, Measured | BaseException]) -> None:
+    def _tell(self, total: int, latest: dict[Knobs, Outcome | BaseException]) -> None:
         if self._progress is not None:
             failed = len(self.errors) + sum(isinstance(result, BaseException) for result in latest.values())
             self._progress(Progress(self.done, failed, total, self._finished[-1], left(self._finished, total)))

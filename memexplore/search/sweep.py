@@ -16,7 +16,7 @@ from memexplore.analysis.tradeoffs import Point
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.executors import running
 from memexplore.search.workers import Done, Failed, Result
-from memexplore.steps.outcome import Measured, extra_flops, point, slow_down
+from memexplore.steps.outcome import Outcome, extra_flops, point, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 from memexplore.tape import Tape
@@ -73,9 +73,9 @@ class Sweep(Mapping[Knobs, Tape]):
     trials: dict[Knobs, Trial]
     errors: dict[Knobs, BaseException]
     """What the other settings raised; where it came from is in the error's notes."""
-    measured: dict[Knobs, Measured]
+    outcomes: dict[Knobs, Outcome]
     """What each setting needs and costs."""
-    as_written: Measured | None
+    as_written: Outcome | None
     """What the others are compared with; None where the step as written fails."""
     cancelled: bool
     """Whether it was interrupted: then some settings that were asked for are neither in `trials` nor in `errors`."""
@@ -94,7 +94,7 @@ class Sweep(Mapping[Knobs, Tape]):
     @property
     def points(self) -> tuple[Point, ...]:
         """The settings in the trade-off chart."""
-        return tuple(point(measured, self.as_written) for measured in self.measured.values())
+        return tuple(point(outcome, self.as_written) for outcome in self.outcomes.values())
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row a setting, indexed by its knobs in words; sizes in bytes.
@@ -115,15 +115,15 @@ class Sweep(Mapping[Knobs, Tape]):
         for knobs in asked:
             row: dict[str, Any] = {"setting": str(knobs)}
             row |= {name: _words(getattr(knobs, name)) for name in differing}
-            measured = self.measured.get(knobs)
-            if measured is None:
+            outcome = self.outcomes.get(knobs)
+            if outcome is None:
                 rows.append(row | {"outcome": "failed", "error": str(self.errors[knobs])})
                 continue
-            row |= {"outcome": "fits" if measured.fits else "oom", "gpu": measured.gpu}
-            row |= {"peak_allocated": measured.peak_allocated, "peak_reserved": measured.peak_reserved}
-            row |= {"margin": measured.margin, "flops": measured.flops}
-            row |= {"extra_flops": extra_flops(measured, self.as_written)}
-            row |= {"slow_down": slow_down(measured, self.as_written), "source": str(measured.source), "error": ""}
+            row |= {"outcome": "fits" if outcome.fits else "oom", "gpu": outcome.gpu}
+            row |= {"peak_allocated": outcome.peak_allocated, "peak_reserved": outcome.peak_reserved}
+            row |= {"margin": outcome.margin, "flops": outcome.flops}
+            row |= {"extra_flops": extra_flops(outcome, self.as_written)}
+            row |= {"slow_down": slow_down(outcome, self.as_written), "source": str(outcome.source), "error": ""}
             rows.append(row)
         columns = ["setting", *differing, "outcome", "gpu", "peak_allocated", "peak_reserved", "margin", "flops"]
         table = pandas.DataFrame(rows, columns=[*columns, "extra_flops", "slow_down", "source", "error"])
@@ -131,16 +131,16 @@ class Sweep(Mapping[Knobs, Tape]):
         return table.astype(dict.fromkeys(sizes, "Int64")).set_index("setting")
 
     def __repr__(self) -> str:
-        count = sum(measured.fits for measured in self.measured.values())
-        parts = [f"{count} fit", f"{len(self.measured) - count} do not"]
+        count = sum(outcome.fits for outcome in self.outcomes.values())
+        parts = [f"{count} fit", f"{len(self.outcomes) - count} do not"]
         parts += [f"{len(self.errors)} failed"] if self.errors else []
         parts += ["cancelled"] if self.cancelled else []
         lines = [f"Sweep of {len(self.trials) + len(self.errors)} settings: {', '.join(parts)}"]
-        for knobs, measured in self.measured.items():
-            room = f"{size_text(abs(measured.margin))} {'to spare' if measured.fits else 'too much'}"
-            pace = slow_down(measured, self.as_written)
+        for knobs, outcome in self.outcomes.items():
+            room = f"{size_text(abs(outcome.margin))} {'to spare' if outcome.fits else 'too much'}"
+            pace = slow_down(outcome, self.as_written)
             words = f"{pace:.2f}x the time" if not math.isnan(pace) else "time unknown"
-            lines.append(f"  {knobs}: {size_text(measured.peak_reserved)} reserved, {room}, {words}")
+            lines.append(f"  {knobs}: {size_text(outcome.peak_reserved)} reserved, {room}, {words}")
         lines += [f"  {knobs}: failed, {error}" for knobs, error in self.errors.items()]
         return "\n".join(lines)
 
@@ -194,8 +194,8 @@ def sweep(
     return Sweep(
         trials={knobs: one.trial for knobs, one in done.items()},
         errors={knobs: one.error for knobs, one in broken.items()},
-        measured={knobs: one.measured for knobs, one in done.items()},
-        as_written=base.measured if isinstance(base, Done) else None,
+        outcomes={knobs: one.outcome for knobs, one in done.items()},
+        as_written=base.outcome if isinstance(base, Done) else None,
         cancelled=cancelled,
     )
 

@@ -7,7 +7,6 @@ executor's own pickling can do. Weights do not travel: a virtual run never reads
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import multiprocessing
@@ -29,7 +28,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memexplore.knobs.knobs import Knobs
-from memexplore.steps.outcome import Measured
+from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
@@ -46,7 +45,7 @@ class Done(NamedTuple):
     """A setting that was run."""
 
     trial: Trial
-    measured: Measured
+    outcome: Outcome
 
 
 class Failed(NamedTuple):
@@ -113,11 +112,9 @@ def packed(step: Step) -> bytes:
     state = step.optimizer.state if isinstance(step.optimizer, torch.optim.Optimizer) else {}
     limits |= {id(leaf): _WEIGHT for leaf in pytree.tree_leaves(list(state.values()))}
     limits |= {id(leaf): _LARGE for leaf in pytree.tree_leaves(step.batch)}
-    # Without what an earlier run keeps at the step.
-    plain = dataclasses.replace(step)
     file = io.BytesIO()
     try:
-        _Pickler(file, limits).dump(plain)
+        _Pickler(file, limits).dump(step)
     except Exception as error:
         raise TypeError(
             f"this step cannot be sent to another process ({type(error).__name__}: {error}): let its model be a "
@@ -214,7 +211,7 @@ def answer(payload: bytes, asked: bytes) -> bytes:
 
     It is a TypeError in another thread of the process that asks: the virtual GPU is process-wide.
     """
-    knobs, gpu, measure, around, asker = pickle.loads(asked)
+    knobs, gpu, run_setting, around, asker = pickle.loads(asked)
     place = here()
     if place[:2] == asker[:2] and place.thread != asker.thread:
         refusal = TypeError(
@@ -225,7 +222,7 @@ def answer(payload: bytes, asked: bytes) -> bytes:
     with _one_at_a_time:
         try:
             with _as_there(around):
-                result: Result = Done(*measure(_read(payload), knobs, gpu=gpu, release=around.release))
+                result: Result = Done(*run_setting(_read(payload), knobs, gpu=gpu, release=around.release))
         except (Exception, SystemExit) as error:
             result = Failed(knobs, bare(error))
     return _sent(result)

@@ -23,8 +23,9 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.recorder.real_device import Others
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
-from memexplore.steps.outcome import Measured, measured_by
-from memexplore.steps.trial import Trial, place_of
+from memexplore.steps.out_of_memory import ending_out_of_memory
+from memexplore.steps.outcome import Outcome, outcome_of
+from memexplore.steps.trial import Trial, target_of
 
 _NEEDS_STEP = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -110,13 +111,13 @@ class Cell:
             if name in _NEEDS_STEP:
                 raise ValueError(f"{name} cannot be changed in a cell: {_NEEDS_STEP[name]}; explore a Step instead")
         program = compile(_with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
-        place = place_of(knobs, gpu)
-        if isinstance(place, str) and targets.is_real(place):
-            return self._really(program, knobs, targets.device_of(place, release))
+        target = target_of(knobs, gpu)
+        if isinstance(target, str) and targets.is_real(target):
+            return self._really(program, knobs, targets.device_of(target, release))
         names = dict(self.namespace)
         with (
             self._found.as_it_was(),  # type: ignore[attr-defined]
-            capture.virtual(place, release=release, settings=knobs.settings or "") as device,
+            capture.virtual(target, release=release, settings=knobs.settings or "") as device,
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
@@ -133,20 +134,24 @@ class Cell:
             names.clear()
         return Trial(knobs, recording.tape, applied, Cost())
 
-    def measure(
+    def run_outcome(
         self,
         knobs: Knobs | None = None,
         *,
         gpu: str | None = None,
         release: str | None = None,
-        known: Trial | None = None,
-    ) -> tuple[Trial, Measured]:
-        """Run the cell with some knobs, and once more with memory without end where it does not fit.
+        trial: Trial | None = None,
+    ) -> tuple[Trial, Outcome]:
+        """Run the cell with some knobs, and once more with unlimited memory where it does not fit.
 
-        `known` is the trial of the knobs where it was run before. Raises as `run` does.
+        `trial` is the trial of the knobs where it was run before. Raises as `run` does.
         """
-        return measured_by(
-            lambda turned, on: self.run(turned, gpu=on, release=release), knobs or Knobs(), gpu, samples=1, known=known
+        return outcome_of(
+            lambda setting, on: self.run(setting, gpu=on, release=release),
+            knobs or Knobs(),
+            gpu,
+            samples=1,
+            trial=trial,
         )
 
 
@@ -157,7 +162,7 @@ def _executed(program: CodeType, names: dict[str, Any], knobs: Knobs, stack: con
         _on_models(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
-        real_run.ending_out_of_memory(),
+        ending_out_of_memory(),
     ):
         exec(program, names)
         applied = [each.settled() for each in applied]

@@ -1,8 +1,11 @@
-"""What one setting needs and costs, in numbers; where it does not fit, on the same GPU with memory without end."""
+"""The outcome of one setting in numbers: whether it fits, its peaks, its cost.
+
+In: a `Step` and `Knobs`, or a function that runs knobs. Out: an `Outcome` with the `Trial` it was taken from. Where a
+setting does not fit, its peaks come from a second run on a virtual GPU with the same numbers and unlimited memory.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,120 +19,114 @@ from memexplore.capture import release_or_installed
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import Applied
 from memexplore.knobs.knobs import Knobs
+from memexplore.steps.out_of_memory import fits
 from memexplore.steps.step import Step
-from memexplore.steps.trial import Trial, place_of, placed, run, was_seen
-from memexplore.tape import Action, Phase, Source, Tape
-
-ENDLESS = 1 << 50
-"""Bytes of a GPU on which every step fits: a PiB."""
+from memexplore.steps.trial import Trial, derived_trial, is_traced, run, target_of
+from memexplore.tape import Phase, Source, Tape
 
 
-class Measured(NamedTuple):
-    """The numbers of one setting; sizes in bytes. The peaks are what the whole run needs, whether or not it fits."""
+class Outcome(NamedTuple):
+    """The numbers of one setting; sizes in bytes. The peaks are those of the whole run, whether or not it fits."""
 
     knobs: Knobs
     gpu: str
     """Key of the catalogue entry, the size asked for, or ``cpu``."""
     capacity: int
-    """What the run could have had; on the CPU the memory of this machine."""
+    """Memory that the run could use; on the CPU the memory of this machine."""
     fits: bool
     peak_allocated: int
     peak_reserved: int
     flops: int
+    """Of one step."""
     seconds: float
-    """Of one step: taken on a real device, else by the roofline model (`Cost.seconds`), which is good for ratios only.
-    """
+    """Of one step: measured on a real device, else by the roofline model (`Cost.seconds`), which is for ratios only."""
     samples: int
-    """Of a step."""
+    """Of one step."""
     applied: Applied = Applied()
     source: Source = Source.PREDICTED
-    """Whether peaks and seconds were measured; what does not fit a real GPU needs what a virtual one predicts."""
+    """Whether peaks and seconds were measured; the peaks of what does not fit a real GPU are predicted."""
     constant: int = 0
-    """Allocated when backward is done: weights, gradients and optimizer state, which are there whatever the batch."""
+    """Allocated at the end of backward: weights, gradients and optimizer state, which do not depend on the batch."""
 
     @property
     def margin(self) -> int:
-        """Bytes of the GPU that are left; below 0, how many are missing."""
+        """Bytes of the GPU that are left; negative where bytes are missing."""
         return self.capacity - self.peak_reserved
 
 
-def fits(tape: Tape) -> bool:
-    """Whether a run came to its end."""
-    return not bool(np.any(tape.action == Action.OOM))
-
-
-def measure(
+def run_outcome(
     step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
-) -> tuple[Trial, Measured]:
-    """Run a step with some knobs, and once more on a virtual GPU with memory without end where it does not fit.
+) -> tuple[Trial, Outcome]:
+    """Run a step with some knobs, and a second time with unlimited memory where it does not fit.
+
+    For the arguments see `trial.run`. Default device: the real GPU if usable, else a virtual T4.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
-    >>> trial, measured = measure(step, gpu="8MiB")
-    >>> fits(trial.tape), measured.fits, measured.margin < 0
+    >>> trial, outcome = run_outcome(step, gpu="8MiB")
+    >>> fits(trial.tape), outcome.fits, outcome.margin < 0
     (False, False, True)
 
-    Raises what `run` raises.
+    Raises as `trial.run` does.
     """
     knobs = knobs or Knobs()
     samples = knobs.batch or step.batch_size
-    return measured_by(lambda turned, on: run(step, turned, gpu=on, release=release), knobs, gpu, samples)
+    return outcome_of(lambda setting, on: run(step, setting, gpu=on, release=release), knobs, gpu, samples)
 
 
-def measured_by(
+def outcome_of(
     run: Callable[[Knobs, str | Gpu | None], Trial],
     knobs: Knobs,
     gpu: str | None,
     samples: int,
-    known: Trial | None = None,
-) -> tuple[Trial, Measured]:
-    """Run some knobs with a function of knobs and GPU, and once more with memory without end where they do not fit.
+    trial: Trial | None = None,
+) -> tuple[Trial, Outcome]:
+    """Run knobs by a function of knobs and GPU, and a second time with unlimited memory where they do not fit.
 
-    The GPU is a place as `trial.run` has it; that with memory without end is virtual.
-
-    `samples` are those of a step, `known` is the trial of the knobs where it was run before. Raises what `run` raises.
+    `gpu` is as in `trial.run`; the GPU with unlimited memory is virtual. `samples` are those of one step. `trial` is
+    the trial of the knobs where it was run before. Raises what `run` raises.
     """
-    device = targets.find(place_of(knobs, gpu))
-    trial = whole = known or run(knobs, gpu)
+    device = targets.find(target_of(knobs, gpu))
+    trial = whole = trial or run(knobs, gpu)
     if not fits(trial.tape):
-        whole = run(knobs.replace(gpu=None), dataclasses.replace(device, total=ENDLESS))
+        whole = run(knobs.replace(gpu=None), targets.unlimited(device))
     capacity = device.capacity if trial.tape.meta.capacity is None else trial.tape.meta.capacity
-    return trial, _measured(knobs, device, capacity, samples, whole, fits=fits(trial.tape))
+    return trial, _outcome(knobs, device, capacity, samples, whole, fits=fits(trial.tape))
 
 
-def needs(
+def run_unlimited(
     step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
-) -> tuple[Trial, Measured]:
-    """The numbers of `measure` in half the time where a setting does not fit a virtual GPU; the trial is another.
+) -> tuple[Trial, Outcome]:
+    """Run a step with unlimited memory: the outcome of `run_outcome`, with another trial, in half the time.
 
-    The setting is run with memory without end, and its requests are then asked again with the memory there is. The
-    trial is that with memory without end: it never ends out of memory.
+    The requests of the run are then asked of an allocator with the capacity of the GPU, which says whether they fit.
+    The trial is that with unlimited memory, so it never ends out of memory. On a real device, and where a step reads
+    how much memory the GPU has, the answer is that of `run_outcome`.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
-    >>> trial, measured = needs(step, gpu="8MiB")
-    >>> fits(trial.tape), measured == measure(step, gpu="8MiB")[1]
+    >>> trial, outcome = run_unlimited(step, gpu="8MiB")
+    >>> fits(trial.tape), outcome == run_outcome(step, gpu="8MiB")[1]
     (True, True)
 
-    Raises what `run` raises.
+    Raises as `trial.run` does.
     """
     knobs = knobs or Knobs()
     samples = knobs.batch or step.batch_size
-    if targets.is_real(place_of(knobs, gpu)):
-        return measure(step, knobs, gpu=gpu, release=release)
-    device = targets.find(place_of(knobs, gpu))
-    whole = run(step, knobs.replace(gpu=None), gpu=dataclasses.replace(device, total=ENDLESS), release=release)
-    if not was_seen(step, knobs, gpu, release):
-        # Where a step looks at how much memory there is, only a run tells what it does.
-        return measure(step, knobs, gpu=gpu, release=release)
+    if targets.is_real(target_of(knobs, gpu)):
+        return run_outcome(step, knobs, gpu=gpu, release=release)
+    device = targets.find(target_of(knobs, gpu))
+    whole = run(step, knobs.replace(gpu=None), gpu=targets.unlimited(device), release=release)
+    if not is_traced(step, knobs, gpu, release):
+        return run_outcome(step, knobs, gpu=gpu, release=release)
     capacity = device.under(release_or_installed(release)).capacity
-    trial = placed(step, knobs, gpu, release)
-    return whole, _measured(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
+    trial = derived_trial(step, knobs, gpu, release)
+    return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
 
 
-def _measured(knobs: Knobs, device: Gpu, capacity: int, samples: int, trial: Trial, *, fits: bool) -> Measured:
+def _outcome(knobs: Knobs, device: Gpu, capacity: int, samples: int, trial: Trial, *, fits: bool) -> Outcome:
     source = trial.tape.meta.source
-    return Measured(
+    return Outcome(
         knobs=knobs,
         gpu=device.key,
         capacity=capacity,
@@ -150,34 +147,34 @@ def _constant(tape: Tape) -> int:
     return int(curve(tape)[backward[-1]]) if len(backward) else 0
 
 
-Measure = Callable[..., tuple[Trial, Measured]]
-"""How a setting is run: `measure`, or `needs`."""
+RunSetting = Callable[..., tuple[Trial, Outcome]]
+"""A function that runs a setting of a step: `run_outcome` or `run_unlimited`."""
 
 
-def slow_down(measured: Measured, as_written: Measured | None) -> float:
-    """Time of a sample over that as written, 1 for as fast; not a number where either is not known.
+def slow_down(outcome: Outcome, as_written: Outcome | None) -> float:
+    """Return the time of a sample over that as written, 1 for as fast; NaN where either is not known.
 
-    Measured and predicted times do not compare.
+    A measured and a predicted time are not compared: NaN as well.
     """
-    if as_written is None or not as_written.seconds or measured.source is not as_written.source:
+    if as_written is None or not as_written.seconds or outcome.source is not as_written.source:
         return math.nan
-    return (measured.seconds / measured.samples) / (as_written.seconds / as_written.samples)
+    return (outcome.seconds / outcome.samples) / (as_written.seconds / as_written.samples)
 
 
-def extra_flops(measured: Measured, as_written: Measured | None) -> float:
-    """Share of FLOPs beyond those as written, for a sample; not a number where either is not known."""
+def extra_flops(outcome: Outcome, as_written: Outcome | None) -> float:
+    """Return the share of FLOPs of a sample beyond those as written; NaN where either is not known."""
     if as_written is None or not as_written.flops:
         return math.nan
-    return (measured.flops / measured.samples) / (as_written.flops / as_written.samples) - 1
+    return (outcome.flops / outcome.samples) / (as_written.flops / as_written.samples) - 1
 
 
-def point(measured: Measured, as_written: Measured | None) -> Point:
-    """The setting in the trade-off chart."""
+def point(outcome: Outcome, as_written: Outcome | None) -> Point:
+    """Return the setting as a point of the trade-off chart."""
     return Point(
-        str(measured.knobs),
-        slow_down(measured, as_written),
-        extra_flops(measured, as_written),
-        measured.peak_reserved,
-        measured.fits,
-        measured.source,
+        str(outcome.knobs),
+        slow_down(outcome, as_written),
+        extra_flops(outcome, as_written),
+        outcome.peak_reserved,
+        outcome.fits,
+        outcome.source,
     )

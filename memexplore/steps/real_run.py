@@ -7,11 +7,9 @@ import dataclasses
 import math
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -24,8 +22,10 @@ from memexplore.knobs.report import Applied
 from memexplore.recorder import isolation
 from memexplore.recorder.real_device import Others
 from memexplore.steps import training_loop
+from memexplore.steps.out_of_memory import ending_out_of_memory, fits, without_locals
 from memexplore.steps.step import Step
-from memexplore.tape import Action, Tape
+from memexplore.steps.step_record import built_real_model
+from memexplore.tape import Tape
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 
 _MOST, _ENOUGH = 10, 1.0
@@ -33,7 +33,7 @@ _MOST, _ENOUGH = 10, 1.0
 _TABLES = "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks".split()
 
 
-class Ran(NamedTuple):
+class RealRun(NamedTuple):
     """What came of a run; `seconds` is the time of one step, not a number where it ran out of memory."""
 
     tape: Tape
@@ -41,7 +41,7 @@ class Ran(NamedTuple):
     seconds: float
 
 
-def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None = None) -> Ran:
+def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None = None) -> RealRun:
     """Run some steps with knobs on a real device, and a few more to take their time.
 
     The weights are copied to the device and are the user's own again afterwards, and so is all else that the model
@@ -58,14 +58,13 @@ def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites
     prepared = _prepared(step, knobs)
     with borrowed(device):
         tape, applied = _recorded(prepared, knobs, device, steps, sites)
-        fits = not np.any(tape.action == Action.OOM)
-        seconds = _timed(prepared, knobs, device, sites) if fits else math.nan
-    return Ran(tape, applied, seconds)
+        seconds = _timed(prepared, knobs, device, sites) if fits(tape) else math.nan
+    return RealRun(tape, applied, seconds)
 
 
 def _prepared(step: Step, knobs: Knobs) -> Step:
     """The step with a real model and the batch of the knobs, a copy of the user's that waits on the CPU."""
-    model = _built(step)
+    model = built_real_model(step)
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(step.batch)]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (is_virtual(tensor) or tensor.is_meta):
@@ -79,15 +78,6 @@ def _prepared(step: Step, knobs: Knobs) -> Step:
         step.batch_of(knobs.batch, knobs.input_size),
     )
     return dataclasses.replace(step, model=model, batch=batch, samples=knobs.batch or step.samples)
-
-
-def _built(step: Step) -> torch.nn.Module:
-    """The step's model, built on the CPU where the step has a function that builds it; built once, as it is copied."""
-    if isinstance(step.model, torch.nn.Module):
-        return step.model
-    if not hasattr(step, "_really_built"):
-        object.__setattr__(step, "_really_built", step.model())
-    return step._really_built  # type: ignore[attr-defined]
 
 
 def _recorded(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None) -> tuple[Tape, Applied]:
@@ -163,37 +153,6 @@ def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Non
         return result
 
     model._apply(copied)
-
-
-@contextlib.contextmanager
-def ending_out_of_memory() -> Iterator[None]:
-    """End the block where a GPU has no memory left, as if it had come to its end."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        without_locals(error)
-
-
-def without_locals(error: BaseException) -> None:
-    """Take the local variables from the frames of an error, which would keep tensors alive; its lines stay.
-
-    >>> def fail(large):
-    ...     raise ValueError("no")
-    >>> try:
-    ...     fail(large=[1])
-    ... except ValueError as error:
-    ...     without_locals(error)
-    ...     error.__traceback__.tb_next.tb_frame.f_locals
-    {}
-    """
-    seen: set[int] = set()
-    links: list[BaseException | None] = [error]
-    while links:
-        link = links.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            traceback.clear_frames(link.__traceback__)
-            links += [link.__cause__, link.__context__]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 
 from memexplore.analysis import summary
 from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
-from memexplore.steps.outcome import Measured
+from memexplore.steps.outcome import Outcome
 from memexplore.steps.trial import Trial
 from memexplore.tape import Action, Source, Tape
 from memexplore.units import size_text
@@ -38,9 +38,7 @@ _NAMES = {
 }
 
 
-def sentence(
-    before: Trial, after: Trial, gpu: str | None = None, whole: tuple[Measured, Measured] | None = None
-) -> str:
+def sentence(before: Trial, after: Trial, gpu: str | None = None, whole: tuple[Outcome, Outcome] | None = None) -> str:
     """What the step of knobs from one trial to another has done to peak, fit and FLOPs.
 
     `gpu` is how the GPU of `after` is called in the sentence; its short name unless given. `whole` are the numbers of
@@ -65,7 +63,7 @@ def sentence(
     return f"{told} · {origin(after)}" if measured else told
 
 
-def first_sentence(trial: Trial, gpu: str | None = None, whole: Measured | None = None) -> str:
+def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None = None) -> str:
     """What a setting needs, where there is none to compare it with; arguments as those of `sentence`.
 
     >>> from memexplore.knobs.report import Applied
@@ -194,7 +192,7 @@ def out_of_memory(tape: Tape) -> int:
     return int(summary.curve(tape, "allocated")[row]) + int(tape.size[row])
 
 
-def _peaks(before: Tape, after: Tape, whole: tuple[Measured, Measured] | None) -> str:
+def _peaks(before: Tape, after: Tape, whole: tuple[Outcome, Outcome] | None) -> str:
     needed = [0, 0] if whole else [out_of_memory(tape) for tape in (before, after)]
     peaks = [more or summary.peak(tape)[0] for more, tape in zip(needed, (before, after), strict=True)]
     if whole:
@@ -236,7 +234,7 @@ def _fit(before: Trial, after: Trial, name: str) -> str:
     return f"{still} {name}" + (f": out of memory in {where}" if where else "")
 
 
-def _flops(before: Trial, after: Trial, whole: tuple[Measured, Measured] | None) -> str:
+def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -> str:
     if not whole and not (fits(before) and fits(after)):
         return ""
     # For a sample, where the samples are known: that a larger batch is more work need not be said.

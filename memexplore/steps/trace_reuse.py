@@ -1,9 +1,10 @@
-"""What need not be traced again: the second step of a setting whose first step is like one that was seen.
+"""Trace reuse: derive step 2 of a run from an earlier run whose step 1 made the same sequence of requests.
 
-A run is two steps. When the first step of a new setting makes the same requests and frees as the first step of a
-setting seen before, row for row and in all but their sizes, then its second step is that setting's second step with the
-new sizes. Where one row differs, the second step is traced. A change of the GPU or of the allocator's settings alone
-changes no request, so nothing is traced at all where the same kernels run.
+A run is two steps. In: the recorder's events of the first step, and the tape of an earlier run of the same `Step`. Out:
+the tape of the new run, or None where its second step has to be traced as well. Two first steps are alike where their
+requests and frees are equal row for row in everything except their sizes; the second step is then the earlier second
+step with the new sizes. A change of only the GPU or the allocator settings changes no request, so nothing is traced
+where the same kernels run.
 """
 
 from __future__ import annotations
@@ -20,56 +21,57 @@ from memexplore.recorder.recorder import Event
 from memexplore.tape import Action, Category, Meta, Phase, Tape
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}
-_SAME = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
+_COMPARED = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
 _SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
-_GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+_RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+_COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
 
 
-class First(NamedTuple):
-    """The first step as the recorder noted it, without segments; rows are events."""
+class FirstStep(NamedTuple):
+    """The requests and frees of a first step as the recorder noted them, without segments; one row an event."""
 
-    like: NDArray[np.int64]
-    """What has to be equal: action, phase, step, op, module, stack, gradients on or off, and what a free frees."""
+    compared: NDArray[np.int64]
+    """Action, phase, step, op, module, stack, gradients on or off, and the row that a free refers to."""
     size: NDArray[np.int64]
-    optimizer: NDArray[np.bool_]
+    in_optimizer: NDArray[np.bool_]
 
 
-def first(events: list[tuple[int, ...]]) -> First:
-    """The first step from a recorder's events so far."""
+def first_step(events: list[tuple[int, ...]]) -> FirstStep:
+    """Return the first step from the events of a recorder so far."""
     table = np.array(events, dtype=np.int64).reshape(len(events), len(_FIELD))
     kept = ~np.isin(table[:, _FIELD["action"]], _SEGMENTS)
-    place_of = np.cumsum(kept) - 1
+    row_of_event = np.cumsum(kept) - 1
     call = table[:, _FIELD["call"]].copy()
     is_free = (table[:, _FIELD["action"]] == Action.FREE_REQUESTED) & (call >= 0)
-    call[is_free] = place_of[call[is_free]]
-    like = np.column_stack((table[:, _SAME], call))[kept]
-    return First(like, table[kept, _FIELD["size"]], table[kept, _FIELD["phase"]] == Phase.OPTIMIZER)
+    call[is_free] = row_of_event[call[is_free]]
+    compared = np.column_stack((table[:, _COMPARED], call))[kept]
+    return FirstStep(compared, table[kept, _FIELD["size"]], table[kept, _FIELD["phase"]] == Phase.OPTIMIZER)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
-    """All requests of two steps, and which of them has the size of which request of the first step."""
+class Trace:
+    """All requests of two steps, and for each of them the request of the first step that has the same size."""
 
-    first: First
+    first: FirstStep
     tape: Tape
     """Without segments; a free is two rows."""
-    event: NDArray[np.int64]
-    """For each row the event of the first step that it is, or that it repeats; -1 where it keeps its own size."""
+    size_source: NDArray[np.int64]
+    """For each row of `tape` the row of `first` that it is, or whose size it has; -1 where it keeps its own size."""
 
-    def again(self, now: First) -> Program | None:
-        """The program of a setting whose first step is `now`; None where it has to be traced."""
+    def resized(self, first: FirstStep) -> Trace | None:
+        """Return the trace of a run whose first step is `first`; None where that run has to be traced."""
         before = self.first
-        if now.like.shape != before.like.shape or not np.array_equal(now.like, before.like):
+        if first.compared.shape != before.compared.shape or not np.array_equal(first.compared, before.compared):
             return None
-        if not np.array_equal(now.size[now.optimizer], before.size[before.optimizer]):
+        if not np.array_equal(first.size[first.in_optimizer], before.size[before.in_optimizer]):
             return None
-        size = np.where(self.event >= 0, now.size[self.event], self.tape.size)
-        return Program(now, self.tape.replace(size=size), self.event)
+        size = np.where(self.size_source >= 0, first.size[self.size_source], self.tape.size)
+        return Trace(first, self.tape.replace(size=size), self.size_source)
 
-    def placed(self, meta: Meta, settings: Settings) -> Tape | None:
-        """The tape on a GPU and under allocator settings; None where a request does not fit.
+    def on_allocator(self, meta: Meta, settings: Settings) -> Tape | None:
+        """Return the tape for the capacity of `meta` and allocator settings; None where a request does not fit.
 
-        Running out of memory unwinds the Python code, which frees in an order of its own.
+        Running out of memory unwinds the Python code, which frees in an order that only a run gives.
         """
         tape = assign_addresses(self.tape.replace(meta=meta), settings)
         if len(tape) and tape.action[-1] == Action.OOM:
@@ -79,14 +81,14 @@ class Program:
         return tape.replace(category=np.where(segments, Category.UNKNOWN, tape.category).astype(np.uint8), **none)
 
 
-def program(begun: First, tape: Tape) -> Program | None:
-    """What can be repeated of two traced steps; None where nothing can.
+def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
+    """Return what other runs can reuse of the tape of two traced steps; None where nothing can be reused.
 
-    `begun` is the first step of that run. A request of the second step repeats the one of the first step that has the
-    same op, layer, line and place among those that share them; where its size is another, nothing can be repeated.
-    The optimizer's requests depend on the parameters alone and keep their sizes.
+    `first` is the first step of the same run. A request of the second step is matched with the request of the first
+    step that has the same op, layer and line, in order where several have; where their sizes differ, nothing is reused.
+    Requests of the optimizer depend on the parameters only, and keep their sizes.
     """
-    if np.isin(tape.action, (*_GIVEN_BACK, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
+    if np.isin(tape.action, (*_RELEASED, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
         return None
     rows = np.flatnonzero(~np.isin(tape.action, _SEGMENTS))
     kept = Tape.from_columns(
@@ -99,41 +101,46 @@ def program(begun: First, tape: Tape) -> Program | None:
     # A free is one event and two rows.
     is_event = kept.action != Action.FREE_COMPLETED
     number = np.cumsum(is_event) - 1
-    count = len(begun.size)
-    event = np.where(number < count, number, -1)
+    count = len(first.size)
+    size_source = np.where(number < count, number, -1)
     later = np.flatnonzero((kept.action == Action.ALLOC) & (number >= count))
-    allocs = np.flatnonzero(kept.action == Action.ALLOC)
-    table = pd.DataFrame({name: getattr(kept, name)[allocs] for name in ("phase", "op", "module", "stack")})
+    matched = _matched(kept, number, count)
+    by_parameters = kept.phase[later] == Phase.OPTIMIZER
+    matched[by_parameters] = -1
+    if ((matched < 0) & ~by_parameters).any():
+        return None
+    has_match = matched >= 0
+    if not np.array_equal(kept.size[later[has_match]], kept.size[matched[has_match]]):
+        return None
+    size_source[later[has_match]] = number[matched[has_match]]
+    return Trace(first, kept, _with_frees(kept, size_source))
+
+
+def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return for each request of the second step the row of its match in the first step, -1 where it has none.
+
+    `number` is the event of each row, `count` the events of the first step.
+    """
+    allocs = np.flatnonzero(tape.action == Action.ALLOC)
+    table = pd.DataFrame({name: getattr(tape, name)[allocs] for name in ("phase", "op", "module", "stack")})
     # cuBLAS takes its workspace at the first product of a thread, and only there.
-    table["workspace"] = kept.category[allocs] == Category.WORKSPACE
+    table["workspace"] = tape.category[allocs] == Category.WORKSPACE
     table["row"] = allocs
     keys = ["phase", "op", "module", "stack", "workspace"]
     early = table[number[allocs] < count].copy()
     late = table[number[allocs] >= count].copy()
     early["nth"], late["nth"] = early.groupby(keys).cumcount(), late.groupby(keys).cumcount()
-    matched = late.merge(early, on=[*keys, "nth"], how="left", suffixes=("", "_of"))
-    source = matched["row_of"].fillna(-1).to_numpy(np.int64).copy()
-    by_parameters = kept.phase[later] == Phase.OPTIMIZER
-    source[by_parameters] = -1
-    if ((source < 0) & ~by_parameters).any():
-        return None
-    repeats = source >= 0
-    if not np.array_equal(kept.size[later[repeats]], kept.size[source[repeats]]):
-        return None
-    event[later[repeats]] = number[source[repeats]]
-    return Program(begun, kept, _with_frees(kept, event))
+    pairs = late.merge(early, on=[*keys, "nth"], how="left", suffixes=("", "_of"))
+    return pairs["row_of"].fillna(-1).to_numpy(np.int64).copy()
 
 
-def _with_frees(tape: Tape, event: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give the rows that free a block the event of the block."""
+def _with_frees(tape: Tape, size_source: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give the rows that free a block the size source of the block."""
     block: dict[int, int] = {}
-    told = event.tolist()
+    sources = size_source.tolist()
     for row, (action, address) in enumerate(zip(tape.action.tolist(), tape.address.tolist(), strict=True)):
         if action == Action.ALLOC:
-            block[address] = told[row]
+            block[address] = sources[row]
         elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
-            told[row] = block.get(address, -1)
-    return np.array(told, dtype=np.int64)
-
-
-_COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
+            sources[row] = block.get(address, -1)
+    return np.array(sources, dtype=np.int64)

@@ -10,7 +10,7 @@ from torch import nn
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps import sentences
-from memexplore.steps.outcome import Measured, measure
+from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 
@@ -39,8 +39,8 @@ def small_step() -> Step:
 
 
 @functools.cache
-def ran(knobs: Knobs) -> tuple[Trial, Measured]:
-    return measure(small_step(), knobs)
+def ran(knobs: Knobs) -> tuple[Trial, Outcome]:
+    return run_outcome(small_step(), knobs)
 
 
 def expected(knobs: Knobs, before: Knobs) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from memexplore.codegen import lines
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.advice import setting_text
 from memexplore.search.advise import Advice, advise
-from memexplore.steps.outcome import fits, measure
+from memexplore.steps.out_of_memory import fits
+from memexplore.steps.outcome import run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.units import size_text
@@ -30,7 +31,7 @@ def step(batch=4096) -> Step:
 
 @functools.cache
 def need() -> int:
-    return measure(step(), gpu="80GiB")[1].peak_reserved
+    return run_outcome(step(), gpu="80GiB")[1].peak_reserved
 
 
 @functools.cache
@@ -105,7 +106,7 @@ def test_a_larger_gpu_is_the_last_option_and_the_smallest_that_fits():
     last = tight().options[-1]
     larger = [name for name in gpu_catalogue.gpus().index if gpu_catalogue.find(name).capacity > need() * 3 // 4]
     assert last.knobs == Knobs(gpu=larger[0])
-    assert last.measured.fits
+    assert last.outcome.fits
 
 
 def test_nobody_says_how_much_quicker_a_gpu_is_than_one_of_which_only_the_size_is_known():
@@ -123,11 +124,11 @@ def test_no_option_is_beaten_by_another_in_everything():
     def beats(one, other):
         return one is not other and (
             one.slow_down <= other.slow_down
-            and one.measured.peak_reserved <= other.measured.peak_reserved
+            and one.outcome.peak_reserved <= other.outcome.peak_reserved
             and len(one.knobs.changed()) <= len(other.knobs.changed())
             and one.altered <= other.altered
             and ("precision" in one.knobs.changed()) <= ("precision" in other.knobs.changed())
-            and one.measured.samples >= other.measured.samples
+            and one.outcome.samples >= other.outcome.samples
         )
 
     here = [option for option in tight().options if option.knobs.gpu is None]
@@ -154,7 +155,7 @@ def test_the_same_question_has_the_same_answer():
 
 def test_the_budget_bounds_the_settings():
     advice = advise(step(), f"{need() * 3 // 4}B", budget=7, progress=None)
-    settings = {measured.knobs for measured in advice.tried if measured.knobs.batch is None} | set(advice.errors)
+    settings = {outcome.knobs for outcome in advice.tried if outcome.knobs.batch is None} | set(advice.errors)
     assert len(settings) == 7
 
 
@@ -173,10 +174,10 @@ def test_the_progress_is_at_its_end_at_the_end_only():
 def test_a_smaller_input_and_frozen_blocks_are_tried_and_alter_the_training():
     blocks = nn.Sequential(*(block(64) for _ in range(4)))
     long = Step(blocks, torch.zeros(64, 256, 64), loss=torch.mean)
-    advice = advise(long, f"{measure(long, gpu='80GiB')[1].peak_reserved * 3 // 4}B", progress=None)
+    advice = advise(long, f"{run_outcome(long, gpu='80GiB')[1].peak_reserved * 3 // 4}B", progress=None)
     # 3/4 and 1/2 of 256; the first half and the first three quarters of 4 blocks
     asked = {Knobs(input_size=192), Knobs(input_size=128), Knobs(frozen=("0", "1")), Knobs(frozen=("0", "1", "2"))}
-    assert asked <= {measured.knobs for measured in advice.tried}
+    assert asked <= {outcome.knobs for outcome in advice.tried}
     others = [option for option in advice.options if {"input_size", "frozen"} & set(option.knobs.changed())]
     assert others
     assert all(option.alters and f"{option} (another training)" in repr(advice) for option in others)
@@ -188,7 +189,7 @@ def test_where_the_same_training_fits_no_two_changes_of_it_are_told_together():
 
 
 def test_inference_is_no_advice_for_training():
-    assert all("mode" not in measured.knobs.changed() for measured in tight().tried)
+    assert all("mode" not in outcome.knobs.changed() for outcome in tight().tried)
 
 
 # -- a step that fits
@@ -208,7 +209,7 @@ def test_a_precision_does_not_hide_the_settings_that_keep_every_bit():
     def exact(knobs):
         return not {"precision", "batch", "gpu", "optimizer", "lora"} & set(knobs.changed())
 
-    told = [one.measured.seconds for one in tight().options if exact(one.knobs)]
+    told = [one.outcome.seconds for one in tight().options if exact(one.knobs)]
     fitting = [one.seconds for one in tight().tried if one.fits and exact(one.knobs)]
     # One knob more has to make it 1 % quicker to be told.
     assert min(told) <= min(fitting) * 1.01
@@ -220,7 +221,7 @@ def test_a_precision_does_not_hide_the_settings_that_keep_every_bit():
 def test_where_nothing_fits_it_says_what_is_nearest_and_by_how_much_it_misses():
     advice = nowhere()
     assert all(option.knobs.gpu is not None for option in advice.options)
-    assert advice.nearest.peak_reserved == min(measured.peak_reserved for measured in advice.tried)
+    assert advice.nearest.peak_reserved == min(outcome.peak_reserved for outcome in advice.tried)
     assert "Nothing that was tried fits with the batch of 2" in repr(advice)
     assert f"{size_text(-advice.nearest.margin)} too much." in repr(advice)
 
@@ -252,13 +253,13 @@ def test_the_table_has_a_row_an_option():
     table = tight().to_pandas()
     assert list(table.index) == [str(option.knobs) for option in tight().options]
     assert (table["margin"] >= 0).all()
-    assert table["peak_reserved"].tolist() == [option.measured.peak_reserved for option in tight().options]
+    assert table["peak_reserved"].tolist() == [option.outcome.peak_reserved for option in tight().options]
 
 
 def test_batch_norm_makes_micro_batches_another_training():
     normed = nn.Sequential(nn.Linear(256, 4096), nn.BatchNorm1d(4096), nn.GELU(), nn.Linear(4096, 1))
     many = Step(normed, torch.zeros(4096, 256), loss=torch.mean)
-    whole = measure(many, gpu="80GiB")[1].peak_reserved
+    whole = run_outcome(many, gpu="80GiB")[1].peak_reserved
     advice = advise(many, f"{whole * 3 // 4}B", budget=40, progress=None)
     cut = [option for option in advice.options if option.knobs.accumulation]
     assert cut

@@ -7,7 +7,7 @@ from torch import nn
 from memexplore import gpu_catalogue
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.batch_extrapolation import likely_batch
-from memexplore.steps.outcome import measure
+from memexplore.steps.outcome import run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 
@@ -27,7 +27,7 @@ def tapes(*settings: Knobs):
 def test_where_memory_grows_evenly_the_guess_is_the_largest_batch(size):
     found = likely_batch(tapes(Knobs(batch=4096), Knobs(batch=8192)), gpu_catalogue.find(size).capacity)
     # Requests of a linear layer are the batch times its width: nothing is rounded on the way.
-    assert [measure(step(), Knobs(batch=found + more), gpu=size)[1].fits for more in (0, 1)] == [True, False]
+    assert [run_outcome(step(), Knobs(batch=found + more), gpu=size)[1].fits for more in (0, 1)] == [True, False]
 
 
 def test_the_guess_is_a_multiple_of_the_micro_batches():

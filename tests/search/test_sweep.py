@@ -18,7 +18,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.search import executors, workers
 from memexplore.search.sweep import Progress, left, print_progress, stream, sweep
 from memexplore.search.workers import Done, Failed
-from memexplore.steps.outcome import extra_flops, measure, slow_down
+from memexplore.steps.outcome import extra_flops, run_outcome, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.tape import Action, Category
@@ -108,7 +108,7 @@ def test_the_table_has_a_row_a_setting_and_the_knobs_that_differ():
 
 def test_what_does_not_fit_tells_how_much_is_missing():
     found = sweep(step(), [Knobs(gpu="1MiB"), Knobs(gpu="1GiB")], progress=None)
-    small, large = found.measured[Knobs(gpu="1MiB")], found.measured[Knobs(gpu="1GiB")]
+    small, large = found.outcomes[Knobs(gpu="1MiB")], found.outcomes[Knobs(gpu="1GiB")]
     # The same run, the same need; one has 1 GiB - 1 MiB less room.
     assert small.peak_reserved == large.peak_reserved
     assert large.margin - small.margin == 1023 * MIB
@@ -117,7 +117,7 @@ def test_what_does_not_fit_tells_how_much_is_missing():
 
 def test_flops_and_time_are_compared_for_a_sample():
     found = sweep(step(), [Knobs(batch=16)], progress=None)
-    doubled = found.measured[Knobs(batch=16)]
+    doubled = found.outcomes[Knobs(batch=16)]
     # A linear layer's products grow with the batch: twice the samples, twice the FLOPs, none more for each.
     assert doubled.flops == 2 * found.as_written.flops
     assert extra_flops(doubled, found.as_written) == 0
@@ -128,7 +128,7 @@ def test_flops_and_time_are_compared_for_a_sample():
 def test_checkpointing_costs_one_forward_more():
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
     many = Step(layers, torch.zeros(32, 64), loss=torch.mean, optimizer=torch.optim.SGD)
-    written, again = measure(many)[1], measure(many, Knobs(checkpoint="every 1"))[1]
+    written, again = run_outcome(many)[1], run_outcome(many, Knobs(checkpoint="every 1"))[1]
     # A layer is 1 product forward and 2 backward, the first has no gradient of its input: 4 + 4 + 3 = 11 products.
     # Each of the 4 blocks runs its product again, as GELU's backward reads its result.
     assert extra_flops(again, written) == pytest.approx(4 / 11)
@@ -260,7 +260,7 @@ def test_lambdas_and_local_models_run_in_another_process_as_here(pool):
     assert not there.errors
     assert list(there) == settings
     assert all(same(there[knobs], here[knobs]) for knobs in settings)
-    assert there.measured == here.measured
+    assert there.outcomes == here.outcomes
 
 
 def test_a_function_that_builds_the_model_travels(pool):

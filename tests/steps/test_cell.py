@@ -151,10 +151,10 @@ def test_gpu_and_settings_are_those_of_the_knobs() -> None:
 
 def test_out_of_memory_ends_the_run_and_is_on_the_tape() -> None:
     cell = Cell("x = torch.empty(2 * 1024**3, dtype=torch.uint8, device='cuda')", NAMES)
-    trial, measured = cell.measure(gpu="1GiB")
+    trial, outcome = cell.run_outcome(gpu="1GiB")
     assert Action.OOM in trial.tape.action
     # with memory without end it has its 2 GiB
-    assert (measured.fits, measured.peak_allocated) == (False, 2 * 1024**3)
+    assert (outcome.fits, outcome.peak_allocated) == (False, 2 * 1024**3)
 
 
 def test_other_exceptions_come_through() -> None:
@@ -172,10 +172,10 @@ for _ in range(2):
 
 
 def test_cell_is_measured_on_the_cpu(names: dict[str, object]) -> None:
-    trial, measured = Cell(f"size = 64\n{REAL.replace('64, 256', 'size, 256')}", names).measure(
+    trial, outcome = Cell(f"size = 64\n{REAL.replace('64, 256', 'size, 256')}", names).run_outcome(
         Knobs(variables={"size": 128}), gpu="cpu"
     )
-    assert (trial.tape.meta.source, measured.source) == (Source.MEASURED, Source.MEASURED)
+    assert (trial.tape.meta.source, outcome.source) == (Source.MEASURED, Source.MEASURED)
     # 128 rows of 256 numbers of 4 bytes
     assert 128 * 256 * 4 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
 

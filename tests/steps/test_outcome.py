@@ -3,7 +3,7 @@ from torch import nn
 
 from memexplore import gpu_catalogue
 from memexplore.knobs.knobs import Knobs
-from memexplore.steps.outcome import measure, needs
+from memexplore.steps.outcome import run_outcome, run_unlimited
 from memexplore.steps.step import Step
 from memexplore.tape import Action
 
@@ -19,12 +19,12 @@ def test_needs_are_those_of_a_run_on_the_gpu_itself():
     settings = [Knobs(), Knobs(batch=4096), Knobs(accumulation=4), Knobs(checkpoint="every 1"), Knobs(gpu="64MiB")]
     for gpu in ("30MiB", "60MiB", "T4"):
         for knobs in settings:
-            assert needs(step(), knobs, gpu=gpu)[1] == measure(step(), knobs, gpu=gpu)[1]
+            assert run_unlimited(step(), knobs, gpu=gpu)[1] == run_outcome(step(), knobs, gpu=gpu)[1]
 
 
 def test_the_tape_of_needs_never_ends_out_of_memory():
-    trial, measured = needs(step(), gpu="30MiB")
-    assert not measured.fits
+    trial, outcome = run_unlimited(step(), gpu="30MiB")
+    assert not outcome.fits
     assert Action.OOM not in trial.tape.action
 
 
@@ -36,14 +36,14 @@ def test_a_step_that_looks_at_the_memory_is_run_on_the_gpu_itself():
         return output.mean()
 
     looking = Step(nn.Linear(256, 256), torch.zeros(4, 256), loss=loss)
-    measured = needs(looking, gpu="T4")[1]
+    outcome = run_unlimited(looking, gpu="T4")[1]
     assert gpu_catalogue.find("T4").total in seen
-    assert measured == measure(looking, gpu="T4")[1]
+    assert outcome == run_outcome(looking, gpu="T4")[1]
 
 
 def test_the_constant_is_weights_gradients_and_states():
     linear = Step(nn.Linear(1024, 1024, bias=False), torch.zeros(4, 1024), loss=torch.mean)
-    constant = measure(linear)[1].constant
+    constant = run_outcome(linear)[1].constant
     # 4 * 4 MiB: the weight, its gradient and AdamW's two states; the batch of 4 * 1024 * 4 bytes; a block for the loss;
     # cuBLAS's workspaces of 8.125 MiB, one for forward and one for the thread of backward
     assert constant == 16 * MIB + 16 * 1024 + 512 + 2 * 8.125 * MIB

@@ -23,7 +23,8 @@ from memexplore.recorder import isolation
 from memexplore.recorder.real_device import CudaMode
 from memexplore.search import workers
 from memexplore.steps import real_run, trial
-from memexplore.steps.outcome import fits, measure, slow_down
+from memexplore.steps.out_of_memory import fits
+from memexplore.steps.outcome import run_outcome, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
@@ -308,7 +309,7 @@ def test_loss_that_holds_the_model_itself_has_the_weights_of_the_run() -> None:
 
 
 def test_time_is_measured_and_flops_are_those_of_the_prediction() -> None:
-    told, numbers = measure(step(), gpu="cpu")
+    told, numbers = run_outcome(step(), gpu="cpu")
     assert 0 < told.seconds < 60
     assert numbers.seconds == told.seconds
     assert numbers.source is Source.MEASURED
@@ -326,7 +327,7 @@ def test_time_of_a_step_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) 
 
 def test_measured_and_predicted_times_are_not_compared() -> None:
     of = step()
-    as_written, elsewhere = measure(of, gpu="cpu")[1], measure(of, Knobs(gpu="T4"), gpu="cpu")[1]
+    as_written, elsewhere = run_outcome(of, gpu="cpu")[1], run_outcome(of, Knobs(gpu="T4"), gpu="cpu")[1]
     assert elsewhere.source is Source.PREDICTED
     assert math.isnan(slow_down(elsewhere, as_written))
 

@@ -10,7 +10,7 @@ import torch
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.report import Applied
 from memexplore.steps.cost import Cost
-from memexplore.steps.outcome import Measured
+from memexplore.steps.outcome import Outcome
 from memexplore.steps.sentences import change, first_sentence, knob_text, percent_text, sentence
 from memexplore.steps.trial import Trial
 from memexplore.tape import Action, Meta, Phase, Source, Tape
@@ -43,8 +43,8 @@ def trial(
     return Trial(knobs or Knobs(), tape, Applied(texts), Cost((Work(flops, 0, torch.float32, False),)))
 
 
-def numbers(size: float, flops: int = 100, samples: int = 8, *, fits: bool = True) -> Measured:
-    return Measured(Knobs(), "T4", T4.capacity or 0, fits, int(size * GIB), int(size * GIB), flops, 1.0, samples)
+def numbers(size: float, flops: int = 100, samples: int = 8, *, fits: bool = True) -> Outcome:
+    return Outcome(Knobs(), "T4", T4.capacity or 0, fits, int(size * GIB), int(size * GIB), flops, 1.0, samples)
 
 
 CHECKPOINTS = Knobs(checkpoint="every 1")

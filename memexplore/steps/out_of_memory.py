@@ -1,0 +1,48 @@
+"""Running out of memory: whether a tape ends there, and how a run on a real device ends without keeping tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from memexplore.tape import Action, Tape
+
+
+def fits(tape: Tape) -> bool:
+    """Return whether a run came to its end: its tape has no out-of-memory row."""
+    return not bool(np.any(tape.action == Action.OOM))
+
+
+@contextlib.contextmanager
+def ending_out_of_memory() -> Iterator[None]:
+    """End the block without an error where a GPU has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        without_locals(error)
+
+
+def without_locals(error: BaseException) -> None:
+    """Clear the local variables of an error's frames, which would keep tensors alive; the lines stay.
+
+    >>> def fail(large):
+    ...     raise ValueError("no")
+    >>> try:
+    ...     fail(large=[1])
+    ... except ValueError as error:
+    ...     without_locals(error)
+    ...     error.__traceback__.tb_next.tb_frame.f_locals
+    {}
+    """
+    seen: set[int] = set()
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            links += [link.__cause__, link.__context__]

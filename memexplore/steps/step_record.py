@@ -1,0 +1,125 @@
+"""What runs have learned about a `Step`: the models they built, the traces they can reuse, the legal in-place sites.
+
+In: a step. Out: its `StepRecord`, one for each step object, in a table of this module that holds the step by a weak
+reference: the record is dropped with the step, and a step stays a plain value that can be copied and pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from memexplore import capture
+from memexplore.knobs.inplace.sites import Sites
+from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.report import Applied
+from memexplore.steps.cost import Cost
+from memexplore.steps.step import Step
+from memexplore.steps.trace_reuse import FirstStep, Trace
+from memexplore.tape import Tape
+from memexplore.virtual_gpu.device import VirtualGpu
+
+_KEPT_TRACES = 48
+"""Entries of each table that are kept for one step; a trace of Llama 7B takes 2 MB."""
+_KEPT_SIMILAR = 4
+"""Traces kept for one setting that differ in the sequence of requests: some ops take another path from some size on."""
+
+
+class TracedSetting(NamedTuple):
+    """A setting that was traced or derived: all that its trial on another GPU needs."""
+
+    trace: Trace
+    applied: Applied
+    cost: Cost
+    assumptions: tuple[str, ...]
+    """Notes of the tape about values that a virtual tensor does not have."""
+
+    def tape_on(self, gpu: VirtualGpu) -> Tape | None:
+        """Return the tape on a virtual GPU; None where a request does not fit."""
+        meta = capture.predicted(gpu)
+        return self.trace.on_allocator(meta._replace(notes=(*meta.notes, *self.assumptions)), gpu.settings)
+
+
+@dataclasses.dataclass(eq=False)
+class StepRecord:
+    """What runs of one step have learned. Keys of the tables are settings together with the rules of the kernels."""
+
+    virtual_model: torch.nn.Module | None = None
+    """The model that `Step.model` built on a virtual GPU."""
+    real_model: torch.nn.Module | None = None
+    """The model that `Step.model` built on the CPU, for runs on a real device."""
+    settings: dict[Any, TracedSetting] = dataclasses.field(default_factory=dict)
+    """By knobs without GPU and allocator settings."""
+    traces: dict[Any, tuple[Trace, ...]] = dataclasses.field(default_factory=dict)
+    """By knobs without GPU, allocator settings, batch and input size; newest first."""
+    sites: dict[tuple[Knobs, Any], Sites] = dataclasses.field(default_factory=dict)
+    """Where activations may overwrite their input, by the knobs of the run that found out."""
+
+    def setting(self, knobs: Knobs, gpu: VirtualGpu) -> TracedSetting | None:
+        """Return the traced setting with these knobs, from any GPU on which the same kernels run; else None."""
+        return self.settings.get(_same_requests(knobs, gpu))
+
+    def similar(self, knobs: Knobs, gpu: VirtualGpu, first: FirstStep) -> Trace | None:
+        """Return the trace of a run from its first step and a trace of another batch or input size; else None."""
+        traces = self.traces.get(_same_code(knobs, gpu), ())
+        return next(filter(None, (trace.resized(first) for trace in traces)), None)
+
+    def add_trace(self, knobs: Knobs, gpu: VirtualGpu, trace: Trace) -> None:
+        """Keep the trace of two steps for other batches and input sizes."""
+        key = _same_code(knobs, gpu)
+        _keep(self.traces, key, (trace, *self.traces.get(key, ()))[:_KEPT_SIMILAR])
+
+    def add_setting(self, knobs: Knobs, gpu: VirtualGpu, setting: TracedSetting) -> None:
+        """Keep a setting for other GPUs and allocator settings."""
+        _keep(self.settings, _same_requests(knobs, gpu), setting)
+
+    def add_sites(self, knobs: Knobs, gpu: VirtualGpu, sites: Sites) -> None:
+        """Keep the in-place sites that a run with these knobs found."""
+        _keep(self.sites, (knobs, gpu.rules), sites)
+
+
+def _same_requests(knobs: Knobs, gpu: VirtualGpu) -> Any:
+    return knobs.replace(gpu=None, settings=None), gpu.rules
+
+
+def _same_code(knobs: Knobs, gpu: VirtualGpu) -> Any:
+    return knobs.replace(gpu=None, settings=None, batch=None, input_size=None), gpu.rules
+
+
+def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    table.pop(key, None)
+    table[key] = value
+    while len(table) > _KEPT_TRACES:
+        del table[next(iter(table))]
+
+
+_records: weakref.WeakKeyDictionary[Step, StepRecord] = weakref.WeakKeyDictionary()
+
+
+def record_of(step: Step) -> StepRecord:
+    """Return the record of a step, empty at first."""
+    return _records.setdefault(step, StepRecord())
+
+
+def built_model(step: Step) -> torch.nn.Module:
+    """Return the step's model, built once on a virtual GPU where `Step.model` is a function that builds it."""
+    if isinstance(step.model, torch.nn.Module):
+        return step.model
+    record = record_of(step)
+    if record.virtual_model is None:
+        with capture.virtual("192GiB"):
+            record.virtual_model = step.model()
+    return record.virtual_model
+
+
+def built_real_model(step: Step) -> torch.nn.Module:
+    """Return the step's model, built once on the CPU where `Step.model` is a function that builds it."""
+    if isinstance(step.model, torch.nn.Module):
+        return step.model
+    record = record_of(step)
+    if record.real_model is None:
+        record.real_model = step.model()
+    return record.real_model
