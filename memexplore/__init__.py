@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memexplore.allocator import Settings, replay
+    from memexplore.analysis.curves import peak
     from memexplore.analysis.groups import diff
-    from memexplore.analysis.summary import peak
     from memexplore.capture import record, simulate, virtual
     from memexplore.figures.timeline import timeline
     from memexplore.gpu_catalogue import gpus
@@ -40,7 +40,7 @@ _HOMES = {
     "gpus": "gpu_catalogue",
     "load": "snapshot",
     "load_ipython_extension": "notebook.magics",
-    "peak": "analysis.summary",
+    "peak": "analysis.curves",
     "record": "capture",
     "replay": "allocator",
     "save_snapshot": "snapshot",

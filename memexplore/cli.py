@@ -212,10 +212,10 @@ def _table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 def _report(tape: Tape, told: dict[str, Any]) -> str:
     """Sentence, categories at the peak, and the largest tensors then."""
-    from memexplore.analysis import summary
+    from memexplore.analysis import groups, summary
 
     lines = [summary.sentence(tape)]
-    if died := summary.oom_text(tape):
+    if died := groups.oom_text(tape):
         lines += ["", died]
     if peak := told["peak_allocated"]:
         shares = [(kind, size) for kind, size in told["at_peak"]["by_category"].items() if size]
@@ -228,10 +228,10 @@ def _report(tape: Tape, told: dict[str, Any]) -> str:
 
 
 def _largest(tape: Tape) -> list[str]:
-    """A table of the largest tensors at the peak, without the columns that a tape knows nothing of."""
-    from memexplore.analysis import summary
+    """A table of the largest tensors at the peak, without the columns that the tape has no values for."""
+    from memexplore.analysis import tables
 
-    table = summary.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
+    table = tables.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
     table["size"] = table["size"].map(size_text)
     table["line"] = table["line"].map(_nearby)
     table = table.loc[:, (table != "").any()]
@@ -241,20 +241,20 @@ def _largest(tape: Tape) -> list[str]:
 
 def _where_from(tape: Tape) -> list[str]:
     """Who was alive at the peak by line, how the segments are filled, and what grew; each only where it is known."""
-    from memexplore.analysis import addresses, summary
+    from memexplore.analysis import addresses, curves, groups
 
     lines = []
     if any(tape.stacks):
-        held = summary.by_line(tape).head(10)
+        held = groups.by_line(tape).head(10)
         rows = [
             (size_text(size), f"{count:,}", category, _nearby(line))
             for size, count, category, line in zip(*(held[name].tolist() for name in held.columns), strict=True)
         ]
         lines += ["", "By line of code:", *_table([("size", "blocks", "mostly", "line"), *rows], "rrll")]
     if addresses.has_segments(tape):
-        lines += ["", addresses.fragmentation_text(tape, summary.peak(tape)[1])]
-    if grew := summary.growth_text(tape):
-        table = summary.growth(tape).head(10)
+        lines += ["", addresses.fragmentation_text(tape, curves.peak(tape)[1])]
+    if grew := groups.growth_text(tape):
+        table = groups.growth(tape).head(10)
         rows = [
             (f"+{size_text(size)}", category, layer, _nearby(line))
             for size, category, layer, line in zip(
@@ -320,11 +320,11 @@ def _device(device: Any, tape: Tape) -> dict[str, Any]:
     import numpy as np
 
     from memexplore import snapshot
-    from memexplore.analysis import summary
+    from memexplore.analysis import curves
     from memexplore.tape import Action
 
     def last(name: Any) -> int:
-        return int(summary.curve(tape, name)[-1]) if len(tape) else 0
+        return int(curves.curve(tape, name)[-1]) if len(tape) else 0
 
     return {
         "device": device,
@@ -332,8 +332,8 @@ def _device(device: Any, tape: Tape) -> dict[str, Any]:
         "segments": snapshot.segment_count(tape),
         "current_allocated": last("allocated"),
         "current_reserved": last("reserved"),
-        "peak_allocated": summary.peak(tape, "allocated")[0],
-        "peak_reserved": summary.peak(tape, "reserved")[0],
+        "peak_allocated": curves.peak(tape, "allocated")[0],
+        "peak_reserved": curves.peak(tape, "reserved")[0],
         "ooms": int(np.count_nonzero(tape.action == Action.OOM)),
     }
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from plotly.offline import get_plotlyjs
 
 from memexplore.analysis.addresses import fragmentation_text, has_segments
-from memexplore.analysis.summary import growth_text, oom_text, peak, sentence, summary
+from memexplore.analysis.curves import peak
+from memexplore.analysis.groups import growth_text, oom_text
+from memexplore.analysis.summary import sentence, summary
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_figure
 from memexplore.figures.palette import FONT, Theme

@@ -244,7 +244,7 @@ class Tape:
         meta = self.meta._asdict() | {"versions": dict(self.meta.versions)}
         table = pyarrow.table({name: getattr(self, name) for name in _COLUMNS})
         table = table.replace_schema_metadata(
-            {"memexplore.tape": json.dumps(meta), "memexplore.analysis.tables": json.dumps(tables)}
+            {"memexplore.tape": json.dumps(meta), "memexplore.tables": json.dumps(tables)}
         )
         pyarrow.parquet.write_table(table, os.fspath(path), compression="zstd")
 
@@ -261,7 +261,7 @@ class Tape:
             table = pyarrow.parquet.read_table(os.fspath(path))
             metadata = table.schema.metadata or {}
             meta = json.loads(metadata[b"memexplore.tape"])
-            tables = json.loads(metadata[b"memexplore.analysis.tables"])
+            tables = json.loads(metadata[b"memexplore.tables"])
             frames = [Frame(*frame) for frame in tables["frames"]]
             return cls.from_columns(
                 {name: table.column(name).to_numpy() for name in _COLUMNS},

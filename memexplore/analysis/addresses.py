@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator.settings import LARGE_SEGMENT, SMALL_SEGMENT
-from memexplore.analysis.curves import Rows, blocks, lives
-from memexplore.analysis.segments import regions
+from memexplore.analysis.curves import Rows, block_bytes, lifetimes
+from memexplore.analysis.segments import segments_at_end
 from memexplore.tape import Action, Tape
 from memexplore.units import size_text
 
@@ -69,12 +69,12 @@ def address_map(tape: Tape, row: int) -> AddressMap:
     """
     if not 0 <= row < len(tape):
         raise IndexError(f"row {row} is not on this tape of {len(tape)} rows")
-    life = lives(tape)
-    here = (life.born <= row) & (life.completed > row) & (blocks(tape)[life.born] > 0)
+    life = lifetimes(tape)
+    here = (life.born <= row) & (life.completed > row) & (block_bytes(tape)[life.born] > 0)
     made, asked = life.born[here], life.requested[here]
     order = np.argsort(tape.address[made], kind="stable")
     made, asked = made[order], asked[order]
-    found = regions(tape[: row + 1])
+    found = segments_at_end(tape[: row + 1])
     start = np.array([region[0] for region in found], dtype=np.int64)
     end = np.array([region[1] for region in found], dtype=np.int64)
     address = tape.address[made]
@@ -87,7 +87,7 @@ def address_map(tape: Tape, row: int) -> AddressMap:
         np.array([region[4] for region in found], dtype=bool),
         made,
         address,
-        blocks(tape)[made],
+        block_bytes(tape)[made],
         tape.size[made],
         asked <= row,
         np.where(outside, -1, segment),

@@ -21,7 +21,7 @@ _GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _SHRINKING = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
-class Life(NamedTuple):
+class Lifetimes(NamedTuple):
     """For each alloc or preexisting row when its block was given back; `born` are those rows, all three of one length.
 
     A row that is not on the tape is ``len(tape)``.
@@ -46,7 +46,7 @@ def _remembered(function: Callable[[Tape], Any]) -> Callable[[Tape], Any]:
 
 
 @_remembered
-def blocks(tape: Tape) -> Rows:
+def block_bytes(tape: Tape) -> Rows:
     """Bytes of the block that each alloc or preexisting row handed out, 0 on other rows, remembered for a tape."""
     sizes = block_sizes(tape)
     sizes.flags.writeable = False
@@ -54,7 +54,7 @@ def blocks(tape: Tape) -> Rows:
 
 
 @_remembered
-def lives(tape: Tape) -> Life:
+def lifetimes(tape: Tape) -> Lifetimes:
     """When each block was born, asked to be freed, and free, as row numbers.
 
     An alloc at an address that is still taken ends the block before it: its free was not seen. Raises ValueError for
@@ -96,12 +96,12 @@ def lives(tape: Tape) -> Life:
     order = np.argsort(rows[births], kind="stable")
     unplaced = np.flatnonzero(born_here & (tape.address < 0))
     if not len(unplaced):
-        return Life(rows[births][order], asked[order], done[order])
+        return Lifetimes(rows[births][order], asked[order], done[order])
     # Empty tensors have no address; they live to the end and weigh nothing.
     born = np.append(rows[births], unplaced)
     order = np.argsort(born, kind="stable")
     forever = np.full(len(unplaced), count)
-    return Life(born[order], np.append(asked, forever)[order], np.append(done, forever)[order])
+    return Lifetimes(born[order], np.append(asked, forever)[order], np.append(done, forever)[order])
 
 
 def _next(here: NDArray[np.bool_], *, strictly_after: bool) -> Rows:
@@ -112,7 +112,7 @@ def _next(here: NDArray[np.bool_], *, strictly_after: bool) -> Rows:
     return np.append(following[1:], count)[:count] if strictly_after else following
 
 
-def ends(tape: Tape) -> Rows:
+def free_rows(tape: Tape) -> Rows:
     """Row that frees each block: for alloc and preexisting rows the row of its free, `len(tape)` if none, -1 elsewhere.
 
     The free counts when it is asked for (`free_requested`), as in the allocated curve.
@@ -120,31 +120,31 @@ def ends(tape: Tape) -> Rows:
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
     ...                           "address": [0, 512, 0], "size": [10, 20, 10]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> ends(tape).tolist()
+    >>> free_rows(tape).tolist()
     [2, 3, -1]
 
     Raises ValueError where the tape is not placed.
     """
-    life = lives(tape)
+    life = lifetimes(tape)
     result = np.full(len(tape), -1, dtype=np.int64)
     result[life.born] = life.requested
     return result
 
 
-def live(tape: Tape, row: int) -> Rows:
+def live_rows(tape: Tape, row: int) -> Rows:
     """Rows of the blocks that are allocated after a row, in the order in which they were born.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
     ...                           "address": [0, 512, 0], "size": [10, 20, 10]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> live(tape, 1).tolist(), live(tape, 2).tolist()
+    >>> live_rows(tape, 1).tolist(), live_rows(tape, 2).tolist()
     ([0, 1], [1])
 
     Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
     """
     if not 0 <= row < len(tape):
         raise IndexError(f"row {row} is not on this tape of {len(tape)} rows")
-    life = lives(tape)
+    life = lifetimes(tape)
     return life.born[(life.born <= row) & (life.requested > row)]
 
 
@@ -157,8 +157,8 @@ def changes(tape: Tape, curve: CurveName) -> Rows:
         curve = "active"
     if curve not in ("requested", "allocated", "active"):
         raise ValueError(f"there is no curve {curve!r}: choose requested, allocated, active or reserved")
-    life = lives(tape)
-    sizes = (tape.size if curve == "requested" else blocks(tape))[life.born]
+    life = lifetimes(tape)
+    sizes = (tape.size if curve == "requested" else block_bytes(tape))[life.born]
     gone = life.requested if curve == "allocated" else life.completed
     result = np.zeros(len(tape) + 1, dtype=np.int64)
     result[life.born] = sizes
@@ -219,8 +219,8 @@ def by_category(
     Raises ValueError as `curve` does.
     """
     first, last, _ = window.indices(len(tape))
-    life = lives(tape)
-    sizes = (tape.size if curve == "requested" else blocks(tape))[life.born]
+    life = lifetimes(tape)
+    sizes = (tape.size if curve == "requested" else block_bytes(tape))[life.born]
     gone = life.requested if curve == "allocated" else life.completed
     category = tape.category[life.born].astype(np.int64)
     # Everything before the window goes into its first row, so a window costs what it shows and no more.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, blocks, curve, live, lives, peak
+from memexplore.analysis.curves import Rows, block_bytes, curve, lifetimes, live_rows, peak
 from memexplore.analysis.tables import NO_LAYER, user_line
 from memexplore.tape import Action, Category, Tape
 from memexplore.units import difference_text, size_text
@@ -46,9 +46,9 @@ def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
     Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
     """
     moment = peak(tape)[1] if row is None else row
-    rows = live(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
+    rows = live_rows(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
     table = _keys(tape, rows)
-    table["size"] = blocks(tape)[rows]
+    table["size"] = block_bytes(tape)[rows]
     table = table[table["size"] > 0]
     kinds = table.groupby(["line", "category"])["size"].sum().sort_values(ascending=False, kind="stable").reset_index()
     largest = kinds.drop_duplicates("line").set_index("line")["category"]
@@ -75,9 +75,9 @@ def growth(tape: Tape) -> pandas.DataFrame:
     """
     ends = _step_ends(tape)[1:]
     numbers = [int(tape.step[row]) for row in ends]
-    life = lives(tape)
+    life = lifetimes(tape)
     table = _keys(tape, life.born)
-    sizes = blocks(tape)[life.born]
+    sizes = block_bytes(tape)[life.born]
     for number, row in zip(numbers, ends, strict=True):
         table[number] = np.where((life.born <= row) & (life.requested > row), sizes, 0)
     grown = table.groupby(_KEYS, as_index=False)[numbers].sum() if len(numbers) else table.iloc[:0]
@@ -163,9 +163,9 @@ def diff(before: Tape, after: Tape) -> pandas.DataFrame:
     sides = []
     for name, tape in (("before", before), ("after", after)):
         row = peak(tape)[1]
-        rows = live(tape, row) if row >= 0 else np.zeros(0, dtype=np.int64)
+        rows = live_rows(tape, row) if row >= 0 else np.zeros(0, dtype=np.int64)
         table = _keys(tape, rows)
-        table[name] = blocks(tape)[rows]
+        table[name] = block_bytes(tape)[rows]
         sides.append(table.groupby(_KEYS)[name].sum())
     result = pandas.concat(sides, axis=1).fillna(0).astype(np.int64)
     result["difference"] = result["after"] - result["before"]

@@ -10,7 +10,7 @@ from memexplore.tape import Action, Tape
 _SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
 
-class Mapped:
+class MappedRanges:
     """The mapped runs of expandable segments: start to end and stream."""
 
     def __init__(self, runs: dict[int, tuple[int, int]]) -> None:
@@ -35,10 +35,10 @@ class Mapped:
         self.runs[start] = (end, stream)
 
 
-def regions(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
+def segments_at_end(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
     """Address, end, stream, whether expandable and whether small of each segment at the end of a tape, by address."""
     whole: dict[int, tuple[int, int]] = {}
-    mapped = {True: Mapped({}), False: Mapped({})}
+    mapped = {True: MappedRanges({}), False: MappedRanges({})}
     rows = np.flatnonzero(np.isin(tape.action, _SEGMENT_ROWS))
     columns = (tape.action[rows], tape.address[rows], tape.size[rows], tape.stream[rows])
     for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):

@@ -7,33 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from memexplore.analysis.curves import CurveName, by_category, curve, ends, live, peak
-from memexplore.analysis.groups import by_line, diff, diff_text, growth, growth_text, oom_text
-from memexplore.analysis.tables import layers, tensors, user_line
+from memexplore.analysis.curves import by_category, curve, peak
+from memexplore.analysis.tables import user_line
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.units import size_text
-
-__all__ = [
-    "CurveName",
-    "by_category",
-    "by_line",
-    "curve",
-    "diff",
-    "diff_text",
-    "ends",
-    "growth",
-    "growth_text",
-    "layers",
-    "live",
-    "oom_text",
-    "peak",
-    "place_text",
-    "sentence",
-    "summary",
-    "tensors",
-    "user_line",
-    "with_article",
-]
 
 
 def _where(tape: Tape, row: int) -> dict[str, Any]:
@@ -90,13 +67,13 @@ def _moment(where: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def place_text(tape: Tape, row: int) -> str:
+def location_text(tape: Tape, row: int) -> str:
     """Where a row lies in the run, in words: ``step 2, backward of layer3.5.conv2``; empty where nothing is known.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40], "step": [1], "phase": [Phase.OPTIMIZER]},
     ...                          meta=Meta(Source.MEASURED, "cpu"))
-    >>> place_text(tape, 0)
+    >>> location_text(tape, 0)
     'step 1, optimizer'
     """
     return _moment(_where(tape, row))

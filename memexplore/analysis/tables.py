@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, blocks, by_category, curve, live, lives, peak
+from memexplore.analysis.curves import Rows, block_bytes, by_category, curve, lifetimes, live_rows, peak
 from memexplore.tape import Category, Frame, Phase, Tape
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ def user_line(stack: tuple[Frame, ...]) -> str:
     return f"{stack[0].filename}:{stack[0].line}" if stack else ""
 
 
-def parents(names: tuple[str, ...]) -> dict[str, str]:
+def module_parents(names: tuple[str, ...]) -> dict[str, str]:
     """Parent of each module, "" for a root: missing ancestors are added, children stand behind their parent.
 
     A name such as `layer3.5.conv2` hangs below `layer3.5`; a top-level name hangs below the first root, which is
     called by its class and so begins with a capital letter.
 
-    >>> parents(("UNet", "down.0", "CrossEntropyLoss"))
+    >>> module_parents(("UNet", "down.0", "CrossEntropyLoss"))
     {'UNet': '', 'down': 'UNet', 'down.0': 'down', 'CrossEntropyLoss': ''}
     """
     root = next((name for name in names if "." not in name and name[:1].isupper()), "")
@@ -115,7 +115,7 @@ def peak_step(tape: Tape) -> tuple[int, slice]:
 
 def _alive(tape: Tape, row: int) -> Rows:
     """Rows of the blocks that are not yet back after a row; as `curves.live`, by requested bytes."""
-    life = lives(tape)
+    life = lifetimes(tape)
     return life.born[(life.born <= row) & (life.completed > row)]
 
 
@@ -140,7 +140,7 @@ def layers(tape: Tape) -> pandas.DataFrame:
     """
     import pandas
 
-    tree = parents(tape.modules)
+    tree = module_parents(tape.modules)
     names = [*tree, NO_LAYER]
     number = {name: position for position, name in enumerate(names)}
     place = np.array([*(number[name] if name else len(tree) for name in tape.modules), len(tree)], dtype=np.int64)
@@ -195,7 +195,7 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
     import pandas
 
     moment = peak(tape)[1] if row is None else row
-    alive = live(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
+    alive = live_rows(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
     alive = alive[tape.size[alive] > 0]
     alive = alive[np.argsort(-tape.size[alive], kind="stable")][:count]
     lines = [user_line(stack) for stack in tape.stacks]
@@ -206,7 +206,7 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
     return pandas.DataFrame(
         {
             "size": tape.size[alive],
-            "allocated": blocks(tape)[alive],
+            "allocated": block_bytes(tape)[alive],
             "category": words(tape.category, [category.text for category in Category]),
             "layer": words(tape.module, list(tape.modules)),
             "op": words(tape.op, list(tape.ops)),

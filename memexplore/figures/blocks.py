@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.addresses import AddressMap, address_map
 from memexplore.analysis.curves import peak
-from memexplore.analysis.tables import NO_LAYER, parents, user_line
+from memexplore.analysis.tables import NO_LAYER, module_parents, user_line
 from memexplore.figures.palette import COLOURS, FONT, GRID, Theme, byte_ticks, plain
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
@@ -43,7 +43,7 @@ def blocks_figure(tape: Tape, row: int | None = None, layer: str | None = None, 
 
     Raises IndexError for a row or ValueError for a layer that is not on the tape, or where the tape is not placed.
     """
-    if layer is not None and layer != NO_LAYER and layer not in parents(tape.modules):
+    if layer is not None and layer != NO_LAYER and layer not in module_parents(tape.modules):
         raise ValueError(f"there is no layer {layer!r} on this tape")
     moment = peak(tape)[1] if row is None else row
     figure = go.Figure()
@@ -150,7 +150,7 @@ def _lit(tape: Tape, layer: str | None) -> NDArray[np.bool_]:
         return np.ones(len(tape.modules) + 1, dtype=bool)
     below = {layer}
     # Children stand behind their parents, so one pass finds all that hang below.
-    for name, parent in parents(tape.modules).items():
+    for name, parent in module_parents(tape.modules).items():
         if parent in below:
             below.add(name)
     return np.array([*(name in below for name in tape.modules), layer == NO_LAYER], dtype=bool)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import blocks, lives
-from memexplore.analysis.tables import NO_LAYER, parents
+from memexplore.analysis.curves import block_bytes, lifetimes
+from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
 
@@ -26,7 +26,7 @@ def layer_arrays(tape: Tape, layer: str, rows: NDArray[np.float64]) -> dict[Cate
 
     A category that the layer never holds is left out. Raises ValueError for a layer that is not on the tape.
     """
-    tree = parents(tape.modules)
+    tree = module_parents(tape.modules)
     if layer != NO_LAYER and layer not in tree:
         raise ValueError(f"there is no layer {layer!r} on this tape")
     below = {layer}
@@ -36,10 +36,10 @@ def layer_arrays(tape: Tape, layer: str, rows: NDArray[np.float64]) -> dict[Cate
             below.add(name)
     # The last place is that of row number -1: no module.
     chosen = np.array([*(name in below for name in tape.modules), layer == NO_LAYER], dtype=bool)
-    life = lives(tape)
+    life = lifetimes(tape)
     made = chosen[tape.module[life.born]]
     born, gone = life.born[made], life.requested[made]
-    sizes, category = blocks(tape)[born], tape.category[born]
+    sizes, category = block_bytes(tape)[born], tape.category[born]
     arrays = {}
     for kind in Category:
         mine = category == kind

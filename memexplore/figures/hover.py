@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import by_category, lives
+from memexplore.analysis.curves import by_category, lifetimes
 from memexplore.figures.palette import plain
 from memexplore.tape import Action, Category, Phase, Source, Tape
 from memexplore.units import size_text
@@ -48,7 +48,7 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
 
 def _makers(tape: Tape) -> NDArray[np.int64]:
     """For each free the row that made its block, for each other row the row itself."""
-    life = lives(tape)
+    life = lifetimes(tape)
     makers = np.arange(len(tape) + 1)
     for gone in (life.completed, life.requested):
         is_free = np.isin(tape.action[np.minimum(gone, len(tape) - 1)], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from IPython.core.getipython import get_ipython
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves, groups, tables
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Phase, Tape
 from memexplore.units import size_text
@@ -59,8 +59,8 @@ def moment_text(tape: Tape, row: int) -> str:
         place += f", {phase.text}"
     if module >= 0:
         place += f" of {tape.modules[module]}"
-    allocated = size_text(int(summary.curve(tape, "allocated")[row]))
-    peak = "At the peak · " if row == summary.peak(tape)[1] else ""
+    allocated = size_text(int(curves.curve(tape, "allocated")[row]))
+    peak = "At the peak · " if row == curves.peak(tape)[1] else ""
     return f"{peak}event {row:,} · {place} · {allocated} allocated"
 
 
@@ -68,7 +68,7 @@ def lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
     """Who was alive after a row, by line, in words: `size`, `blocks`, `category`, `colour`, `place` and `code`."""
     if row < 0:
         return []
-    table = summary.by_line(tape, row).head(count)
+    table = groups.by_line(tape, row).head(count)
     words = []
     for size, blocks, category, line in zip(*(table[name] for name in table.columns), strict=True):
         told = code_line(line)
@@ -87,7 +87,7 @@ def lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
 
 def growing(tape: Tape, count: int = 50) -> dict[str, Any]:
     """What grew from step to step: `text`, `steps` (at most three of them), and `rows` of words."""
-    table = summary.growth(tape)
+    table = groups.growth(tape)
     steps = [column for column in table.columns if isinstance(column, int)]
     told = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
     rows = []
@@ -104,14 +104,14 @@ def growing(tape: Tape, count: int = 50) -> dict[str, Any]:
                 "code": line.code,
             }
         )
-    return {"text": summary.growth_text(tape), "steps": [f"Step {step}" for step in told], "rows": rows}
+    return {"text": groups.growth_text(tape), "steps": [f"Step {step}" for step in told], "rows": rows}
 
 
 def alive(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
     """The largest tensors alive after a row, as words: `size`, `category`, `colour`, `layer`, `op`, `place`, `code`."""
     if row < 0:
         return []
-    table = summary.tensors(tape, row, count)
+    table = tables.tensors(tape, row, count)
     words = []
     for tensor in table.itertuples():
         line = code_line(tensor.line)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from IPython.display import display
 
-from memexplore.analysis import summary
+from memexplore.analysis import groups
 from memexplore.knobs.knobs import Checkpoint, CheckpointKind, Knobs
 from memexplore.notebook import tabs
 from memexplore.notebook.controls import Control
@@ -264,7 +264,7 @@ class Explorer(widgets.VBox):
         self._headline.value = f"<p>{html.escape(self._said())}</p>"
 
     def _write_hints(self) -> None:
-        applied, oom = self._shown.outcome.applied, summary.oom_text(self._shown.trial.tape)
+        applied, oom = self._shown.outcome.applied, groups.oom_text(self._shown.trial.tape)
         told = [f"<p>{html.escape(note)}</p>" for note in (*applied.notes, *([oom] if oom else []))]
         left = "".join(
             f"<li><b>{html.escape(one.where)}</b>: {html.escape(one.reason)}</li>" for one in applied.left_out

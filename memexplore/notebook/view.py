@@ -23,7 +23,7 @@ import plotly.offline
 import traitlets
 from IPython.display import display
 
-from memexplore.analysis import summary, tables
+from memexplore.analysis import curves, groups, summary, tables
 from memexplore.analysis.addresses import fragmentation_text
 from memexplore.figures.alignment import same_moment, window_on
 from memexplore.figures.blocks import blocks_figure
@@ -144,7 +144,7 @@ class View(anywidget.AnyWidget):
         super().__init__(
             picture=f"memexplore-picture-{uuid.uuid4().hex[:12]}",
             plotly=plotly.offline.get_plotlyjs_version(),
-            cursor=summary.peak(tape)[1],
+            cursor=curves.peak(tape)[1],
         )
         self.on_msg(self._answer)
         keep_live(self)
@@ -179,15 +179,15 @@ class View(anywidget.AnyWidget):
 
         Raises ValueError where a tape is not placed; then nothing is changed.
         """
-        peak = summary.peak(tape)[1]
+        peak = curves.peak(tape)[1]
         if before is not None:
-            summary.peak(before)
+            curves.peak(before)
         with self._lock:
-            old, at_peak = self._tape, self.cursor == summary.peak(self._tape)[1]
+            old, at_peak = self._tape, self.cursor == curves.peak(self._tape)[1]
             cursor = peak
             if not at_peak and peak >= 0:
                 cursor = min(round(float(same_moment(np.array([float(self.cursor)]), old, tape)[0])), len(tape) - 1)
-            kept = self.selection in (None, tables.NO_LAYER) or self.selection in tables.parents(tape.modules)
+            kept = self.selection in (None, tables.NO_LAYER) or self.selection in tables.module_parents(tape.modules)
             window = _cut(window_on(self._shown.window, old, tape), len(tape))
             self._tape, self._before, self._drawn = tape, before, drawn
             self._shown = self._shown._replace(number=self._shown.number + 1, window=window, told=False)
@@ -221,15 +221,15 @@ class View(anywidget.AnyWidget):
     @traitlets.validate("cursor")
     def _check_cursor(self, proposal: Any) -> int:
         row = proposal["value"]
-        if not (0 <= row < len(self.tape) or row == -1 == summary.peak(self.tape)[1]):
+        if not (0 <= row < len(self.tape) or row == -1 == curves.peak(self.tape)[1]):
             raise traitlets.TraitError(f"row {row} is not on this tape of {len(self.tape)} rows")
         return row
 
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> str | None:
         layer = proposal["value"]
-        if layer is not None and layer != tables.NO_LAYER and layer not in tables.parents(self.tape.modules):
-            raise traitlets.TraitError(f"there is no layer {layer!r} on this tape: summary.layers(tape) lists them")
+        if layer is not None and layer != tables.NO_LAYER and layer not in tables.module_parents(self.tape.modules):
+            raise traitlets.TraitError(f"there is no layer {layer!r} on this tape: tables.layers(tape) lists them")
         return layer
 
     @traitlets.observe("cursor")
@@ -303,7 +303,7 @@ class View(anywidget.AnyWidget):
         return known["drawing"]
 
     def _detailed(self) -> list[bytes]:
-        if self._shown.window is not None or self.cursor != summary.peak(self.tape)[1]:
+        if self._shown.window is not None or self.cursor != curves.peak(self.tape)[1]:
             return _packed(self._details())
         known = _drawings.setdefault(self.tape, {})
         if "details" not in known:
@@ -314,7 +314,7 @@ class View(anywidget.AnyWidget):
         return {
             "sentence": summary.sentence(self.tape).splitlines(),
             "notes": self.tape.meta.notes,
-            "oom": summary.oom_text(self.tape),
+            "oom": groups.oom_text(self.tape),
             "data": self._traces(),
         }
 

@@ -12,7 +12,7 @@ import torch
 
 from memexplore import snapshot
 from memexplore.allocator.settings import SMALL
-from memexplore.analysis.curves import lives
+from memexplore.analysis.curves import lifetimes
 from memexplore.recorder.cuda import COLUMNS
 from memexplore.tape import Action, Tape
 
@@ -94,7 +94,7 @@ def without_others(history: Tape, noted: Tape) -> tuple[Tape, int]:
     the second answer. Memory that others free meanwhile is not followed.
     """
     used = set(_places(noted, np.flatnonzero(noted.action == Action.PREEXISTING)))
-    life = lives(history)
+    life = lifetimes(history)
     was_there = history.action[life.born] == Action.PREEXISTING
     mine = np.array([place in used for place in _places(history, life.born)], dtype=bool)
     others = was_there & ~mine

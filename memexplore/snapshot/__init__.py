@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from memexplore.analysis.segments import regions
+from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, tape_of
 from memexplore.snapshot.recorded import Recorded, read, sentence
 from memexplore.snapshot.verify import verify_device
@@ -73,4 +73,4 @@ def event_count(tape: Tape) -> int:
 
 def segment_count(tape: Tape) -> int:
     """The number of segments at the end of a tape; a mapped run of an expandable segment counts as one."""
-    return len(regions(tape))
+    return len(segments_at_end(tape))

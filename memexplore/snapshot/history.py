@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import block_sizes
-from memexplore.analysis.segments import Mapped
+from memexplore.analysis.segments import MappedRanges
 from memexplore.snapshot.imported import understand
 from memexplore.snapshot.recorded import Recorded
 from memexplore.snapshot.stacks import Stacks
@@ -128,7 +128,7 @@ def _time(recorded: Recorded, before: int) -> NDArray[np.int64]:
 def _regions_before(recorded: Recorded) -> list[tuple[int, int, int, bool]]:
     """Address, size, stream and whether it is expandable of the memory that was there, by address."""
     whole = {segment.address: (segment.size, segment.stream) for segment in recorded.segments if not segment.expandable}
-    mapped = Mapped(
+    mapped = MappedRanges(
         {each.address: (each.address + each.size, each.stream) for each in recorded.segments if each.expandable}
     )
     kinds = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)

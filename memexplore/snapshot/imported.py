@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import lives
+from memexplore.analysis.curves import lifetimes
 from memexplore.snapshot.stacks import Origin, Stacks
 from memexplore.tape import Action, Category, Phase, Tape
 
@@ -68,7 +68,7 @@ def understand(tape: Tape, stacks: Stacks, recorded: Rows) -> Tape:
     proven[request] = np.where(proven[request] == _SILENT, proven[reserving], proven[request])
     phase, step = phases_and_steps(proven)
     phase[reserving], step[reserving] = phase[request], step[request]
-    life = lives(tape)
+    life = lifetimes(tape)
     category = _categories(tape, stacks, recorded, origin, phase, step)
     category[known[life.born] >= 0] = known[life.born][known[life.born] >= 0]
     column = np.full(len(tape) + 1, Category.UNKNOWN, dtype=np.uint8)
@@ -160,7 +160,7 @@ def _count_up(first: int, ends: Rows, count: int) -> Rows:
 
 def _categories(tape: Tape, stacks: Stacks, recorded: Rows, origin: Rows, phase: Rows, step: Rows) -> NDArray[np.uint8]:
     """The category of each block, in the order of `lives(tape).born`."""
-    life, count = lives(tape), len(tape)
+    life, count = lifetimes(tape), len(tape)
     born, gone = life.born, life.requested
     made_by, made_in = origin[born], phase[born]
     before = tape.action[born] == Action.PREEXISTING
@@ -288,7 +288,7 @@ def _before(
     parameters: dict[int, int],
 ) -> None:
     """Decide what was there before the history began."""
-    count, sizes = len(tape), tape.size[lives(tape).born]
+    count, sizes = len(tape), tape.size[lifetimes(tape).born]
     freed_by, freed_in = np.append(origin, Origin.NONE)[gone], np.append(phase, Phase.OTHER)[gone]
     open_ = before & (result == Category.UNKNOWN) & (sizes > 0)
     went = open_ & (gone < count)
@@ -328,7 +328,7 @@ def _replaced(tape: Tape, result: NDArray[np.uint8], chosen: NDArray[np.bool_], 
 
     The lasting block that is made nearest to where a parameter of its size is given back takes its place.
     """
-    life, count = lives(tape), len(tape)
+    life, count = lifetimes(tape), len(tape)
     born, gone, sizes = life.born, life.requested, tape.size[life.born]
     makers: dict[tuple[int, int], list[int]] = defaultdict(list)
     for block in np.flatnonzero(chosen).tolist():

@@ -11,7 +11,7 @@ import numpy as np
 
 from memexplore.allocator import Settings, block_sizes
 from memexplore.allocator.settings import INTERVALS, UNLIMITED
-from memexplore.analysis.segments import regions
+from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, reserved
 from memexplore.tape import Action, Category, Tape
 
@@ -128,7 +128,7 @@ def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> lis
             taken[address] = (row, "active_allocated")
     addresses = sorted(taken)
     segments = []
-    for start, end, stream, expandable, small in regions(tape):
+    for start, end, stream, expandable, small in segments_at_end(tape):
         blocks: list[dict[str, Any]] = []
         position = start
         for address in [*addresses[bisect_left(addresses, start) : bisect_left(addresses, end)], end]:

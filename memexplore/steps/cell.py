@@ -54,8 +54,8 @@ class Cell:
     it writes into on a real device), and what runs on the CPU beside a virtual GPU, which runs for real.
 
     >>> cell = Cell("size = 1000\\nx = torch.zeros(size, device='cuda')", {"torch": torch})
-    >>> from memexplore.analysis import summary
-    >>> [summary.peak(cell.run(knobs).tape)[0] for knobs in (Knobs(), Knobs(variables={"size": 2000}))]
+    >>> from memexplore.analysis import curves
+    >>> [curves.peak(cell.run(knobs).tape)[0] for knobs in (Knobs(), Knobs(variables={"size": 2000}))]
     [4096, 8192]
 
     Raises SyntaxError for what is no Python, ValueError for a cell that awaits.

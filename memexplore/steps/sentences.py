@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves, summary
 from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.trial import Trial
@@ -76,7 +76,7 @@ def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None =
     """
     name = summary.with_article(gpu or trial.tape.meta.gpu or trial.tape.meta.device)
     over = out_of_memory(trial.tape) if whole is None else 0
-    needed = size_text(over or (summary.peak(trial.tape)[0] if whole is None else whole.peak_allocated))
+    needed = size_text(over or (curves.peak(trial.tape)[0] if whole is None else whole.peak_allocated))
     text = f"{trial.knobs}: peak {'over ' if over else ''}{needed}"
     source = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
     if trial.tape.meta.capacity is None:
@@ -85,7 +85,7 @@ def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None =
     fit = (
         f"fits {name}"
         if fits(trial)
-        else f"does not fit {name}: out of memory in {summary.place_text(trial.tape, row)}"
+        else f"does not fit {name}: out of memory in {summary.location_text(trial.tape, row)}"
     )
     return f"{text[0].upper()}{text[1:]}, {fit}{source}"
 
@@ -189,12 +189,12 @@ def out_of_memory(tape: Tape) -> int:
     if not len(rows):
         return 0
     row = int(rows[-1])
-    return int(summary.curve(tape, "allocated")[row]) + int(tape.size[row])
+    return int(curves.curve(tape, "allocated")[row]) + int(tape.size[row])
 
 
 def _peaks(before: Tape, after: Tape, whole: tuple[Outcome, Outcome] | None) -> str:
     needed = [0, 0] if whole else [out_of_memory(tape) for tape in (before, after)]
-    peaks = [more or summary.peak(tape)[0] for more, tape in zip(needed, (before, after), strict=True)]
+    peaks = [more or curves.peak(tape)[0] for more, tape in zip(needed, (before, after), strict=True)]
     if whole:
         peaks = [measured.peak_allocated for measured in whole]
     told = [size_text(size) for size in peaks]
@@ -229,7 +229,7 @@ def _fit(before: Trial, after: Trial, name: str) -> str:
     same = before.tape.meta.device == after.tape.meta.device
     if fits(after):
         return f"{'now fits' if same and not fits(before) else 'fits'} {name}"
-    where = summary.place_text(after.tape, int(np.flatnonzero(after.tape.action == Action.OOM)[-1]))
+    where = summary.location_text(after.tape, int(np.flatnonzero(after.tape.action == Action.OOM)[-1]))
     still = "no longer fits" if same and fits(before) else "still does not fit" if same else "does not fit"
     return f"{still} {name}" + (f": out of memory in {where}" if where else "")
 

@@ -11,7 +11,7 @@ import pytest
 
 from memexplore import snapshot
 from memexplore.allocator import replay
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.snapshot.recorded import Recorded
 from memexplore.snapshot.verify import verify_device
 from memexplore.tape import Action, Tape
@@ -108,8 +108,8 @@ def test_the_tape_has_every_event_and_the_peaks_of_the_replay(row: dict[str, str
         recorded = tape.action[len(tape) - snapshot.event_count(tape) :]
         assert np.count_nonzero(recorded == action) == actions(row).get(action.name.lower(), 0)
     if row["recording"] != "synthetic-parser-only":
-        assert summary.peak(tape, "allocated")[0] == verified(row)["peak_allocated"]
-        assert summary.peak(tape, "reserved")[0] == verified(row)["peak_reserved"]
+        assert curves.peak(tape, "allocated")[0] == verified(row)["peak_allocated"]
+        assert curves.peak(tape, "reserved")[0] == verified(row)["peak_reserved"]
 
 
 @BY_RECORDING_AND_DEVICE

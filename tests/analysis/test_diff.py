@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import memexplore as mx
-from memexplore.analysis import summary
+from memexplore.analysis import curves, groups
 from memexplore.tape import Category, Frame, Meta, Phase, Source, Tape
 from tests.sample_tapes import GIB, Program, oom_tape, small_tape, training_tape
 
 
 def test_lines_add_up_to_the_peak() -> None:
-    table = summary.by_line(training_tape())
-    assert table["size"].sum() == summary.peak(training_tape())[0]
+    table = groups.by_line(training_tape())
+    assert table["size"].sum() == curves.peak(training_tape())[0]
     assert table["size"].is_monotonic_decreasing
     assert table["line"].is_unique
 
 
 def test_lines_of_a_moment() -> None:
     # after row 4 of small_tape: 400 of line 3, 100 of line 5, 200 of line 6, 50 of line 7
-    table = summary.by_line(small_tape(), 4)
+    table = groups.by_line(small_tape(), 4)
     assert table["line"].tolist() == ["train.py:3", "train.py:6", "train.py:5", "train.py:7"]
     assert table["size"].tolist() == [400, 200, 100, 50]
     assert table["category"].tolist() == ["parameter", "activation", "input", "temporary"]
@@ -37,11 +37,11 @@ def leaking_tape(steps: int) -> Tape:
 
 
 def test_a_leak_is_found_by_its_line() -> None:
-    table = summary.growth(leaking_tape(4))
+    table = groups.growth(leaking_tape(4))
     assert table[["layer", "line", "category"]].to_numpy().tolist() == [["(no layer)", "train.py:9", "activation"]]
     # the first step is warm-up: 200 after the second, 400 after the fourth
     assert table[[2, 3, 4, "grew"]].to_numpy().tolist() == [[200, 300, 400, 200]]
-    assert summary.growth_text(leaking_tape(4)).startswith(
+    assert groups.growth_text(leaking_tape(4)).startswith(
         "200 B at the end of step 2 have become 400 B at the end of step 4, +200 B (+100 %)"
     )
 
@@ -49,30 +49,30 @@ def test_a_leak_is_found_by_its_line() -> None:
 def test_a_step_that_did_not_end_does_not_count() -> None:
     tape = leaking_tape(4)
     # the last three rows are the border of backward and the free of what the step held
-    assert summary.growth(tape[:-3])[[2, 3, "grew"]].to_numpy().tolist() == [[200, 300, 100]]
+    assert groups.growth(tape[:-3])[[2, 3, "grew"]].to_numpy().tolist() == [[200, 300, 100]]
 
 
 def test_healthy_training_does_not_grow() -> None:
-    assert len(summary.growth(training_tape(steps=5))) == 0
-    assert summary.growth_text(training_tape(steps=5)) == ""
+    assert len(groups.growth(training_tape(steps=5))) == 0
+    assert groups.growth_text(training_tape(steps=5)) == ""
 
 
 def test_two_steps_cannot_tell_a_leak() -> None:
-    assert len(summary.growth(leaking_tape(2))) == 0
+    assert len(groups.growth(leaking_tape(2))) == 0
 
 
 def test_an_oom_tells_what_was_asked_what_was_free_and_who_held_it() -> None:
     # 1 GiB of parameters from line 3 and 2 GiB of activations from line 6 fill 3 GiB of segments; 4 GiB is the capacity
-    assert summary.oom_text(oom_tape()) == (
+    assert groups.oom_text(oom_tape()) == (
         "2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved, 1.00 GiB of the device were left and nothing "
         "free in them. Most of the 3.00 GiB allocated was held by train.py:6 (2.00 GiB, activation), "
         "train.py:3 (1.00 GiB, parameter)."
     )
-    assert summary.curve(oom_tape(), "reserved")[-1] == 3 * GIB
+    assert curves.curve(oom_tape(), "reserved")[-1] == 3 * GIB
 
 
 def test_a_run_that_fits_has_no_oom_text() -> None:
-    assert summary.oom_text(small_tape()) == ""
+    assert groups.oom_text(small_tape()) == ""
 
 
 def one_layer(size: int, address: int, line: int = 3) -> Tape:
@@ -92,7 +92,7 @@ def test_a_difference_is_by_layer_line_and_category_never_by_address() -> None:
 def test_a_tape_does_not_differ_from_itself() -> None:
     table = mx.diff(training_tape(), training_tape())
     assert (table["difference"] == 0).all()
-    assert table["before"].sum() == summary.peak(training_tape())[0]
+    assert table["before"].sum() == curves.peak(training_tape())[0]
 
 
 def test_what_is_in_one_tape_only_is_told() -> None:
@@ -106,13 +106,13 @@ def test_what_is_in_one_tape_only_is_told() -> None:
 def test_both_sides_add_up_to_their_peaks() -> None:
     small, large = training_tape(batch=4), training_tape(batch=8)
     table = mx.diff(small, large)
-    assert table["before"].sum() == summary.peak(small)[0]
-    assert table["after"].sum() == summary.peak(large)[0]
+    assert table["before"].sum() == curves.peak(small)[0]
+    assert table["after"].sum() == curves.peak(large)[0]
     assert table["difference"].abs().is_monotonic_decreasing
 
 
 def test_the_sentence_has_sign_and_per_cent() -> None:
-    assert summary.diff_text(one_layer(2048, 0), one_layer(1024, 0)) == (
+    assert groups.diff_text(one_layer(2048, 0), one_layer(1024, 0)) == (
         "Peak 2.00 KiB -> 1.00 KiB allocated (-1.00 KiB, -50 %)"
     )
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memexplore.analysis import summary
-from memexplore.analysis.tables import NO_LAYER, parents
+from memexplore.analysis import curves, summary, tables
+from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
 from tests.sample_tapes import CPU, GIB, MIB, T4, Program, oom_tape, small_tape, training_tape
 
@@ -19,39 +19,39 @@ def tape_of(*rows: tuple[Action, int, int], meta: Meta = CPU) -> Tape:
 
 def test_allocated_falls_when_a_free_is_asked_for():
     tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (ASK, 0, 10), (DONE, 0, 10))
-    assert summary.curve(tape, "allocated").tolist() == [10, 30, 20, 20]
+    assert curves.curve(tape, "allocated").tolist() == [10, 30, 20, 20]
 
 
 @pytest.mark.parametrize("name", ["active", "requested"])
 def test_active_and_requested_fall_when_a_free_is_done(name):
     tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (ASK, 0, 10), (DONE, 0, 10))
-    assert summary.curve(tape, name).tolist() == [10, 30, 30, 20]
+    assert curves.curve(tape, name).tolist() == [10, 30, 30, 20]
 
 
 def test_a_free_that_is_never_done_stays_active():
     tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (ASK, 0, 10), (ASK, 512, 20), (DONE, 512, 20))
-    assert summary.curve(tape, "active").tolist() == [10, 30, 30, 30, 10]
+    assert curves.curve(tape, "active").tolist() == [10, 30, 30, 30, 10]
 
 
 def test_a_tape_without_completions_counts_the_request():
     tape = tape_of((ALLOC, 0, 10), (ASK, 0, 10))
-    assert summary.curve(tape, "active").tolist() == [10, 0]
+    assert curves.curve(tape, "active").tolist() == [10, 0]
 
 
 def test_a_completion_alone_is_a_free():
     tape = tape_of((Action.PREEXISTING, 0, 10), (DONE, 0, 10))
-    assert summary.curve(tape, "allocated").tolist() == [10, 0]
+    assert curves.curve(tape, "allocated").tolist() == [10, 0]
 
 
 def test_an_address_handed_out_twice_ends_the_block_before():
     tape = tape_of((ALLOC, 0, 10), (ALLOC, 0, 30))
-    assert summary.curve(tape, "allocated").tolist() == [10, 30]
-    assert summary.ends(tape).tolist() == [1, 2]
+    assert curves.curve(tape, "allocated").tolist() == [10, 30]
+    assert curves.free_rows(tape).tolist() == [1, 2]
 
 
 def test_a_free_of_an_unknown_block_changes_nothing():
     tape = tape_of((ASK, 4096, 10), (ALLOC, 0, 20))
-    assert summary.curve(tape, "allocated").tolist() == [0, 20]
+    assert curves.curve(tape, "allocated").tolist() == [0, 20]
 
 
 def test_reserved_is_the_sum_of_segments():
@@ -66,53 +66,53 @@ def test_reserved_is_the_sum_of_segments():
         meta=T4,
     )
     # 2, then 2 + 20, then 2 again, then nothing
-    assert (summary.curve(tape, "reserved") // MIB).tolist() == [2, 22, 22, 2, 2, 2, 0]
+    assert (curves.curve(tape, "reserved") // MIB).tolist() == [2, 22, 22, 2, 2, 2, 0]
 
 
 def test_a_tape_without_segments_reserves_what_is_active():
     tape = small_tape()
-    assert np.array_equal(summary.curve(tape, "reserved"), summary.curve(tape, "active"))
+    assert np.array_equal(curves.curve(tape, "reserved"), curves.curve(tape, "active"))
 
 
 def test_an_unknown_curve_is_named():
     with pytest.raises(ValueError, match="no curve 'used'"):
-        summary.curve(small_tape(), "used")  # type: ignore[arg-type]
+        curves.curve(small_tape(), "used")  # type: ignore[arg-type]
 
 
 def test_a_tape_that_is_not_placed_says_what_to_do():
     with pytest.raises(ValueError, match="call replay"):
-        summary.curve(tape_of((ALLOC, -1, 10)))
+        curves.curve(tape_of((ALLOC, -1, 10)))
 
 
 def test_an_empty_tensor_needs_no_address():
-    assert summary.curve(tape_of((ALLOC, -1, 0), (ALLOC, 0, 10))).tolist() == [0, 10]
+    assert curves.curve(tape_of((ALLOC, -1, 0), (ALLOC, 0, 10))).tolist() == [0, 10]
 
 
 def test_small_tape_curve():
     expected = [400, 400, 500, 700, 750, 700, 700, 700, 500, 500, 740, 640, 640, 640, 720]
-    assert summary.curve(small_tape()).tolist() == expected
+    assert curves.curve(small_tape()).tolist() == expected
 
 
 def test_peak_is_the_highest_value_and_its_first_row():
-    assert summary.peak(small_tape()) == (750, 4)
+    assert curves.peak(small_tape()) == (750, 4)
 
 
 def test_peak_of_an_empty_tape():
-    assert summary.peak(small_tape()[:0]) == (0, -1)
+    assert curves.peak(small_tape()[:0]) == (0, -1)
 
 
 def test_live_are_the_blocks_born_and_not_yet_asked_back():
     # weight (row 0), input (2), activation (3), temporary (4)
-    assert summary.live(small_tape(), 4).tolist() == [0, 2, 3, 4]
+    assert curves.live_rows(small_tape(), 4).tolist() == [0, 2, 3, 4]
 
 
 def test_live_at_a_row_outside_is_refused():
     with pytest.raises(IndexError, match="row 15 is not on this tape of 15 rows"):
-        summary.live(small_tape(), 15)
+        curves.live_rows(small_tape(), 15)
 
 
 def test_by_category_at_the_peak():
-    shares = summary.by_category(small_tape())[:, 4]
+    shares = curves.by_category(small_tape())[:, 4]
     assert shares[[Category.PARAMETER, Category.ACTIVATION, Category.INPUT, Category.TEMPORARY]].tolist() == [
         400, 200, 100, 50,
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_by_category_at_the_peak():
 
 def test_by_category_of_a_window_is_a_part_of_the_whole():
     tape = training_tape()
-    assert np.array_equal(summary.by_category(tape, window=slice(500, 900)), summary.by_category(tape)[:, 500:900])
+    assert np.array_equal(curves.by_category(tape, window=slice(500, 900)), curves.by_category(tape)[:, 500:900])
 
 
 @st.composite
@@ -147,7 +147,7 @@ def programs(draw: st.DrawFn) -> Tape:
 @settings(deadline=None)
 @given(programs())
 def test_active_is_never_below_allocated_and_allocated_never_below_zero(tape):
-    allocated, active = summary.curve(tape, "allocated"), summary.curve(tape, "active")
+    allocated, active = curves.curve(tape, "allocated"), curves.curve(tape, "active")
     assert np.all(active >= allocated)
     assert np.all(allocated >= 0)
 
@@ -155,41 +155,41 @@ def test_active_is_never_below_allocated_and_allocated_never_below_zero(tape):
 @settings(deadline=None)
 @given(programs())
 def test_categories_add_up_to_allocated(tape):
-    assert np.array_equal(summary.by_category(tape).sum(axis=0), summary.curve(tape))
+    assert np.array_equal(curves.by_category(tape).sum(axis=0), curves.curve(tape))
 
 
 @settings(deadline=None)
 @given(programs())
 def test_live_blocks_add_up_to_allocated(tape):
-    sums = [int(tape.size[summary.live(tape, row)].sum()) for row in range(len(tape))]
-    assert sums == summary.curve(tape).tolist()
+    sums = [int(tape.size[curves.live_rows(tape, row)].sum()) for row in range(len(tape))]
+    assert sums == curves.curve(tape).tolist()
 
 
 # -- the tree and the layers
 
 
 def test_missing_modules_of_the_tree_are_added():
-    assert parents(("Net", "a.b.c")) == {"Net": "", "a": "Net", "a.b": "a", "a.b.c": "a.b"}
+    assert module_parents(("Net", "a.b.c")) == {"Net": "", "a": "Net", "a.b": "a", "a.b.c": "a.b"}
 
 
 def test_numbered_modules_stand_in_the_order_of_their_numbers():
-    assert list(parents(("Net", "block.10", "block.2"))) == ["Net", "block", "block.2", "block.10"]
+    assert list(module_parents(("Net", "block.10", "block.2"))) == ["Net", "block", "block.2", "block.10"]
 
 
 def test_layers_own_bytes():
-    table = summary.layers(small_tape())
+    table = tables.layers(small_tape())
     own = ["activation", "parameter", "gradient", "optimizer_state"]
     assert table.loc["fc", own].tolist() == [200, 400, 240, 80]
     assert table.loc["Net", own].tolist() == [0, 0, 0, 0]
 
 
 def test_layers_total_is_own_and_what_hangs_below():
-    table = summary.layers(small_tape())
+    table = tables.layers(small_tape())
     assert table.loc["Net", ["activation_total", "parameter_total", "gradient_total"]].tolist() == [200, 400, 240]
 
 
 def test_layers_peak_is_the_highest_while_its_rows_run():
-    table = summary.layers(small_tape())
+    table = tables.layers(small_tape())
     # fc runs in rows 3 (700), 8 to 10 (500, 500, 740) and 14 (720), Net in rows 4 to 6 (750, 700, 700)
     assert table.loc["fc", "peak"] == 740
     assert table.loc["Net", ["peak", "peak_total"]].tolist() == [750, 750]
@@ -197,34 +197,34 @@ def test_layers_peak_is_the_highest_while_its_rows_run():
 
 def test_layers_columns_add_up_to_their_categories():
     tape = training_tape()
-    table = summary.layers(tape)
-    _, row = summary.peak(tape)
+    table = tables.layers(tape)
+    _, row = curves.peak(tape)
     in_step = tape.step == tape.step[row]
-    requested = summary.by_category(tape, "requested")[:, in_step]
+    requested = curves.by_category(tape, "requested")[:, in_step]
     for kind in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.ACTIVATION):
         assert table[kind.name.lower()].sum() == requested[kind].max()
 
 
 def test_memory_without_a_layer_has_its_own_row():
     tape = Tape.from_columns({"address": [0], "size": [64], "category": [Category.PARAMETER]}, meta=CPU)
-    assert summary.layers(tape).loc[NO_LAYER, "parameter"] == 64
+    assert tables.layers(tape).loc[NO_LAYER, "parameter"] == 64
 
 
 def test_layers_of_an_empty_tape():
-    assert summary.layers(small_tape()[:0])["activation"].sum() == 0
+    assert tables.layers(small_tape()[:0])["activation"].sum() == 0
 
 
 # -- tensors and lines
 
 
 def test_tensors_at_the_peak_largest_first():
-    table = summary.tensors(small_tape())
+    table = tables.tensors(small_tape())
     assert table["size"].tolist() == [400, 200, 100, 50]
     assert table.index.tolist() == [0, 3, 2, 4]
 
 
 def test_tensors_say_where_they_come_from():
-    tensor = summary.tensors(small_tape(), count=2).loc[3]
+    tensor = tables.tensors(small_tape(), count=2).loc[3]
     assert tensor[["category", "layer", "op", "phase", "step", "line"]].tolist() == [
         "activation", "fc", "addmm", "forward", 1, "train.py:6",
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_tensors_say_where_they_come_from():
 
 def test_tensors_at_another_row():
     # after row 10: the weight, the input and the gradient
-    assert summary.tensors(small_tape(), 10)["size"].tolist() == [400, 240, 100]
+    assert tables.tensors(small_tape(), 10)["size"].tolist() == [400, 240, 100]
 
 
 @pytest.mark.parametrize(
@@ -248,17 +248,17 @@ def test_tensors_at_another_row():
 )
 def test_installed_code_is_not_the_users_line(installed):
     stack = (Frame(installed, 1, "call"), Frame("/home/me/train.py", 12, "step"))
-    assert summary.user_line(stack) == "/home/me/train.py:12"
+    assert tables.user_line(stack) == "/home/me/train.py:12"
 
 
 def test_a_cell_of_a_notebook_is_the_users():
     stack = (Frame("/tmp/ipykernel_7/1234.py", 3, "<module>"), Frame("/home/me/train.py", 12, "step"))
-    assert summary.user_line(stack) == "/tmp/ipykernel_7/1234.py:3"
+    assert tables.user_line(stack) == "/tmp/ipykernel_7/1234.py:3"
 
 
 def test_a_stack_of_installed_code_alone_gives_its_innermost_line():
     stack = (Frame("/env/site-packages/a.py", 1, "f"), Frame("/env/site-packages/b.py", 2, "g"))
-    assert summary.user_line(stack) == "/env/site-packages/a.py:1"
+    assert tables.user_line(stack) == "/env/site-packages/a.py:1"
 
 
 # -- summary and sentence

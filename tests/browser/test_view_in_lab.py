@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from tests.sample_tapes import training_tape
 
 pytestmark = pytest.mark.browser
@@ -167,12 +167,12 @@ def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
     tape = training_tape(steps=STEPS)
     shown.page.get_by_role("tab", name="Blocks", exact=True).click()
     shown.page.wait_for_function(DRAWN)
-    peak, _ = summary.peak(tape)
+    peak, _ = curves.peak(tape)
     assert shown.page.evaluate(ALLOCATED) == peak
     assert " are allocated; " in shown.page.locator(".memexplore-gaps").inner_text()
     row = click_timeline(shown, 3000)
     # a block whose free was asked for and is not done is still there
-    active = int(summary.curve(tape, "active")[row])
+    active = int(curves.curve(tape, "active")[row])
     assert active != peak
     shown.page.wait_for_function(f"size => ({ALLOCATED})() === size", arg=active)
 

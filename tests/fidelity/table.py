@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore import gpu_catalogue
-from memexplore.analysis.summary import peak
+from memexplore.analysis.curves import peak
 from tests.fidelity import cases, compared, formulas, others, recorded, recorded_models, recorded_training
 from tests.fidelity.cases import Case
 from tests.gpu import golden

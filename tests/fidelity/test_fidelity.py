@@ -2,7 +2,7 @@
 
 import pytest
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from tests.fidelity import cases, recorded, recorded_training
 
 RECORDED = [*recorded.RECORDED, *recorded_training.RECORDED]
@@ -27,7 +27,7 @@ def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case.name)
 def test_recorded_run_has_the_same_peak_to_the_byte(case):
     ours, theirs = recorded.predicted(case), recorded.measured(case)
-    expected = summary.peak(theirs)[0] + case.untold
-    assert summary.peak(ours)[0] == expected
+    expected = curves.peak(theirs)[0] + case.untold
+    assert curves.peak(ours)[0] == expected
     with recorded.on(case):
         assert recorded.peak(case) == expected

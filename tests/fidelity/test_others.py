@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from memexplore import capture
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from tests.fidelity import (
     compared,
     formulas,
@@ -306,7 +306,7 @@ def test_every_recording_that_is_compared_has_a_row():
 def test_a_recording_has_a_row_with_its_own_peak_and_its_requests():
     name = "recording attention-forward-backward"
     result = table.row(table._recording(name, table.RECORDINGS[name]))
-    peak = summary.peak(recorded.measured(table.RECORDINGS[name]))[0]
+    peak = curves.peak(recorded.measured(table.RECORDINGS[name]))[0]
     assert result.measured == peak
     assert result.said[0] == peak
     assert result.said[2] == formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")

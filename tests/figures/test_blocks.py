@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore.allocator import Settings, replay
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.analysis.addresses import address_map, fragmentation, fragmentation_text, gaps
 from memexplore.figures.blocks import FREE, ROWS, blocks_figure
 from memexplore.tape import Category, Meta, Source, Tape
@@ -93,9 +93,9 @@ def test_blocks_and_gaps_fill_the_segments(data: st.DataObject) -> None:
     tape = replay(program.tape(GPU), Settings(expandable_segments=expandable))
     row = data.draw(st.integers(0, last(tape)))
     told, shown = fragmentation(tape, row), address_map(tape, row)
-    assert told.reserved == summary.curve(tape, "reserved")[row]
-    assert told.allocated == summary.curve(tape, "allocated")[row]
-    assert told.allocated + told.waiting == summary.curve(tape, "active")[row]
+    assert told.reserved == curves.curve(tape, "reserved")[row]
+    assert told.allocated == curves.curve(tape, "allocated")[row]
+    assert told.allocated + told.waiting == curves.curve(tape, "active")[row]
     assert told.allocated + told.waiting + told.external == told.reserved
     begins, lengths, _ = gaps(shown)
     starts = [*begins.tolist(), *shown.address.tolist()]
@@ -117,10 +117,10 @@ def test_the_figure_has_a_row_a_segment_and_a_colour_a_category() -> None:
 
 def test_every_allocated_byte_is_drawn() -> None:
     tape = training_tape()
-    size, row = summary.peak(tape)
+    size, row = curves.peak(tape)
     figure = blocks_figure(tape)
     assert sum(int(np.sum(trace.x)) for trace in figure.data[1:]) == size
-    assert int(np.sum(figure.data[0].x)) == summary.curve(tape, "reserved")[row]
+    assert int(np.sum(figure.data[0].x)) == curves.curve(tape, "reserved")[row]
 
 
 def many_segments(count: int) -> Tape:

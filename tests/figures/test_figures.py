@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves, summary
+from memexplore.analysis import tables as analysis_tables
 from memexplore.figures import bands, static, tables, text
 from memexplore.figures.hover import hover_texts
 from memexplore.figures.layers import ROOT, layer_of, layers_figure
@@ -21,7 +22,7 @@ NAMES = [kind.text for kind in Category]
 
 
 BIG = big_tape(50_000)
-BIG_BY_KIND = summary.by_category(BIG)
+BIG_BY_KIND = curves.by_category(BIG)
 
 
 def trace(figure, name):
@@ -38,7 +39,7 @@ def texts(layout) -> list[str]:
 def test_a_short_tape_is_drawn_whole():
     arrays = timeline_arrays(small_tape())
     assert arrays["row"].tolist() == list(range(15))
-    assert arrays["allocated"].tolist() == summary.curve(small_tape()).tolist()
+    assert arrays["allocated"].tolist() == curves.curve(small_tape()).tolist()
 
 
 def test_a_long_tape_is_drawn_with_no_more_than_points():
@@ -48,8 +49,8 @@ def test_a_long_tape_is_drawn_with_no_more_than_points():
 def test_what_is_drawn_is_exact():
     arrays = timeline_arrays(BIG, points=1000)
     rows = arrays["row"].astype(int)
-    assert np.array_equal(arrays["allocated"], summary.curve(BIG)[rows])
-    assert np.array_equal(arrays["reserved"], summary.curve(BIG, "reserved")[rows])
+    assert np.array_equal(arrays["allocated"], curves.curve(BIG)[rows])
+    assert np.array_equal(arrays["reserved"], curves.curve(BIG, "reserved")[rows])
 
 
 def test_the_stack_adds_up_to_allocated():
@@ -61,7 +62,7 @@ def test_the_highest_of_every_stretch_is_kept():
     points = 1000
     arrays = timeline_arrays(BIG, points=points)
     drawn = arrays["row"].astype(int)
-    curve = summary.curve(BIG)
+    curve = curves.curve(BIG)
     # 1000 points less 11 for both ends and nine categories, four for a stretch: 247 stretches of 203 rows
     for begin in range(0, len(BIG), 203):
         inside = drawn[(drawn >= begin) & (drawn < begin + 203)]
@@ -76,8 +77,8 @@ def test_every_maximum_of_a_window_is_kept(first, length, points):
     arrays = timeline_arrays(tape, (first, last), points)
     part = slice(first, last + 1)
     assert len(arrays["row"]) <= points
-    assert arrays["allocated"].max() == summary.curve(tape)[part].max()
-    assert arrays["reserved"].max() == summary.curve(tape, "reserved")[part].max()
+    assert arrays["allocated"].max() == curves.curve(tape)[part].max()
+    assert arrays["reserved"].max() == curves.curve(tape, "reserved")[part].max()
     by_kind = BIG_BY_KIND[:, part]
     assert [arrays[name].max() for name in NAMES] == by_kind.max(axis=1).tolist()
 
@@ -162,7 +163,7 @@ def test_a_near_capacity_is_a_line():
 def test_a_far_capacity_does_not_squash_the_picture():
     tape = training_tape(steps=1, batch=1)
     layout = timeline_layout(tape)
-    reserved, _ = summary.peak(tape, "reserved")
+    reserved, _ = curves.peak(tape, "reserved")
     assert layout["yaxis"]["range"][1] == 1.2 * reserved
     assert any(re.fullmatch(r"capacity 14\.6 GiB, [\d.]+ times the peak reserved ↑", words) for words in texts(layout))
 
@@ -310,7 +311,7 @@ def test_the_menu_offers_what_occurs():
 
 def test_every_box_knows_its_layer():
     chart = layers_figure(training_tape()).data[0]
-    known = set(summary.layers(training_tape()).index)
+    known = set(analysis_tables.layers(training_tape()).index)
     assert {layer_of(box) for box in chart.ids} - {None} <= known
 
 

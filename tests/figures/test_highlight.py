@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.analysis.tables import NO_LAYER
 from memexplore.figures.highlight import highlight, layer_arrays
 from memexplore.figures.timeline import timeline_traces
@@ -28,7 +28,7 @@ def test_root_and_no_layer_hold_everything() -> None:
     rows = np.arange(float(len(tape)))
     parts = [layer_arrays(tape, name, rows) for name in ("UNet", NO_LAYER)]
     total = sum(sizes for part in parts for sizes in part.values())
-    assert np.array_equal(total, summary.curve(tape, "allocated"))
+    assert np.array_equal(total, curves.curve(tape, "allocated"))
 
 
 def test_legend_names_each_category_once() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
-from memexplore.analysis.summary import by_category
+from memexplore.analysis.curves import by_category
 from memexplore.figures.scaling import exponent, scaling
 from memexplore.knobs.checkpoints.checkpointing import checkpointed
 from memexplore.knobs.knobs import Checkpoint

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memexplore import targets
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.notebook import controls, tabs
 from memexplore.notebook.controls import Control
@@ -214,7 +214,7 @@ def test_code_and_trade_offs_are_those_of_the_setting(shown: Explorer) -> None:
     assert "torch.autocast" in shown.view._sheets[tabs.CODE]["text"]
     figure = shown.view._sheets[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
-    assert list(points["y"]) == [summary.peak(shown._tried[knobs].trial.tape, "reserved")[0] for knobs in shown.history]
+    assert list(points["y"]) == [curves.peak(shown._tried[knobs].trial.tape, "reserved")[0] for knobs in shown.history]
 
 
 def test_what_was_left_out_is_listed_with_its_reason(shown: Explorer) -> None:
@@ -401,7 +401,7 @@ def test_tabs_of_a_real_device_tell_time_and_memory(real: Explorer) -> None:
     turn(real, "batch", 32)
     figure = real.view._sheets[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
-    assert list(points["y"]) == [summary.peak(real._tried[knobs].trial.tape, "reserved")[0] for knobs in real.history]
+    assert list(points["y"]) == [curves.peak(real._tried[knobs].trial.tape, "reserved")[0] for knobs in real.history]
     assert figure["layout"]["yaxis"]["title"]["text"] == "peak reserved, measured"
     assert [row["cells"][0] for row in real.view._sheets[tabs.HISTORY]["rows"]] == ["as written", "batch 32"]
 

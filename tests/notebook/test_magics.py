@@ -21,7 +21,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from memexplore import capture
-from memexplore.analysis import summary
+from memexplore.analysis import curves, tables
 from memexplore.gpu_catalogue import find
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import magics
@@ -87,7 +87,7 @@ def cell_lines(error: BaseException) -> list[int]:
 
 def test_cell_is_recorded_and_its_variables_stay(shell: Shell) -> None:
     shell.run(f"%%memprofile --gpu T4 -o tape\nx = {ONES}\ny = 3").raise_error()
-    assert summary.peak(shell["tape"])[0] == BLOCK
+    assert curves.peak(shell["tape"])[0] == BLOCK
     assert shell["tape"].meta.device == "Tesla T4"
     assert tuple(shell["x"].shape) == (1000, 1000)
     assert shell["y"] == 3
@@ -116,24 +116,24 @@ def test_out_of_memory_is_raised_and_shown(shell: Shell) -> None:
 def test_interrupt_ends_the_profile(shell: Shell) -> None:
     result = shell.run(f"%%memprofile --gpu T4\nx = {ONES}\nraise KeyboardInterrupt")
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
-    assert summary.peak(shell.shown[0])[0] == BLOCK
+    assert curves.peak(shell.shown[0])[0] == BLOCK
     assert shell.run(f"%%memprofile --gpu T4\nx = {ONES}").success
 
 
 def test_await_works(shell: Shell) -> None:
     shell.run(f"%%memprofile --gpu T4\nimport asyncio\nawait asyncio.sleep(0)\nx = {ONES}").raise_error()
-    assert summary.peak(shell.shown[0])[0] == BLOCK
+    assert curves.peak(shell.shown[0])[0] == BLOCK
 
 
 def test_cell_that_runs_cells_is_recorded_to_its_own_end(shell: Shell) -> None:
     shell.run(f"%%memprofile --gpu T4\nget_ipython().run_cell('q = 1')\nx = {ONES}").raise_error()
-    assert summary.peak(shell.shown[0])[0] == BLOCK
+    assert curves.peak(shell.shown[0])[0] == BLOCK
     assert shell["q"] == 1
 
 
 def test_time_above_it_works(shell: Shell) -> None:
     shell.run(f"%%time\n%%memprofile --gpu T4\nx = {ONES}").raise_error()
-    assert summary.peak(shell.shown[0])[0] == BLOCK
+    assert curves.peak(shell.shown[0])[0] == BLOCK
 
 
 def test_cell_that_does_not_compile_starts_nothing(shell: Shell) -> None:
@@ -198,12 +198,12 @@ COUNTED = 'count = 128\nx = torch.ones(count, device="cuda")'
 def test_slider_runs_the_cell_again_in_a_copy_of_the_names(shell: Shell, explored: list[Any]) -> None:
     shell.run(f"%%memprofile --gpu T4 --slider count=128:256:128\n{COUNTED}\nprint('ran')").raise_error()
     (shown,) = explored
-    assert summary.peak(shown.trial.tape)[0] == 512
+    assert curves.peak(shown.trial.tape)[0] == 512
     shown.knobs = Knobs(variables={"count": 256})
-    assert summary.peak(shown.trial.tape)[0] == 1024
+    assert curves.peak(shown.trial.tape)[0] == 1024
     assert shell["count"] == 128
     # the line of the cell is still known by its number
-    assert {summary.user_line(stack).rpartition(":")[2] for stack in shown.trial.tape.stacks} == {"3"}
+    assert {tables.user_line(stack).rpartition(":")[2] for stack in shown.trial.tape.stacks} == {"3"}
 
 
 def test_explore_begins_with_the_run_as_written(shell: Shell, explored: list[Any]) -> None:
@@ -248,7 +248,7 @@ def test_explorer_needs_a_cell_and_a_gpu_of_its_own(shell: Shell, explored: list
 
 def test_line_is_recorded_and_gives_its_value(shell: Shell) -> None:
     assert shell.run(f"%memprofile --gpu T4 -o tape {ONES}.shape[0] + 2").result == 1002
-    assert summary.peak(shell["tape"])[0] == BLOCK
+    assert curves.peak(shell["tape"])[0] == BLOCK
 
 
 def test_line_sets_variables_and_reads_locals(shell: Shell) -> None:
@@ -278,7 +278,7 @@ def test_memgpu_lasts_over_cells(shell: Shell) -> None:
     shell.run(f"x = {ONES}\nassert torch.cuda.get_device_properties(0).name == 'Tesla T4'").raise_error()
     shell.run(f"%%memprofile\ny = {ONES}").raise_error()
     # x was there before: two blocks at the peak
-    assert summary.peak(shell.shown[0])[0] == 2 * BLOCK
+    assert curves.peak(shell.shown[0])[0] == 2 * BLOCK
     shell.run("%memgpu off").raise_error()
     assert shell.run("torch.cuda.is_available()").result is torch.cuda.is_available()
 
@@ -320,15 +320,15 @@ PLAIN = "count = 128\nx = torch.ones(count)"
 def test_cpu_is_measured_where_it_is_named(shell: Shell) -> None:
     shell.run(f"%%memprofile --gpu cpu\n{PLAIN}").raise_error()
     (tape,) = shell.shown
-    assert (str(tape.meta.source), tape.meta.device, summary.peak(tape)[0]) == ("measured", "cpu", 512)
+    assert (str(tape.meta.source), tape.meta.device, curves.peak(tape)[0]) == ("measured", "cpu", 512)
 
 
 def test_cell_is_explored_where_it_ran(shell: Shell, explored: list[Any]) -> None:
     shell.run(f"%%memprofile --gpu cpu --slider count=128:256:128\n{PLAIN}").raise_error()
     (shown,) = explored
-    assert (str(shown.trial.tape.meta.source), summary.peak(shown.trial.tape)[0]) == ("measured", 512)
+    assert (str(shown.trial.tape.meta.source), curves.peak(shown.trial.tape)[0]) == ("measured", 512)
     shown.knobs = Knobs(variables={"count": 256})
-    assert (str(shown.trial.tape.meta.source), summary.peak(shown.trial.tape)[0]) == ("measured", 1024)
+    assert (str(shown.trial.tape.meta.source), curves.peak(shown.trial.tape)[0]) == ("measured", 1024)
     assert shell["count"] == 128
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memexplore import snapshot
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.analysis.tables import user_line
 from memexplore.snapshot.imported import phases_and_steps
 from memexplore.snapshot.stacks import Origin, calls_of, origin_of, told
@@ -27,7 +27,7 @@ ENGINE = Frame("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_
 
 def held(tape: Tape, row: int) -> dict[Category, int]:
     """Requested bytes of each category after a row."""
-    sizes = summary.by_category(tape, "requested", slice(row, row + 1))[:, 0]
+    sizes = curves.by_category(tape, "requested", slice(row, row + 1))[:, 0]
     return {kind: int(sizes[kind]) for kind in Category}
 
 
@@ -109,7 +109,7 @@ def test_activations_rise_in_forward_and_are_gone_after_backward() -> None:
 
 def test_parameters_of_a_forward_pass_are_told() -> None:
     tape = kept.tape("small-lm-forward-seq100")
-    assert held(tape, summary.peak(tape)[1])[Category.PARAMETER] == SMALL
+    assert held(tape, curves.peak(tape)[1])[Category.PARAMETER] == SMALL
 
 
 def test_the_workspace_of_cublas_is_told() -> None:
@@ -120,8 +120,8 @@ def test_the_workspace_of_cublas_is_told() -> None:
 
 def test_every_recording_keeps_what_it_allocates() -> None:
     tape = kept.tape("expandable-3gpu-oom", 1)
-    size, row = summary.peak(tape)
-    assert summary.by_category(tape)[:, row].sum() == size
+    size, row = curves.peak(tape)
+    assert curves.by_category(tape)[:, row].sum() == size
 
 
 # --- known runs ----------------------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ def test_what_the_stacks_tell_agrees_with_what_is_known(tmp_path: Path) -> None:
     # as its weight and its bias, so they pass for parameters; nothing else is mistaken
     assert wrong == {Category.WORKSPACE, Category.BUFFER}
     assert {Category(kind) for kind in read.category[there][~agrees]} == {Category.TEMPORARY, Category.PARAMETER}
-    row = summary.peak(read)[1]
-    differs = summary.by_category(read)[:, row] - summary.by_category(known)[:, summary.peak(known)[1]]
+    row = curves.peak(read)[1]
+    differs = curves.by_category(read)[:, row] - curves.by_category(known)[:, curves.peak(known)[1]]
     # two halves of two norms a level with 64, 128, 256 and 512 floats, in blocks of 512 bytes: 16 KiB of 3.21 GiB
     assert int(np.abs(differs).sum()) // 2 == 2 * 2 * (512 + 512 + 1024 + 2048)
     # batches are brought before the first layer runs, so the steps seem to begin a little later
@@ -196,7 +196,7 @@ def test_a_prediction_that_was_saved_comes_back_with_its_layers_and_categories(t
     ]
     assert layers[0] == layers[1]
     assert [known.ops[number] for number in known.op[births]] == [read.ops[number] for number in read.op[there]]
-    assert summary.peak(read)[0] == summary.peak(known)[0]
+    assert curves.peak(read)[0] == curves.peak(known)[0]
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from memexplore import snapshot
 from memexplore.allocator import Settings, replay
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.snapshot.unpickle import unpickle
 from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
 
@@ -188,7 +188,7 @@ def test_a_block_that_reaches_into_a_free_range_is_kept_at_its_length(tmp_path: 
     blocks = [block(BASE, held, 5 * MIB), block(BASE + held, 20 * MIB - held, 0, "inactive")]
     content = {"segments": [segment(BASE, 20 * MIB, *blocks)], "device_traces": []}
     tape = load_one(written(tmp_path, content))
-    assert summary.peak(tape, "allocated")[0] == held
+    assert curves.peak(tape, "allocated")[0] == held
     assert [each["size"] for each in snapshot.layout(tape)[0]["blocks"]] == [held, 20 * MIB - held]
 
 
@@ -196,8 +196,8 @@ def test_a_block_that_waits_for_a_stream_is_active_but_not_allocated(tmp_path: P
     blocks = [block(BASE, 512, 500, "active_pending_free"), block(BASE + 512, 2 * MIB - 512, 0, "inactive")]
     content = {"segments": [segment(BASE, 2 * MIB, *blocks)], "device_traces": []}
     tape = load_one(written(tmp_path, content))
-    assert int(summary.curve(tape, "allocated")[-1]) == 0
-    assert int(summary.curve(tape, "active")[-1]) == 512
+    assert int(curves.curve(tape, "allocated")[-1]) == 0
+    assert int(curves.curve(tape, "active")[-1]) == 512
 
 
 def test_an_oom_tells_the_capacity(tmp_path: Path) -> None:
@@ -498,7 +498,7 @@ def test_the_model_reproduces_what_it_predicted(tmp_path: Path) -> None:
     assert device["history"] == "complete"
     pairs = [value for value in device.values() if isinstance(value, list)]
     assert all(same == every for same, every in pairs)
-    assert device["peak_allocated"] == summary.peak(tape, "allocated")[0]
+    assert device["peak_allocated"] == curves.peak(tape, "allocated")[0]
 
 
 def test_a_late_tape_is_written_and_read_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from memexplore.analysis import summary
+from memexplore.analysis import curves
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.cell import Cell
 from memexplore.tape import Action, Category, Source
@@ -19,7 +19,7 @@ BLOCKS = "count = 128\nx = torch.zeros(count, device='cuda')"
 
 
 def peak(cell: Cell, knobs: Knobs | None = None, gpu: str = "T4") -> int:
-    return summary.peak(cell.run(knobs, gpu=gpu).tape)[0]
+    return curves.peak(cell.run(knobs, gpu=gpu).tape)[0]
 
 
 def test_variable_is_replaced_where_it_is_assigned() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.analysis.summary import ends
+from memexplore.analysis.curves import free_rows
 from memexplore.tape import Action, Category, Phase
 from tests.families import FAMILIES
 
@@ -139,7 +139,7 @@ def _begins(tape: mx.Tape, phase: Phase, step: int = 2) -> int:
 def gradients(tape: mx.Tape) -> list[int]:
     """Bytes of the gradients that the second step's optimizer finds."""
     optimizer = _begins(tape, Phase.OPTIMIZER)
-    found = (tape.action == Action.ALLOC) & (tape.category == Category.GRADIENT) & (ends(tape) > optimizer)
+    found = (tape.action == Action.ALLOC) & (tape.category == Category.GRADIENT) & (free_rows(tape) > optimizer)
     return sorted(tape.size[:optimizer][found[:optimizer]].tolist())
 
 
@@ -148,7 +148,7 @@ def alive_after_forward(tape: mx.Tape, step: int = 2) -> int:
     backward = _begins(tape, Phase.BACKWARD, step)
     made = (tape.action == Action.ALLOC) & (tape.phase == Phase.FORWARD) & (tape.step == step)
     made[backward:] = False
-    return int(tape.size[made & (ends(tape) > backward)].sum())
+    return int(tape.size[made & (free_rows(tape) > backward)].sum())
 
 
 def assumptions(tape: mx.Tape) -> list[str]:

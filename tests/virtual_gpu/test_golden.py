@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memexplore import capture, gpu_catalogue
-from memexplore.analysis import summary
+from memexplore.analysis import curves, summary
 from memexplore.tape import Action, Meta, Source, Tape
 from tests.gpu import golden
 from tests.gpu.scenarios import SCENARIOS
@@ -89,11 +89,11 @@ def test_requests_and_curves_are_those_of_the_real_gpu(path, name):
     assert first_difference(ours, theirs) == ""
     for curve in ("requested", "allocated", "reserved"):
         np.testing.assert_array_equal(
-            summary.curve(ours, curve)[requests(ours)], summary.curve(theirs, curve)[requests(theirs)], err_msg=curve
+            curves.curve(ours, curve)[requests(ours)], curves.curve(theirs, curve)[requests(theirs)], err_msg=curve
         )
     if scenario["outcome"] == "fits":
-        assert summary.peak(ours, "allocated")[0] == scenario["peak_allocated"]
-        assert summary.peak(ours, "reserved")[0] == scenario["peak_reserved"]
+        assert curves.peak(ours, "allocated")[0] == scenario["peak_allocated"]
+        assert curves.peak(ours, "reserved")[0] == scenario["peak_reserved"]
 
 
 @pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
@@ -192,8 +192,8 @@ def test_results_of_a_second_run_join_the_file(tmp_path):
 def test_a_recorded_run_is_a_tape_and_equal_to_itself():
     tape = measured(run_of(EVENTS), "x")
     # 100 bytes take a block of 512 in a segment of 2 MiB.
-    assert summary.curve(tape, "allocated").tolist() == [0, 512, 0, 0, 0]
-    assert summary.curve(tape, "reserved").tolist() == [2 * 1024**2] * 5
+    assert curves.curve(tape, "allocated").tolist() == [0, 512, 0, 0, 0]
+    assert curves.curve(tape, "reserved").tolist() == [2 * 1024**2] * 5
     assert first_difference(tape, tape) == ""
 
 
