@@ -21,6 +21,13 @@ def _relu() -> Any:
     return torch.ops.aten.relu.default
 
 
+def _with_fake_device(tensor: Any) -> Any:
+    """A fake tensor of torch 2.11 or 2.12 with the attribute of later releases."""
+    if hasattr(tensor, "fake_device"):
+        tensor.__dict__.setdefault(FAKE_DEVICE, tensor.fake_device)
+    return tensor
+
+
 # --- trees of arguments
 if TYPE_CHECKING:
     from torch.utils import _pytree as pytree
@@ -101,6 +108,14 @@ else:
         "an operator without a fake kernel",
         NO_VIRTUAL_GPU,
     )
+FAKE_DEVICE = "_fake_device"
+fake_device_of: Callable[[Any], torch.device] = attribute_of(
+    "torch._subclasses.fake_tensor.FakeTensor",
+    FAKE_DEVICE,
+    lambda: _with_fake_device(FakeTensorMode().from_tensor(torch.ones(1))),
+    "the device that the fake kernels see; virtual tensors set it themselves, as it had no underscore before torch 2.13",
+    NO_VIRTUAL_GPU,
+)
 fake_dispatch: Callable[..., Any] = look_up(
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl",
     "the fake kernels, without the cache and the checks of `dispatch`",
@@ -115,13 +130,25 @@ make_subclass: Callable[..., Any] = look_up(
 # --- operators and dispatch keys
 OpOverload: Any = look_up("torch._ops.OpOverload", "tells ATen operators from functions", CHECKPOINTS)
 schema_of = attribute_of("torch._ops.OpOverload", "_schema", _relu, "which arguments an operator writes", NO_RECORDING)
-packet_of = attribute_of(
+_packet_of = attribute_of(
     "torch._ops.OpOverload",
     "_overloadpacket",
     _relu,
     "key of `torch.utils.flop_counter.flop_registry`",
     "no FLOPs, hence no predicted times",
 )
+
+
+def schema_or_none(op: Any) -> Any:
+    """Schema of an operator; None for a function or a higher-order operator."""
+    return schema_of(op) if isinstance(op, OpOverload) else None
+
+
+def packet_or_none(op: Any) -> Any:
+    """All overloads of an operator, a key of `flop_registry`; None for a function or a higher-order operator."""
+    return _packet_of(op) if isinstance(op, OpOverload) else None
+
+
 can_decompose: Callable[[Any], bool] = look_up(
     "torch._ops.OpOverload._can_decompose", "whether an operator is composite", NO_VIRTUAL_GPU
 )

@@ -114,6 +114,12 @@ def attribute_of(
     return operator.attrgetter(name)
 
 
+def method_of(kind: str, name: str, example: Callable[[], Any], why: str, if_missing: str) -> Callable[..., Any]:
+    """Add a row for a method of instances of `kind`, and return a function that calls it without arguments."""
+    attribute_of(kind, name, example, why, if_missing)
+    return operator.methodcaller(name)
+
+
 def attribute_names(kind: str, names: str, example: Callable[[], Any], why: str, if_missing: str) -> tuple[str, ...]:
     """Add a row for each attribute of instances of `kind`, and return the names for `getattr` and `setattr`."""
     found = tuple(names.split())

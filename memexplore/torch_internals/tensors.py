@@ -15,6 +15,7 @@ from memexplore.torch_internals.table import (
     NO_VIRTUAL_GPU,
     attribute_names,
     attribute_of,
+    method_of,
     look_up,
 )
 
@@ -58,7 +59,7 @@ use_count: Callable[[torch.Tensor], int] = look_up(
 storage_use_count: Callable[[int], int] = look_up(
     "torch._C._storage_Use_Count", "whether a gradient's storage has one owner", NO_VIRTUAL_GPU
 )
-sequence_number_of: Callable[[Any], int] = attribute_of(
+sequence_number_of: Callable[[Any], int] = method_of(
     "torch.autograd.graph.Node",
     "_sequence_nr",
     _node,
