@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import memexplore
+from tests import private_names
 
 ROOT = Path(memexplore.__file__).parent
 
@@ -106,6 +107,58 @@ def test_a_public_name_is_never_hidden_by_a_module_of_the_same_name():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+# snapshot/ reads names of torch's functions in the stacks of recordings, which any release may have made.
+_USES_TORCH = [path for path in _modules() if _place(path) in TORCH - {"torch_internals"}]
+
+GENERATED = {
+    "_pytree": "no public function flattens nested arguments",
+    "_version": "a tensor that backward needs may have been overwritten",
+    "_schema": "name of the operator that a checkpoint policy is asked about",
+    "_cdata": "identity of a storage; `data_ptr` is 0 for tensors without values",
+}
+"""Private names of torch in the lines that users copy, each with its reason."""
+
+
+def test_private_names_of_torch_stand_in_torch_internals_only():
+    assert private_names.in_files(_USES_TORCH) == []
+
+
+def test_generated_code_uses_no_other_private_names_of_torch():
+    codegen = [path for path in _modules() if _place(path) == "codegen"]
+    assert private_names.in_texts(codegen) & private_names.LEAVES <= set(GENERATED)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch.utils import _pytree",
+        "import torch._subclasses",
+        "from torch._C import _current_autograd_node",
+        "version = tensor._version",
+        "key = storage(tensor)._cdata",
+        "flag = getattr(tensor, '_is_param', False)",
+        "class A:\n    def f(self):\n        return self._version",
+    ],
+)
+def test_a_private_name_of_torch_is_found(line, tmp_path):
+    (tmp_path / "new.py").write_text(line)
+    assert len(private_names.in_files([tmp_path / "new.py"])) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "op = torch.ops.aten._softmax.default",
+        "row = row._replace(name='a')",
+        "class A:\n    def f(self):\n        self._mine = 1\n        return self._mine",
+        "import memexplore.units as _units",
+    ],
+)
+def test_operators_and_names_of_our_own_are_not_private_names_of_torch(line, tmp_path):
+    (tmp_path / "new.py").write_text(line)
+    assert private_names.in_files([tmp_path / "new.py"]) == []
 
 
 def test_files_stay_readable():

@@ -23,6 +23,7 @@ from memexplore.knobs.checkpoints import norms
 from memexplore.knobs.checkpoints.blocks import has_weights
 from memexplore.knobs.checkpoints.checkpointing import Piece, goes_on, pieces_of, segments_of
 from memexplore.knobs.knobs import Checkpoint, CheckpointKind
+from memexplore.torch_internals.modules import BatchNorm, children_of
 
 _IN_PIECES = """\
 def in_pieces(layers, pieces, value):
@@ -92,7 +93,7 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
         return
     # The model's own code may find the name where these lines run.
     call = _Call("recompute" if _PLAINLY in own else "checkpoint", "use_reentrant=False", _keeps_cache(model))
-    if model is not None and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if model is not None and any(isinstance(module, BatchNorm) for module in model.modules()):
         yield _STATISTICS
     if kind is CheckpointKind.NORMS:
         yield from _norms(model)
@@ -184,7 +185,7 @@ def _in_sequentials(runs: list[Piece], call: _Call) -> Iterator[str]:
         parent = own[0].parent
         assert parent is not None
         layers = f"model.get_submodule({name!r})" if name else "model"
-        pieces = _cut(len(parent._modules), [(run.start, run.start + len(run.modules)) for run in own])
+        pieces = _cut(len(children_of(parent)), [(run.start, run.start + len(run.modules)) for run in own])
         yield f"layers = {layers}\nlayers.forward = functools.partial(in_pieces, layers, {pieces!r})"
 
 

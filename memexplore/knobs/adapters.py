@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from memexplore.knobs.report import Applied, LeftOut
+from memexplore.torch_internals.modules import BatchNorm, children_of
 
 
 class Adapted(nn.Module):
@@ -115,7 +116,7 @@ def frozen(model: nn.Module, names: tuple[str, ...]) -> Iterator[Applied]:
     if names and not count:
         raise ValueError(f"{', '.join(names)} has no weights that could be frozen")
     notes: tuple[str, ...] = ()
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for layer in layers for module in layer.modules()):
+    if any(isinstance(module, BatchNorm) for layer in layers for module in layer.modules()):
         notes = ("Batch norm in frozen layers still updates its running statistics.",)
     with _without_gradient(weight for layer in layers for weight in layer.parameters()):
         yield Applied((f"{count} {'weight' if count == 1 else 'weights'} frozen",), (), notes)
@@ -142,7 +143,7 @@ def adapted(model: nn.Module, names: tuple[str, ...], rank: int) -> Iterator[App
     places = [
         (parent, name, child)
         for parent in list(model.modules())
-        for name, child in parent._modules.items()
+        for name, child in children_of(parent).items()
         if child in wrapped
     ]
     notes = (
@@ -153,12 +154,12 @@ def adapted(model: nn.Module, names: tuple[str, ...], rank: int) -> Iterator[App
     with _without_gradient(weight for base in wrapped for weight in base.parameters()):
         try:
             for parent, name, base in places:
-                parent._modules[name] = wrapped[base]  # type: ignore[index]
+                children_of(parent)[name] = wrapped[base]  # type: ignore[index]
             many = "layer" if len(wrapped) == 1 else "layers"
             yield Applied((f"LoRA of rank {rank} on {len(wrapped)} linear {many}",), left_out, notes)
         finally:
             for parent, name, base in places:
-                parent._modules[name] = base
+                children_of(parent)[name] = base
 
 
 def linear_layers(model: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, nn.Module], tuple[LeftOut, ...]]:

@@ -16,6 +16,7 @@ from memexplore.knobs.inplace.legal import in_place
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Checkpoint, InPlace, Knobs, MemoryFormat, Mode, Offload, Precision
 from memexplore.knobs.report import Applied, LeftOut
+from memexplore.torch_internals.modules import BatchNorm
 
 __all__ = ["OF_THE_LOOP", "Applied", "LeftOut", "apply"]
 
@@ -85,7 +86,7 @@ def of_model(knobs: Knobs) -> Knobs:
 
 def micro_batch_notes(knobs: Knobs, model: nn.Module) -> tuple[str, ...]:
     """A note where batch norm makes micro-batches different from the whole batch."""
-    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    normed = any(isinstance(module, BatchNorm) for module in model.modules())
     if not normed or (knobs.accumulation or 1) == 1 or knobs.mode is Mode.INFERENCE:
         return ()
     return ("Batch norm sees one micro-batch at a time: losses and gradients are not those of the whole batch.",)

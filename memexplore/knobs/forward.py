@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from memexplore.torch_internals.dispatch import pytree
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-_TABLES = "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks".split()
+from memexplore.torch_internals.modules import MODULE_TABLES
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
         (table, dict(table))
         for module in model.modules()
         # The attributes last: the tables are among them.
-        for table in (*(module.__dict__[name] for name in _TABLES if name in module.__dict__), module.__dict__)
+        for table in (*(module.__dict__[name] for name in MODULE_TABLES if name in module.__dict__), module.__dict__)
     ]
     try:
         yield

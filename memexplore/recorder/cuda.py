@@ -15,6 +15,7 @@ import torch
 from memexplore import gpu_catalogue, snapshot
 from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Category, Meta, Source, Tape
+from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY
 
 MAX_EVENTS = 4_000_000
 COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
@@ -58,19 +59,19 @@ def twin(device: torch.device) -> Gpu:
 @contextlib.contextmanager
 def history(device: torch.device) -> Iterator[Callable[[], Tape]]:
     """Let the allocator record its history in the block; the yielded function takes it as a Tape."""
-    torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
+    RECORD_HISTORY.value(max_entries=MAX_EVENTS, stacks="python")
 
     def taken() -> Tape:
         torch.cuda.synchronize(device)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "history.pickle")
-            torch.cuda.memory._dump_snapshot(path)
+            DUMP_SNAPSHOT.value(path)
             return snapshot.load(path)[device.index or 0]
 
     try:
         yield taken
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
+        RECORD_HISTORY.value(enabled=None)
 
 
 def explain(history: Tape, noted: Tape) -> Tape:

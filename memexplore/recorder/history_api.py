@@ -14,6 +14,7 @@ from memexplore.recorder import tape_builder
 from memexplore.recorder.recorder import Recorder
 from memexplore.snapshot import as_snapshot
 from memexplore.tape import Meta
+from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY, SNAPSHOT
 from memexplore.virtual_gpu.tensors import tensor
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def patched(device: VirtualGpu, meta: Callable[[], Meta]) -> Iterator[None]:
     """Answer the history functions of `torch.cuda.memory` for a virtual GPU."""
     history = History(device, meta)
     names: dict[str, Any] = {
-        "_record_memory_history": history.record,
-        "_snapshot": history.snapshot,
-        "_dump_snapshot": history.dump,
+        RECORD_HISTORY.name: history.record,
+        SNAPSHOT.name: history.snapshot,
+        DUMP_SNAPSHOT.name: history.dump,
     }
     before = {name: getattr(torch.cuda.memory, name) for name in names}
     try:

@@ -15,6 +15,7 @@ from memexplore.allocator.settings import SMALL
 from memexplore.analysis.curves import lifetimes
 from memexplore.recorder.cuda import COLUMNS
 from memexplore.tape import Action, Tape
+from memexplore.torch_internals.cuda import clear_cublas_workspaces
 
 _GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
@@ -42,10 +43,9 @@ def emptied(device: torch.device) -> Iterator[None]:
 
 def _give_back(device: torch.device) -> None:
     torch.cuda.synchronize(device)
-    # Not in a build of torch for the CPU, where the GPU is a virtual one.
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    # None in a build of torch for the CPU, where the GPU is a virtual one.
+    if clear_cublas_workspaces is not None:
+        clear_cublas_workspaces()
     torch.cuda.empty_cache()
 
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memexplore.recorder import cuda, isolation
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Category, Meta, Source, Tape
+from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.units import size_text
 from memexplore.virtual_gpu.tensors.tensor import StorageRef
 
-_untyped_storage = torch._C.TensorBase.untyped_storage
 _UNKNOWN = Category.UNKNOWN
 # `torch.tensor` fills its memory out of the dispatcher's sight and hands it in by this op.
 _LIFT = torch.ops.aten.lift_fresh.default
@@ -51,7 +51,7 @@ class RealMode(TorchDispatchMode):
         except torch.OutOfMemoryError:
             self.recorder.out_of_memory(0, func, args)
             raise
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             outputs = result if isinstance(result, tuple | list) else (result,)
             for index, output in enumerate(outputs):
                 if isinstance(output, torch.Tensor):
@@ -64,12 +64,12 @@ class RealMode(TorchDispatchMode):
     def _note(self, output: torch.Tensor, func: Any, args: Any, index: int) -> None:
         if output.device != self.device or output.layout is not torch.strided:
             return
-        storage = _untyped_storage(output)
-        ref = self.live.get(storage._cdata)
+        storage = untyped_storage(output)
+        ref = self.live.get(storage_key(storage))
         size = storage.nbytes()
         if ref is not None and ref.size == size and ref.address == storage.data_ptr():
             return
-        if ref is None and func is not _LIFT and _shares(storage._cdata, args):
+        if ref is None and func is not _LIFT and _shares(storage_key(storage), args):
             self.adopt(output)
             return
         if ref is not None:
@@ -82,7 +82,7 @@ class RealMode(TorchDispatchMode):
         """Note a storage that was there before the recording began."""
         if tensor.device != self.device or tensor.layout is not torch.strided:
             return None
-        storage = _untyped_storage(tensor)
+        storage = untyped_storage(tensor)
         size = storage.nbytes()
         if not size:
             return None
@@ -91,7 +91,7 @@ class RealMode(TorchDispatchMode):
 
     def _keep(self, storage: Any, size: int) -> StorageRef:
         ref = StorageRef(storage, self._release)
-        ref.key, ref.address, ref.size, ref.origin = storage._cdata, storage.data_ptr(), size, None
+        ref.key, ref.address, ref.size, ref.origin = storage_key(storage), storage.data_ptr(), size, None
         self.live[ref.key] = ref
         return ref
 
@@ -109,8 +109,8 @@ class CudaMode(RealMode):
         for value in args:
             if isinstance(value, torch.Tensor):
                 if value.layout is torch.strided and value.device == self.device:
-                    with torch._C.DisableTorchFunction():
-                        if _untyped_storage(value)._cdata not in self.live:
+                    with DisableTorchFunction():
+                        if storage_key(untyped_storage(value)) not in self.live:
                             self.adopt(value)
             elif isinstance(value, tuple | list):
                 self.meet(value)
@@ -119,7 +119,7 @@ class CudaMode(RealMode):
 def _shares(key: int, args: Any) -> bool:
     for value in args:
         if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided and _untyped_storage(value)._cdata == key:
+            if value.layout is torch.strided and storage_key(untyped_storage(value)) == key:
                 return True
         elif isinstance(value, tuple | list) and _shares(key, value):
             return True

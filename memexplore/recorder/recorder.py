@@ -13,11 +13,16 @@ import torch
 from memexplore.recorder import module_hooks as hook_sites
 from memexplore.recorder.stacks import Stacks, caller
 from memexplore.tape import Action, Category, Phase
+from memexplore.torch_internals.modules import buffers_of, parameters_of
+from memexplore.torch_internals.tensors import (
+    current_autograd_node,
+    forward_gradients_enabled,
+    next_sequence_number,
+    sequence_number_of,
+    storage_key,
+    untyped_storage,
+)
 
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
-_forward_mode: Callable[[], bool] = torch._C._is_fwd_grad_enabled
-_sequence = torch._C._autograd._get_sequence_nr
-_untyped_storage = torch._C.TensorBase.untyped_storage
 _DETACH = torch.ops.aten.detach.default
 _ACCUMULATE = 2**64 - 1
 """Sequence number of every AccumulateGrad node: torch/csrc/autograd/functions/accumulate_grad.cpp."""
@@ -111,7 +116,7 @@ class Recorder:
         """An op is about to run: remember who made the autograd node that its forward just created."""
         self._stack = -2
         thread = threading.get_ident()
-        sequence = _sequence()
+        sequence = next_sequence_number()
         if sequence != self._sequences.get(thread):
             self._sequences[thread] = sequence
             forward = self._forwards.get(thread)
@@ -121,8 +126,8 @@ class Recorder:
             calls = self._calls
             forward[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
         if func is _DETACH:
-            node = _current_node()
-            if node is not None and node._sequence_nr() == _ACCUMULATE:
+            node = current_autograd_node()
+            if node is not None and sequence_number_of(node) == _ACCUMULATE:
                 # AccumulateGrad keeps the gradient it was given by detaching it: accumulate_grad.h.
                 self._tag(args[0], Category.GRADIENT, self._owner(node.variable))
 
@@ -199,7 +204,7 @@ class Recorder:
 
     def _where(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
         """Phase, module, stack, whether gradients are enabled, and the open call (-2: in AccumulateGrad)."""
-        node = _current_node()
+        node = current_autograd_node()
         calls = self._calls
         module, call = calls[-1][:2] if calls else (-1, -1)
         grad = self._gradients(node)
@@ -217,7 +222,7 @@ class Recorder:
             stack = self._stack_now()
         else:
             phase = self._phase = _BACKWARD
-            sequence = node._sequence_nr()
+            sequence = sequence_number_of(node)
             if grad and (calls or sequence == _ACCUMULATE or self._stack >= 0):
                 # Recomputation in a checkpoint's backward: the forward's own frames are running.
                 stack = self._stack_now()
@@ -238,7 +243,7 @@ class Recorder:
         if torch.is_grad_enabled():
             self._enabled = True
             return True
-        if _forward_mode() or torch.is_inference_mode_enabled():
+        if forward_gradients_enabled() or torch.is_inference_mode_enabled():
             self._enabled = False
             return False
         # In backward only a recomputation runs forwards, and it calls modules.
@@ -283,7 +288,7 @@ class Recorder:
 
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """A module is called."""
-        calls, node = self._calls, _current_node()
+        calls, node = self._calls, current_autograd_node()
         applied = self._gradients(node) and not torch.is_grad_enabled()
         if not calls:
             self.names.root(module)
@@ -315,7 +320,7 @@ class Recorder:
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
-        self._in_backward = _current_node() is not None
+        self._in_backward = current_autograd_node() is not None
         if not self._in_backward:
             self._step_begins()
         for group in optimizer.param_groups:
@@ -339,8 +344,8 @@ class Recorder:
         """Note which storages are the parameters and buffers of a model."""
         self.names.root(root)
         for module in root.modules():
-            parameters = module._parameters
-            buffers = module._buffers
+            parameters = parameters_of(module)
+            buffers = buffers_of(module)
             if parameters or buffers:
                 number = self.names.number(module, -1)
                 for parameter in parameters.values():
@@ -360,7 +365,7 @@ class Recorder:
 
     def _ref(self, tensor: torch.Tensor) -> Any:
         try:
-            key = _untyped_storage(tensor)._cdata
+            key = storage_key(untyped_storage(tensor))
         except NotImplementedError:
             # The tensors of `torch.func` are wrappers without memory of their own.
             return None
@@ -390,7 +395,7 @@ class Recorder:
     def _owner(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
         """The number of the module that owns the block under a tensor."""
         # By the block that is alive now: the C++ address of a freed storage soon belongs to another storage.
-        ref = self.live.get(_untyped_storage(tensor)._cdata)
+        ref = self.live.get(storage_key(untyped_storage(tensor)))
         return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
 
     def _owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:

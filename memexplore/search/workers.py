@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
-from torch.utils import _pytree as pytree
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 _WEIGHT = 1 << 12
@@ -70,7 +71,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and self._without_values(obj):
-            parameter = isinstance(obj, torch.nn.Parameter) or bool(getattr(obj, "_is_param", False))
+            parameter = isinstance(obj, torch.nn.Parameter) or bool(getattr(obj, PARAMETER_MARK, False))
             shape = _Shape(tuple(obj.shape), obj.stride(), obj.dtype, obj.requires_grad, parameter)
             # What a user has written onto a weight steers some optimizers; a virtual one has fields of its own there.
             return _stand_in, (shape, {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
@@ -97,7 +98,7 @@ def _stand_in(told: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
     fake = fake_cpu_tensor(told.shape, told.dtype, told.stride)
     # What `torch.nn.Parameter(fake)` does, but for a detach that needs a virtual GPU that is on.
     fake.requires_grad_(told.gradient)
-    vars(fake).update(attributes, **({"_is_param": True} if told.parameter else {}))
+    vars(fake).update(attributes, **({PARAMETER_MARK: True} if told.parameter else {}))
     return fake
 
 
@@ -149,10 +150,10 @@ def surroundings(release: str | None) -> Surroundings:
         (cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark),
         torch.backends.cuda.matmul.allow_tf32,
         (
-            torch._C._get_flash_sdp_enabled(),
-            torch._C._get_mem_efficient_sdp_enabled(),
-            torch._C._get_cudnn_sdp_enabled(),
-            torch._C._get_math_sdp_enabled(),
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
         ),
         tuple((name, os.environ.get(name)) for name in ENVIRONMENT),
     )

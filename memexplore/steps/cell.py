@@ -26,6 +26,7 @@ from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
 from memexplore.steps.trial import Trial, target_of
+from memexplore.torch_internals.modules import MODULE_TABLES
 
 _NEEDS_STEP = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -40,7 +41,6 @@ _NEEDS_STEP = {
     "lora": "a cell makes its optimizer before its model is first called",
 }
 _ROW = (ast.Tuple, ast.List)
-_DICTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,7 +259,7 @@ class _Found:
         """Have everything as the cell found it the first time; afterwards it is as it is now."""
         undo = contextlib.ExitStack()
         for module in self._modules:
-            for name in _DICTS:
+            for name in MODULE_TABLES:
                 undo.callback(_refill, getattr(module, name), dict(getattr(module, name)))
             undo.callback(setattr, module, "training", module.training)
             for weight in module.parameters(recurse=False):

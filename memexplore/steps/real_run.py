@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memexplore import capture
 from memexplore.knobs.apply import apply
@@ -26,11 +25,13 @@ from memexplore.steps.out_of_memory import ending_out_of_memory, fits, without_l
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_real_model
 from memexplore.tape import Tape
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.modules import apply_of
+from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 
 _MOST, _ENOUGH = 10, 1.0
 """Steps that are timed, unless so many seconds are over before."""
-_TABLES = "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks".split()
 
 
 class RealRun(NamedTuple):
@@ -145,14 +146,14 @@ def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Non
 
     def copied(value: torch.Tensor) -> torch.Tensor:
         # A weight that several modules share is met several times.
-        if value.untyped_storage()._cdata in made:
+        if storage_key(value.untyped_storage()) in made:
             return value
         floating = value.is_floating_point() or value.is_complex()
         result = value.to(device, dtype if floating else None, copy=True)
-        made.add(result.untyped_storage()._cdata)
+        made.add(storage_key(result.untyped_storage()))
         return result
 
-    model._apply(copied)
+    apply_of(model)(copied)
 
 
 @contextlib.contextmanager
@@ -180,7 +181,7 @@ def _untouched(model: torch.nn.Module) -> Iterator[None]:
                 weight.grad = None
             if any(not data.is_cpu for _, data, _, _ in weights):
                 # What the run copies is not to be part of it: on the CPU nobody records it.
-                model._apply(lambda value: value.to("cpu"))
+                apply_of(model)(lambda value: value.to("cpu"))
             yield
         finally:
             for weight, data, gradient, needed in weights:

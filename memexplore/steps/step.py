@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from memexplore.torch_internals.dispatch import pytree
 from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memexplore.knobs.apply import micro_batch_notes, of_model
 from memexplore.knobs.forward import device_of
@@ -17,6 +16,7 @@ from memexplore.knobs.precision import AUTOCAST
 from memexplore.knobs.report import Applied
 from memexplore.steps import optimizers
 from memexplore.steps.step import Step
+from memexplore.torch_internals.dispatch import pytree
 
 
 def of_apply(knobs: Knobs) -> Knobs:

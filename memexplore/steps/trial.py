@@ -28,6 +28,7 @@ from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
 from memexplore.steps.trace_reuse import FirstStep, Trace, first_step, reusable_trace
 from memexplore.tape import Tape
+from memexplore.torch_internals.modules import buffers_of
 from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches.module_moves import swap
@@ -291,9 +292,9 @@ def _on_host(model: torch.nn.Module) -> Iterator[None]:
                 swap(weight, other)
                 swapped.append((weight, other))
         for module in model.modules():
-            for name, buffer in module._buffers.items():
+            for name, buffer in buffers_of(module).items():
                 if isinstance(buffer, VirtualTensor):
-                    module._buffers[name] = fake_cpu_tensor(buffer.shape, buffer.dtype, buffer.stride())
+                    buffers_of(module)[name] = fake_cpu_tensor(buffer.shape, buffer.dtype, buffer.stride())
         yield
     finally:
         for moved, waiting in swapped:

@@ -113,7 +113,7 @@ fake_device_of: Callable[[Any], torch.device] = attribute_of(
     "torch._subclasses.fake_tensor.FakeTensor",
     FAKE_DEVICE,
     lambda: _with_fake_device(FakeTensorMode().from_tensor(torch.ones(1))),
-    "the device that the fake kernels see; virtual tensors set it themselves, as it had no underscore before torch 2.13",
+    "device that fake kernels see; virtual tensors set it themselves: it had no underscore before torch 2.13",
     NO_VIRTUAL_GPU,
 )
 fake_dispatch: Callable[..., Any] = look_up(

@@ -28,6 +28,10 @@ MODULE_TABLES = attribute_names(
     "a module's entries and hooks in their order, None included, which `named_parameters` and the like leave out",
     "knobs and simulations cannot restore a model",
 )
+OWN_TENSORS = MODULE_TABLES[:2]
+"""Tables of a module's own parameters and buffers."""
+HOOK_TABLES = MODULE_TABLES[3:]
+"""Tables of a module's own hooks."""
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter(MODULE_TABLES[0])
 buffers_of: Callable[[nn.Module], dict[str, torch.Tensor | None]] = operator.attrgetter(MODULE_TABLES[1])
 children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter(MODULE_TABLES[2])

@@ -15,8 +15,8 @@ from memexplore.torch_internals.table import (
     NO_VIRTUAL_GPU,
     attribute_names,
     attribute_of,
-    method_of,
     look_up,
+    method_of,
 )
 
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.checkpoint import DefaultDeviceType
 
 from memexplore.allocator import Allocator, Settings
 from memexplore.allocator.sizes import underivable_ends
 from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Category
+from memexplore.torch_internals.cuda import NVTX, PIN_MEMORY, global_device_context
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.modules import (
+    DEFAULT_DEVICE_TYPE,
+    ENGINE_RUN_BACKWARD,
+    FOREACH_TYPES,
+    MODULE_APPLY,
+    PARSE_TO,
+    TRUNCATED_NORMAL,
+)
+from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
 from memexplore.virtual_gpu.dispatch import mode
 from memexplore.virtual_gpu.kernels import composites, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
@@ -55,10 +64,10 @@ def _flags() -> tuple[Any, ...]:
         cudnn.allow_tf32,
         cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
     )
 
 
@@ -115,10 +124,10 @@ class VirtualGpu:
             module = torch.nn.modules.module
             undo.callback(module.register_module_parameter_registration_hook(moves.registered).remove)
             undo.callback(module.register_module_buffer_registration_hook(moves.registered).remove)
-            _replace(undo, torch.nn.Module, "_apply", lambda *args, **kwargs: moves.apply(*args, **kwargs))
+            _replace(undo, *MODULE_APPLY, lambda *args, **kwargs: moves.apply(*args, **kwargs))
             undo.callback(register_optimizer_step_pre_hook(moves.stepping).remove)
-            undo.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
-            torch._C._set_only_lift_cpu_tensors(True)
+            undo.callback(set_only_lift_cpu_tensors, only_lift_cpu_tensors())
+            set_only_lift_cpu_tensors(True)
             mode.set_active(self.mode)
             undo.callback(self._off)
             tensor.DeviceState.gpu_name = self.gpu.name
@@ -128,12 +137,12 @@ class VirtualGpu:
             if rules.release < getitem.SKIPPED_SINCE:
                 _replace(undo, tensor.VirtualTensor, "__getitem__", getitem.getitem)
             # torch asks once in a process which accelerator it has, and a checkpoint on the CPU has been told "none".
-            _replace(undo, DefaultDeviceType, "_default_device_type", "cuda")
+            _replace(undo, *DEFAULT_DEVICE_TYPE, "cuda")
             undo.enter_context(serialization.on())
             undo.callback(torch.set_default_device, _default_device())
             renaming = undo.enter_context(device_names.Renaming(moves.exchange))
-            engine = torch.autograd._engine_run_backward
-            _replace(undo, torch.autograd, "_engine_run_backward", device_names.in_backward(renaming, engine))
+            engine = ENGINE_RUN_BACKWARD.value
+            _replace(undo, *ENGINE_RUN_BACKWARD, device_names.in_backward(renaming, engine))
             undo.enter_context(self.mode)
             _active = self
             self._undo = undo.pop_all()
@@ -217,21 +226,19 @@ class VirtualGpu:
         _replace(undo, torch, "get_device_module", lambda device=None: module_of("cuda" if device is None else device))
         _replace(undo, torch, "Generator", cuda_objects.Generator)
         _replace(undo, torch.Tensor, "record_stream", cuda_api.record_stream)
-        _replace(undo, torch.nn.init, "_no_grad_trunc_normal_", _trunc_normal(torch.nn.init._no_grad_trunc_normal_))
-        # torch takes the foreach path only for exactly these types. (`torch.optim.optimizer` is hidden by a function.)
-        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            module = importlib.import_module(name)
-            types = [*module._foreach_supported_types, tensor.VirtualTensor]
-            _replace(undo, module, "_foreach_supported_types", types)
+        _replace(undo, *TRUNCATED_NORMAL, _trunc_normal(TRUNCATED_NORMAL.value))
+        # torch takes the foreach path only for exactly these types.
+        for types in FOREACH_TYPES:
+            _replace(undo, *types, [*types.value, tensor.VirtualTensor])
         for name, value in cuda_api.accelerator(functions).items():
             if hasattr(torch.accelerator, name):
                 _replace(undo, torch.accelerator, name, value)
         _replace(undo, torch.autograd.graph, "save_on_cpu", _SaveOnCpu)
         _replace(undo, torch.nn.DataParallel, "scatter", _scatter)
-        _replace(undo, torch._C._nn, "_parse_to", parsing(torch._C._nn._parse_to))
-        _replace(undo, torch.cuda.nvtx, "_nvtx", cuda_objects.Nvtx())
+        _replace(undo, *PARSE_TO, parsing(PARSE_TO.value))
+        _replace(undo, *NVTX, cuda_objects.Nvtx())
         # Pinned memory is host memory: the loader's own thread must not look for a device.
-        _replace(undo, torch.utils.data._utils.pin_memory, "pin_memory", lambda data, device=None: data)
+        _replace(undo, *PIN_MEMORY, lambda data, device=None: data)
 
 
 class _Several:
@@ -251,13 +258,13 @@ class _Several:
 
 
 def _default_device() -> torch.device | None:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    context = getattr(global_device_context, "device_context", None)
     return context.device if context is not None else None
 
 
 def _scatter(self: Any, inputs: tuple[Any, ...], kwargs: Any, device_ids: Any) -> tuple[Any, Any]:
     """`DataParallel.scatter` onto the one device there is."""
-    moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda value: value.cuda(), (inputs, kwargs or {}))
+    moved = pytree.tree_map_only(torch.Tensor, lambda value: value.cuda(), (inputs, kwargs or {}))
     return (moved[0],), (moved[1],)
 
 

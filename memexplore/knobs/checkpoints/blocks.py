@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from memexplore.torch_internals.modules import children_of, parameters_of
+
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 _DIGITS = re.compile(r"\d+")
 
@@ -91,7 +93,7 @@ def has_weights(module: nn.Module) -> bool:
     """Whether a module has a weight matrix of its own, or one that is yet to be shaped."""
     return any(
         isinstance(weight, nn.parameter.UninitializedParameter) or weight.dim() >= 2
-        for weight in module._parameters.values()
+        for weight in parameters_of(module).values()
         if weight is not None
     )
 
@@ -178,7 +180,7 @@ def _called(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _runs(name: str, module: nn.Module, looked: _Look) -> Iterator[tuple[str, ...]]:
     """Runs of children of flat `nn.Sequential`s, by name: each begins with one that has weights."""
     children = {
-        f"{name}.{child}" if name else child: inner for child, inner in module._modules.items() if inner is not None
+        f"{name}.{child}" if name else child: inner for child, inner in children_of(module).items() if inner is not None
     }
     flat = is_sequential(module) and not any(map(is_sequential, children.values()))
     if not flat or sum(looked.layers(child) > 0 for child in children.values()) < 2:

@@ -28,6 +28,7 @@ from memexplore.knobs.checkpoints.regions import Region
 from memexplore.knobs.checkpoints.watch import Watch, replace_forward
 from memexplore.knobs.knobs import Checkpoint, CheckpointKind
 from memexplore.knobs.report import Applied, LeftOut
+from memexplore.torch_internals.modules import CHECKPOINT_GENERATOR, children_of
 
 _STATISTICS = (
     "Batch norm's running statistics move once a step, as without checkpoints; "
@@ -83,7 +84,7 @@ def pieces_of(model: nn.Module) -> list[Piece]:
         parent_name, _, own = block.name.rpartition(".")
         parent = model.get_submodule(parent_name)
         if len(modules) > 1 or (blocks.is_sequential(parent) and next(modules[0].children(), None) is None):
-            found.append(Piece(block.name, modules, parent, list(parent._modules).index(own)))
+            found.append(Piece(block.name, modules, parent, list(children_of(parent)).index(own)))
         else:
             found.append(Piece(block.name, modules))
     return found
@@ -220,7 +221,7 @@ def _checkpointing(site: _Site, forward: Callable[..., Any]) -> Callable[..., An
 
 def _sequence(parent: nn.Module, sites: list[_Site]) -> Callable[[Any], Any]:
     """The `forward` of an `nn.Sequential` whose runs of children are computed again in backward."""
-    children = list(parent._modules.values())
+    children = list(children_of(parent).values())
     starts = {site.piece.start: site for site in sites}
 
     def sequence(value: Any) -> Any:
@@ -382,18 +383,14 @@ def _nothing(model: nn.Module) -> Applied:
 
 # --- the model's own checkpoints ------------------------------------------------------------------------------------
 
-_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
-"""What `checkpoint` runs without re-entrance: the first in torch 2.15."""
-
 
 @contextlib.contextmanager
 def _own_off(model: nn.Module) -> Iterator[None]:
     """Have the model run plainly where it has checkpoints of its own.
 
-    `torch.utils.checkpoint.checkpoint` looks these two up when it is called, however code imported it.
+    `torch.utils.checkpoint.checkpoint` looks the generator up when it is called, however code imported it.
     """
-    name = next(name for name in _GENERATORS if hasattr(torch_checkpoint, name))
-    generator = getattr(torch_checkpoint, name)
+    generator = CHECKPOINT_GENERATOR.value
 
     def plain(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
         if isinstance(function, Carried):
@@ -407,11 +404,11 @@ def _own_off(model: nn.Module) -> Iterator[None]:
     try:
         for module in flags:
             module.gradient_checkpointing = False  # type: ignore[assignment]
-        setattr(torch_checkpoint, name, plain)
+        setattr(*CHECKPOINT_GENERATOR, plain)
         torch_checkpoint.CheckpointFunction = _Plain  # type: ignore[misc,assignment]
         yield
     finally:
-        setattr(torch_checkpoint, name, generator)
+        setattr(*CHECKPOINT_GENERATOR, generator)
         torch_checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
         for module, value in before:
             if value is None:

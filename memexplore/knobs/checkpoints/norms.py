@@ -21,6 +21,8 @@ from memexplore.knobs.checkpoints.recompute import again, counting, memory_of, s
 from memexplore.knobs.checkpoints.regions import Holder, Region
 from memexplore.knobs.checkpoints.watch import Watch, replace_forward
 from memexplore.knobs.report import Applied, LeftOut
+from memexplore.torch_internals.modules import NormBase
+from memexplore.torch_internals.tensors import version_of
 
 _SAVE_RESULT = (
     *(nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin),
@@ -38,7 +40,7 @@ def is_norm(module: nn.Module) -> bool:
     >>> is_norm(nn.LayerNorm(8)), is_norm(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
     (True, False)
     """
-    if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
+    if isinstance(module, NormBase | nn.LayerNorm | nn.GroupNorm):
         return True
     weights = [*module.parameters(), *module.buffers()]
     # Spectral norm and its like normalise weights.
@@ -103,16 +105,16 @@ class _Results:
             if holder is not None:
                 return holder
         # A result of the node that saves it would hold the node, and the node it.
-        return _Saved(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
+        return _Saved(tensor if tensor.is_leaf else tensor.detach(), version_of(tensor))
 
 
 def _unpack(kept: Holder | _Saved) -> torch.Tensor:
     if isinstance(kept, Holder):
         return kept.unpacked()
-    if kept.tensor._version != kept.version:
+    if version_of(kept.tensor) != kept.version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of shape {tuple(kept.tensor.shape)} is at version {kept.tensor._version}; "
+            f"a tensor of shape {tuple(kept.tensor.shape)} is at version {version_of(kept.tensor)}; "
             f"expected version {kept.version} instead"
         )
     return kept.tensor

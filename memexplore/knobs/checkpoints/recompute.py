@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.utils import _pytree as pytree
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+from memexplore.torch_internals.dispatch import DisableTorchFunction, pytree
+from memexplore.torch_internals.modules import HOOK_TABLES, NormBase, buffers_of
+from memexplore.torch_internals.tensors import storage_key, untyped_storage, version_of
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
@@ -26,8 +27,8 @@ def memory_of(tensor: torch.Tensor) -> int | None:
     (True, False)
     """
     try:
-        with torch._C.DisableTorchFunction():
-            return torch._C.TensorBase.untyped_storage(tensor)._cdata
+        with DisableTorchFunction():
+            return storage_key(untyped_storage(tensor))
     except NotImplementedError:
         return None
 
@@ -37,9 +38,9 @@ def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
 
     Its own hooks have had their say on what `forward` got and on what it returned.
     """
-    own = {name: module.__dict__[name] for name in ("forward", *_HOOKS) if name in module.__dict__}
+    own = {name: module.__dict__[name] for name in ("forward", *HOOK_TABLES) if name in module.__dict__}
     try:
-        module.__dict__.update({name: OrderedDict() for name in _HOOKS}, forward=forward)
+        module.__dict__.update({name: OrderedDict() for name in HOOK_TABLES}, forward=forward)
         return module(*args, **kwargs)
     finally:
         module.__dict__.pop("forward")
@@ -90,7 +91,7 @@ class Carried:
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Modules among some that keep running statistics."""
-    return [module for module in modules if isinstance(module, nn.modules.batchnorm._NormBase)]
+    return [module for module in modules if isinstance(module, NormBase)]
 
 
 @contextlib.contextmanager
@@ -101,25 +102,25 @@ def statistics_kept(norms: list[nn.Module]) -> Iterator[None]:
     batchnorm.py). The kernel is the same, so it saves the same tensors.
     """
     moving = [norm for norm in norms if norm.training and norm.track_running_stats]
-    before = [(norm, norm.momentum, norm._buffers.get("num_batches_tracked")) for norm in moving]
+    before = [(norm, norm.momentum, buffers_of(norm).get("num_batches_tracked")) for norm in moving]
     try:
         for norm in moving:
             norm.momentum = 0.0  # type: ignore[assignment]
-            norm._buffers["num_batches_tracked"] = None
+            buffers_of(norm)["num_batches_tracked"] = None
         yield
     finally:
         for norm, momentum, count in before:
             norm.momentum = momentum
-            norm._buffers["num_batches_tracked"] = count
+            buffers_of(norm)["num_batches_tracked"] = count
 
 
 def versions(modules: Iterable[nn.Module]) -> list[int]:
     """How often each buffer has been written to, but for the statistics that `statistics_kept` keeps."""
     return [
-        buffer._version
+        version_of(buffer)
         for module in modules
-        if not isinstance(module, nn.modules.batchnorm._NormBase)
-        for buffer in module._buffers.values()
+        if not isinstance(module, NormBase)
+        for buffer in buffers_of(module).values()
         if buffer is not None and not buffer.is_inference()
     ]
 
@@ -156,13 +157,13 @@ class Guard:
 
         Raises RuntimeError where code overwrote one: what would be computed again would be wrong.
         """
-        before = [tensor._version for tensor in tensors if not tensor.is_inference()]
+        before = [version_of(tensor) for tensor in tensors if not tensor.is_inference()]
         self._kept.append({memory_of(tensor) for tensor in tensors})
         try:
             yield
         finally:
             self._kept.pop()
-        if before != [tensor._version for tensor in tensors if not tensor.is_inference()]:
+        if before != [version_of(tensor) for tensor in tensors if not tensor.is_inference()]:
             raise RuntimeError(
                 f"{name} overwrites its input in place, so it cannot be computed again in backward; "
                 "have it work on a copy, or leave it out of checkpointing"

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import get_device_states, set_device_states
+
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.tensors import version_of
 
 Run = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor]], Any]
 """Runs a module on arguments; the list has the tensors among them that the region keeps."""
@@ -162,13 +164,13 @@ class Region:
         for leaf, value in enumerate(pytree.tree_leaves(result)):
             if isinstance(value, torch.Tensor):
                 made = _Made(len(self._calls) - 1, leaf)
-                self._results[id(value)] = _Result(weakref.ref(value), value._version, made)
+                self._results[id(value)] = _Result(weakref.ref(value), version_of(value), made)
         return result
 
     def holder(self, tensor: torch.Tensor, made: torch.Tensor) -> Holder | None:
         """What stands for a tensor that lies in the memory of a result of the region, None where it does not."""
         result = self._made(made)
-        if result is None or tensor.dtype != made.dtype or tensor._version != made._version:
+        if result is None or tensor.dtype != made.dtype or version_of(tensor) != version_of(made):
             return None
         offset = int(tensor.storage_offset()) - int(made.storage_offset())
         place = Place(*result, tuple(tensor.shape), tensor.stride(), offset)
@@ -239,7 +241,7 @@ class Region:
 
     def _made(self, tensor: torch.Tensor) -> _Made | None:
         result = self._results.get(id(tensor))
-        if result is None or result.tensor() is not tensor or result.version != tensor._version:
+        if result is None or result.tensor() is not tensor or result.version != version_of(tensor):
             return None
         return result.made
 

@@ -6,10 +6,16 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memexplore.knobs.checkpoints.recompute import memory_of
+from memexplore.torch_internals.dispatch import (
+    DispatchKey,
+    OpOverload,
+    SetExcludeDispatchKeyGuard,
+    TorchDispatchMode,
+    pytree,
+    schema_of,
+)
 
 _aten = torch.ops.aten
 _KEPT_NAMES = (
@@ -99,7 +105,7 @@ class _Keeping(_Counting):
 
     def _overwritten(self, op: Any, args: Any) -> list[tuple[Any, int]]:
         """The calls whose kept results an op is about to overwrite."""
-        if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable or not args:
+        if not isinstance(op, OpOverload) or not schema_of(op).is_mutable or not args:
             return []
         if not isinstance(args[0], torch.Tensor):
             return []
@@ -150,13 +156,13 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without the node that made it, which would hold it in a circle; it counts versions with the other."""
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+    with SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether attention drops out: not run again, it would leave the random numbers after it to others."""
-    for place, argument in enumerate(op._schema.arguments):
+    for place, argument in enumerate(schema_of(op).arguments):
         if argument.name == "dropout_p":
             value = kwargs.get("dropout_p", args[place] if place < len(args) else argument.default_value)
             return bool(value)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
+from memexplore.torch_internals.dispatch import FakeTensor, function_mode_stack
+from memexplore.torch_internals.modules import JIT_INTERNAL, NN_FUNCTIONS, children_of
 from memexplore.virtual_gpu.patches import device_names
 
 
@@ -81,7 +82,7 @@ def _table() -> dict[Any, tuple[Activation, Form]]:
                 True,
             )
             found[function] = (kind, Form.OUT_OF_PLACE)
-    for owner in (torch, torch.Tensor, torch._C._nn):
+    for owner in (torch, torch.Tensor, NN_FUNCTIONS):
         for name in _PAIRS:
             plain, into = getattr(owner, name, None), getattr(owner, f"{name}_", None)
             if plain is not None and into is not None:
@@ -98,7 +99,7 @@ _PAIRS = (
 ACTIVATIONS = _table()
 """Function -> its two forms, and which of them it is."""
 _MODULES = str(Path(torch.nn.modules.__file__).parent)
-_LIBRARY = {torch.overrides.__file__, functional.__file__, torch._jit_internal.__file__, device_names.__file__}
+_LIBRARY = {torch.overrides.__file__, functional.__file__, JIT_INTERNAL.__file__, device_names.__file__}
 _OWN = str(Path(__file__).parent)
 
 
@@ -122,7 +123,7 @@ class Watching(TorchFunctionMode):
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which it sees calls; torch hides it from what runs inside a function that it was shown."""
-        return contextlib.nullcontext() if self in _get_current_function_mode_stack() else self
+        return contextlib.nullcontext() if self in function_mode_stack() else self
 
     @contextlib.contextmanager
     def inside(self, name: str | None) -> Iterator[None]:
@@ -177,7 +178,7 @@ def has_flag(module: torch.nn.Module) -> bool:
     >>> has_flag(torch.nn.ReLU()), has_flag(torch.nn.GELU())
     (True, False)
     """
-    return isinstance(vars(module).get("inplace"), bool) and not module._modules and not is_script(module)
+    return isinstance(vars(module).get("inplace"), bool) and not children_of(module) and not is_script(module)
 
 
 def is_script(module: torch.nn.Module) -> bool:

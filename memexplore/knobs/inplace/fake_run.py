@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules import module as module_hooks
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from memexplore.torch_internals.dispatch import FakeTensorMode, TorchDispatchMode, disable_current_modes, pytree
+from memexplore.torch_internals.modules import GLOBAL_HOOKS, buffers_of, parameters_of
 from memexplore.virtual_gpu.device import VirtualGpu, active
 from memexplore.virtual_gpu.tensors.tensor import live_storages
 
@@ -43,7 +41,7 @@ def rehearsing(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Calla
             inputs = _like((args, kwargs), lambda tensor: tensor.detach())
         else:
             # What records or renames outside must not see it.
-            stack.enter_context(_disable_current_modes())
+            stack.enter_context(disable_current_modes())
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             _fake_weights(model, fake)
             inputs = _like((args, kwargs), lambda tensor: fake.from_tensor(tensor.detach(), static_shapes=True))
@@ -71,7 +69,7 @@ def _again(tensor: torch.Tensor) -> torch.Tensor:
 def _fake_weights(model: torch.nn.Module, fake: FakeTensorMode) -> None:
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        for table in (parameters_of(module), buffers_of(module)):
             for name, tensor in table.items():
                 if tensor is not None:
                     if id(tensor) not in made:
@@ -122,13 +120,7 @@ def _no_casts_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
     """Take the hooks on all modules away for the block: a recording must not hear of a rehearsal."""
-    names = (
-        "_global_forward_pre_hooks",
-        "_global_forward_hooks",
-        "_global_backward_pre_hooks",
-        "_global_backward_hooks",
-    )
-    tables = [getattr(module_hooks, name) for name in names]
+    tables = [hooks.value for hooks in GLOBAL_HOOKS]
     before = [dict(table) for table in tables]
     try:
         for table in tables:

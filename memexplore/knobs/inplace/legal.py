@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memexplore.knobs.inplace.activations import Form, Place, Switch, Watching, forwards, has_flag, is_script, switched
 from memexplore.knobs.inplace.fake_run import rehearsing
@@ -19,6 +18,8 @@ from memexplore.knobs.inplace.sites import Site, Sites
 from memexplore.knobs.inplace.trace import Check, Trace
 from memexplore.knobs.knobs import InPlace
 from memexplore.knobs.report import Applied
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.modules import buffers_of
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -252,7 +253,7 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
     buffers = [
         (module, name, buffer, None if isinstance(buffer, VirtualTensor) or buffer is None else buffer.clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_of(module).items()
     ]
     devices = range(torch.cuda.device_count()) if active() is None and torch.cuda.is_initialized() else ()
     states = random.getstate(), sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
@@ -271,7 +272,7 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode
         with torch.no_grad():
             for module, name, buffer, values in buffers:
-                module._buffers[name] = buffer
+                buffers_of(module)[name] = buffer
                 if values is not None:
                     buffer.copy_(values)  # type: ignore[union-attr]
 

@@ -11,15 +11,21 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import memexplore
 from memexplore.knobs.inplace.activations import Form, Place
 from memexplore.knobs.inplace.byte_ranges import Extent, extent, overlap, overlaps_itself
+from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode, schema_or_none
+from memexplore.torch_internals.tensors import (
+    current_autograd_node,
+    next_sequence_number,
+    sequence_number_of,
+    storage_key,
+    untyped_storage,
+    version_of,
+)
 
-_untyped_storage = torch._C.TensorBase.untyped_storage
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+# GONE  # type: ignore[attr-defined]
 _OWN = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (torch, memexplore))  # type: ignore[arg-type]
 _MARK = "memexplore.activation"
 
@@ -35,8 +41,8 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 def storage_of(tensor: torch.Tensor) -> Any:
     """The storage of a tensor, None for a wrapper without memory of its own."""
     try:
-        with torch._C.DisableTorchFunction():
-            return _untyped_storage(tensor)
+        with DisableTorchFunction():
+            return untyped_storage(tensor)
     except NotImplementedError:
         return None
 
@@ -47,7 +53,7 @@ class _Func:
     __slots__ = ("places", "shapes_only", "words")
 
     def __init__(self, func: Any) -> None:
-        schema = getattr(func, "_schema", None)
+        schema = schema_or_none(func)
         arguments = schema.arguments if schema is not None else ()
         written = [value.alias_info is not None and value.alias_info.is_write for value in arguments]
         self.places = {number for number, writes in enumerate(written) if writes}
@@ -68,7 +74,7 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             result = func(*args, **kwargs)
             if func.namespace != "prim":
                 self._note(func, args, kwargs, result)
@@ -112,7 +118,7 @@ class _Ops(TorchDispatchMode):
     @staticmethod
     def _keyed(values: Any, writes: bool) -> list[tuple[torch.Tensor, int, bool]]:
         return [
-            (tensor, storage._cdata, writes)
+            (tensor, storage_key(storage), writes)
             for tensor in _tensors(values)
             if (storage := storage_of(tensor)) is not None
         ]
@@ -153,21 +159,25 @@ class Trace(_Ops):
         """Remember what the model's own forward made."""
         if self.forward_runs():
             storage = storage_of(tensor)
-            key = storage._cdata
+            key = storage_key(storage)
             self._made[key] = weakref.ref(storage, lambda _: self._made.pop(key, None))
 
     def around(self, place: Place, tensor: torch.Tensor, run: Callable[[Form], Any]) -> Any:
         """Run an activation out of place and watch its input from then on."""
-        first, storage = _sequence(), storage_of(tensor)
+        first, storage = next_sequence_number(), storage_of(tensor)
         try:
             result, kept = self.kept(lambda: run(Form.OUT_OF_PLACE))
         except Exception:
             # A checkpoint ends its recomputation by an exception, in the midst of the last call that it needs.
             self._watch(_Call(place), tensor, storage)
             raise
-        if storage is None or not isinstance(result, torch.Tensor) or storage_of(result)._cdata == storage._cdata:
+        if (
+            storage is None
+            or not isinstance(result, torch.Tensor)
+            or storage_key(storage_of(result)) == storage_key(storage)
+        ):
             return result  # dropout in eval mode hands its input back
-        call = _Call(place, self._forbidden(tensor, storage._cdata, result))
+        call = _Call(place, self._forbidden(tensor, storage_key(storage), result))
         call.kept, call.size = kept, tensor.nbytes
         if not call.reason:
             _mark(result.grad_fn, first, place)
@@ -177,7 +187,7 @@ class Trace(_Ops):
     def _watch(self, call: _Call, tensor: torch.Tensor, storage: Any) -> None:
         self.calls.append(call)
         if not call.reason and storage is not None:
-            key = storage._cdata
+            key = storage_key(storage)
             call.extent = extent(tensor)
             call.storage = weakref.ref(storage, lambda _: self._watched.pop(key, None))
             self._watched.setdefault(key, []).append(call)
@@ -200,12 +210,12 @@ class Trace(_Ops):
 
     def accessed(self, func: Any, tensor: torch.Tensor, key: int, written: bool) -> None:
         """Find the calls whose input this is."""
-        node = _current_node()
+        node = current_autograd_node()
         forward = node is None or torch.is_grad_enabled()
         if forward and node is not None and not self.forward_runs():
             self.outside.update(_lines())
         if forward and torch.is_grad_enabled():
-            self._lines.setdefault(_sequence() - 1, (func, *_user_line()))
+            self._lines.setdefault(next_sequence_number() - 1, (func, *_user_line()))
         watched = self._watched.get(key)
         if not watched:
             return
@@ -220,7 +230,7 @@ class Trace(_Ops):
                 verb = "overwritten" if written else "read"
                 call.reason = f"its input is {verb} again by {_words(func, *_user_line())}"
             else:
-                made_by = self._lines.get(node._sequence_nr())
+                made_by = self._lines.get(sequence_number_of(node))
                 words = _words(*made_by) if made_by is not None else node.name()
                 call.reason = f"its input is kept for the backward pass of {words}"
 
@@ -256,10 +266,10 @@ def _mark(node: Any, first: int, mark: Any) -> None:
 
     In a checkpoint the nodes of the first forward read what the second one saved, so the mark names the place.
     """
-    last, open_nodes, seen = _sequence(), [node], set()
+    last, open_nodes, seen = next_sequence_number(), [node], set()
     while open_nodes:
         node = open_nodes.pop()
-        if node is None or node in seen or not first <= node._sequence_nr() < last:
+        if node is None or node in seen or not first <= sequence_number_of(node) < last:
             continue
         seen.add(node)
         node.metadata[_MARK] = mark
@@ -298,7 +308,7 @@ class Check(_Ops):
         storage = storage_of(tensor)
         if place in self.refused or storage is None:
             return run(Form.OUT_OF_PLACE)
-        self._place, self._input, self._first = place, storage._cdata, _sequence()
+        self._place, self._input, self._first = place, storage_key(storage), next_sequence_number()
         try:
             result, kept = self.kept(lambda: run(Form.IN_PLACE))
         except torch.OutOfMemoryError:
@@ -313,13 +323,13 @@ class Check(_Ops):
             raise
         finally:
             self._place = None
-        self._windows.append((self._first, _sequence(), place))
+        self._windows.append((self._first, next_sequence_number(), place))
         costs = self._costs.get(place)
         if costs and kept > costs.pop():
             self._refuse(
                 place, "in place it keeps more for its backward pass than it saves: a mask or a copy of its input"
             )
-        if not isinstance(result, torch.Tensor) or storage_of(result)._cdata != storage._cdata:
+        if not isinstance(result, torch.Tensor) or storage_key(storage_of(result)) != storage_key(storage):
             self._refuse(place, "it takes new memory even so")
         else:
             number = self._write_of(place, tensor, storage)
@@ -331,7 +341,7 @@ class Check(_Ops):
         covered = extent(tensor)
         if covered is None:
             return 0
-        writes = self._written(tensor, storage._cdata, _Write(self._first, covered, place))
+        writes = self._written(tensor, storage_key(storage), _Write(self._first, covered, place))
         return sum(write.place == place for write in writes) - 1
 
     def _refuse(self, place: Place, reason: str) -> bool:
@@ -341,14 +351,14 @@ class Check(_Ops):
 
     def accessed(self, func: Any, tensor: torch.Tensor, key: int, written: bool) -> None:
         """Note a write of the forward pass; find what the backward pass reads too late."""
-        node = _current_node()
+        node = current_autograd_node()
         if self._place is not None:
             if key == self._input and func is torch.ops.aten.clone.default:
                 self._refuse(self._place, "its backward pass needs its input: autograd would copy it, nothing is saved")
         elif node is None or torch.is_grad_enabled():
             covered = extent(tensor) if written else None
             if covered is not None:
-                self._written(tensor, key, _Write(_sequence() - 1, covered, None))
+                self._written(tensor, key, _Write(next_sequence_number() - 1, covered, None))
         elif key in self._writes and (mark := node.metadata.get(_MARK)) is not None:
             place, number = mark
             writes, covered = self._writes[key], extent(tensor)
@@ -380,14 +390,14 @@ class Check(_Ops):
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Autograd keeps a tensor."""
-        return tensor, tensor._version, self._first if self._place is not None else _sequence() - 1
+        return tensor, version_of(tensor), self._first if self._place is not None else next_sequence_number() - 1
 
     def unpack(self, kept: Any) -> torch.Tensor:
         """Autograd wants it back."""
         tensor, version, number = kept
         storage = storage_of(tensor)
-        if tensor._version != version and storage is not None:
-            later = [write for write in self._writes.get(storage._cdata, ()) if write.sequence > number]
+        if version_of(tensor) != version and storage is not None:
+            later = [write for write in self._writes.get(storage_key(storage), ()) if write.sequence > number]
             keeper = next((place for first, last, place in self._windows if first <= number < last), None)
             self._overwritten(later, keeper)
         return tensor
@@ -410,5 +420,5 @@ def _lines() -> Iterator[tuple[str, int]]:
 
 
 def _words(func: Any, code: CodeType | None, line: int) -> str:
-    name = str(getattr(func, "_schema", func)).split("(")[0].split(".")[0]
+    name = str(schema_or_none(func) or func).split("(")[0].split(".")[0]
     return f"{name} at {Path(code.co_filename).name}:{line}" if code is not None else name

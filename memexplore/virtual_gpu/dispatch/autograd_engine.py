@@ -12,16 +12,21 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from memexplore.torch_internals.dispatch import TorchDispatchMode, fake_device_of
+from memexplore.torch_internals.modules import engine_run_backward
+from memexplore.torch_internals.tensors import (
+    current_autograd_node,
+    storage_key,
+    storage_use_count,
+    untyped_storage,
+    use_count,
+)
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
 
 _aten = torch.ops.aten
 _ADD = _aten.add.Tensor
-_current_node = torch._C._current_autograd_node
-_untyped_storage = torch._C.TensorBase.untyped_storage
-_storage_use_count = torch._C._storage_Use_Count
-_run_backward = torch.autograd.graph._engine_run_backward.__code__
+_run_backward = engine_run_backward.__code__
 
 # index_backward, value_selecting_reduction_backward, gather_backward, index_select_backward: into fresh zeros.
 INTO_ZEROS: dict[Any, tuple[Any, tuple[Any, ...]]] = {
@@ -55,14 +60,14 @@ class _Probe(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return args[0]._fake_device
+            return fake_device_of(args[0])
         if func is _ADD:
             self.counts = _counts(args[0])
         return wrap(torch.empty(2, device="meta"), host=True)
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._use_count(), _storage_use_count(_untyped_storage(tensor)._cdata)  # type: ignore[attr-defined]
+    return use_count(tensor), storage_use_count(storage_key(untyped_storage(tensor)))  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -79,14 +84,14 @@ def alone() -> tuple[int, int]:
 
 def called_from_engine(depth: int) -> bool:
     """Whether the op in whose frame, `depth` calls up, this is asked was called by the running backward pass itself."""
-    if _current_node() is None or torch.is_grad_enabled():
+    if current_autograd_node() is None or torch.is_grad_enabled():
         return False
     return sys._getframe(depth + 1).f_code is _run_backward
 
 
 def goes_on(func: Any, args: Any) -> Any:
     """The in-place op that a formula runs on a real GPU instead of this one; None where it runs this one."""
-    node = _current_node()
+    node = current_autograd_node()
     ops = INTO_FIRST.get(node.name()) if node is not None else None
     if ops is None or func not in ops:
         return None

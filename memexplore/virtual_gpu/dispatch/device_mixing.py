@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.tensors import base_of
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
@@ -77,10 +78,10 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
-    base = tensor if tensor._base is None else tensor._base
+    base = tensor if base_of(tensor) is None else base_of(tensor)
     return isinstance(base, torch.nn.Parameter)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    base = tensor if tensor._base is None else tensor._base
+    base = tensor if base_of(tensor) is None else base_of(tensor)
     return tuple(base.shape)

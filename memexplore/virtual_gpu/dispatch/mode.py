@@ -6,16 +6,19 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memexplore.allocator import OutOfMemory
 from memexplore.tape import Category
+from memexplore.torch_internals.dispatch import (
+    DataDependentOutputException,
+    DisableTorchFunction,
+    DynamicOutputShapeException,
+    TorchDispatchMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    fake_device_of,
+)
+from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import autograd_engine, device_mixing, plans, shape_rules, work
 from memexplore.virtual_gpu.dispatch.op_traits import Known
 from memexplore.virtual_gpu.kernels import table
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
     from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 
 _PRIM_DEVICE = torch.ops.prim.device.default
-_untyped_storage = torch._C.TensorBase.untyped_storage
-_DisableTorchFunction = torch._C.DisableTorchFunction
 _aten = torch.ops.aten
 _ADD = _aten.add.Tensor
 _inference_is_on = torch.is_inference_mode_enabled
@@ -87,8 +88,8 @@ class VirtualMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _PRIM_DEVICE:
-            return args[0]._fake_device
-        with _DisableTorchFunction():
+            return fake_device_of(args[0])
+        with DisableTorchFunction():
             return self._run(func, types, args, kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -117,7 +118,7 @@ class VirtualMode(TorchDispatchMode):
                 if autograd_engine.accumulates(args):
                     return args[0]
             elif func in autograd_engine.INTO_ZEROS:
-                if _untyped_storage(args[0])._cdata == self._zeros:
+                if storage_key(untyped_storage(args[0])) == self._zeros:
                     func, further = autograd_engine.INTO_ZEROS[func]
                     args = (*args, *further)
                     known = self._known(func)
@@ -154,7 +155,7 @@ class VirtualMode(TorchDispatchMode):
                 values.note(note)
         result = self.carry_out(plan, func, args, tensors)
         if known.zeros:
-            self._zeros = _untyped_storage(result)._cdata
+            self._zeros = storage_key(untyped_storage(result))
         return result
 
     def _in_inference(self, known: Known, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -173,7 +174,7 @@ class VirtualMode(TorchDispatchMode):
 
     def reallocate(self, tensor: torch.Tensor) -> Any:
         """Place a tensor of an earlier virtual GPU that is used on this one; the answer is its `StorageRef`, if any."""
-        ref = live_storages.get(_untyped_storage(tensor)._cdata)
+        ref = live_storages.get(storage_key(untyped_storage(tensor)))
         if ref is not None and not ref.address:
             try:
                 ref.address = self.allocator.malloc(ref.size)
@@ -238,7 +239,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _uncached(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         device_mixing.check(func, tensors)
-        before = [_untyped_storage(tensor).nbytes() for tensor in tensors]
+        before = [untyped_storage(tensor).nbytes() for tensor in tensors]
         result, stand_ins = self._execute(func, types, args, kwargs, tensors)
         for tensor, size in zip(tensors, before, strict=True):
             if isinstance(tensor, VirtualTensor) and not tensor.host:
@@ -249,9 +250,9 @@ class VirtualMode(TorchDispatchMode):
 
     def _grown(self, tensor: VirtualTensor, before: int, func: Any, args: Any) -> None:
         """Place a storage whose size changed under the op: `resize_` asks for a new block and frees the old one."""
-        storage = _untyped_storage(tensor)
+        storage = untyped_storage(tensor)
         size = storage.nbytes()
-        ref = live_storages.get(storage._cdata)
+        ref = live_storages.get(storage_key(storage))
         if size == before or (ref is not None and ref.size == size):
             return
         address = self._request(size, func, args, 0, Category.UNKNOWN) if size else 0
@@ -287,7 +288,7 @@ class VirtualMode(TorchDispatchMode):
                 result: Any = plans.build(output)  # type: ignore[arg-type]
                 place = placed.get(index)
                 if place is not None:
-                    self._keep(_untyped_storage(result), place, output.size)  # type: ignore[union-attr]
+                    self._keep(untyped_storage(result), place, output.size)  # type: ignore[union-attr]
             elif kind is plans.Same:
                 result = tensors[output.source]  # type: ignore[union-attr]
             elif kind is plans.View:
@@ -341,7 +342,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _workspace(self, func: Any, args: Any) -> None:
         # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.
-        thread = Thread.FORWARD if torch._C._current_autograd_node() is None else Thread.BACKWARD
+        thread = Thread.FORWARD if current_autograd_node() is None else Thread.BACKWARD
         size = self.workspaces.needed(thread)
         if size:
             self.workspaces.keep(thread, self._request(size, func, args, 0, Category.WORKSPACE))
@@ -365,7 +366,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _keep(self, storage: Any, address: int, size: int) -> None:
         ref = StorageRef(storage, _release)
-        ref.key, ref.address, ref.size, ref.origin = storage._cdata, address, size, None
+        ref.key, ref.address, ref.size, ref.origin = storage_key(storage), address, size, None
         live_storages[ref.key] = ref
 
 

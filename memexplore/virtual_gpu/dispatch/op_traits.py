@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import can_decompose, schema_or_none
 from memexplore.virtual_gpu.dispatch import autograd_engine
 from memexplore.virtual_gpu.kernels import data_dependent, table
 
@@ -30,11 +31,11 @@ class Known:
 
     def __init__(self, func: Any) -> None:
         tags = getattr(func, "tags", ())
-        schema = getattr(func, "_schema", None)
+        schema = schema_or_none(func)
         name = schema.name.split("::")[-1] if schema is not None else ""
         returned_out = schema is not None and any(argument.is_out for argument in schema.arguments)
         self.cached = not (torch.Tag.inplace_view in tags or returned_out or name in _UNCACHED_NAMES)
-        self.composite = schema is not None and func._can_decompose()
+        self.composite = schema is not None and can_decompose(func)
         self.factory = func in _FACTORIES
         self.assumed = data_dependent.HANDLERS.get(func) or table.HANDLERS.get(func)
         self.restored = func in autograd_engine.RESTORED

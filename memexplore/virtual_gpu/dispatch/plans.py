@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memexplore.tape import Category
+from memexplore.torch_internals.dispatch import FakeTensor, fake_dispatch, schema_of
+from memexplore.torch_internals.tensors import set_conj, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_mode, wrap
 
-_untyped_storage = torch._C.TensorBase.untyped_storage
 _empty_strided = torch.empty_strided
 _META = "meta"
 
@@ -156,7 +156,7 @@ def execute(
     previous = DeviceState.in_fake_kernel
     DeviceState.in_fake_kernel = True
     try:
-        return fake_mode()._dispatch_impl(func, types, args, kwargs), stand_ins  # type: ignore[attr-defined]
+        return fake_dispatch(fake_mode(), func, types, args, kwargs), stand_ins  # type: ignore[attr-defined]
     finally:
         DeviceState.in_fake_kernel = previous
 
@@ -212,7 +212,7 @@ def written(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> t
     if not real:
         return ()
     found: list[int] = []
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             entries = value if isinstance(value, list | tuple) else [value]
@@ -229,7 +229,7 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[New | View 
     storages: dict[int, int] = {}
     for number, tensor in enumerate(tensors):
         if isinstance(tensor, VirtualTensor) or tensor.is_meta:
-            storages.setdefault(_untyped_storage(tensor)._cdata, number)
+            storages.setdefault(storage_key(untyped_storage(tensor)), number)
     outputs: list[New | View | Same | Constant] = []
     flat = result if returns is not None else (result,)
     for index, value in enumerate(flat):
@@ -239,12 +239,12 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[New | View 
             outputs.append(Same(arguments[id(value)]))
         else:
             host = isinstance(value, FakeTensor) and value.fake_device.type == "cpu"
-            storage = _untyped_storage(value)
+            storage = untyped_storage(value)
             shape, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
-            source = storages.get(storage._cdata)
+            source = storages.get(storage_key(storage))
             if source is None:
                 outputs.append(New(shape, stride, offset, value.dtype, storage.nbytes(), host))
-                storages[storage._cdata] = ~index
+                storages[storage_key(storage)] = ~index
             else:
                 outputs.append(View(source, shape, stride, offset, value.dtype, host))
     return outputs, returns
@@ -254,16 +254,16 @@ def build(output: New) -> VirtualTensor:
     """Make an output with new memory."""
     elem = _empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
     if output.offset:
-        elem = elem.set_(_untyped_storage(elem), output.offset, output.shape, output.stride)
+        elem = elem.set_(untyped_storage(elem), output.offset, output.shape, output.stride)
     return wrap(elem, output.host)
 
 
 def build_view(output: View, source: torch.Tensor) -> VirtualTensor:
     """Make an output in the memory of another tensor."""
     elem = torch.empty(0, dtype=output.dtype, device=_META)
-    elem.set_(_untyped_storage(source), output.offset, output.shape, output.stride)  # type: ignore[call-overload]
+    elem.set_(untyped_storage(source), output.offset, output.shape, output.stride)  # type: ignore[call-overload]
     if elem.dtype.is_complex and source.dtype.is_complex and source.is_conj():
-        torch._C._set_conj(elem, True)
+        set_conj(elem, True)
     return wrap(elem, output.host)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.tensors import set_conj, untyped_storage
 from memexplore.virtual_gpu.kernels.shapes import like, new
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
-_untyped_storage = torch._C.TensorBase.untyped_storage
 
 COMPILED = frozenset(
     {
@@ -49,9 +49,9 @@ def applies(func: Any, tensors: list[torch.Tensor]) -> bool:
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """A plain meta tensor in the memory of a virtual one."""
     made = torch.empty(0, dtype=tensor.dtype, device="meta")
-    made.set_(_untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    made.set_(untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
     if tensor.dtype.is_complex and tensor.is_conj():
-        torch._C._set_conj(made, True)
+        set_conj(made, True)
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from memexplore.torch_internals.dispatch import packet_or_none, schema_of
 from memexplore.virtual_gpu.dispatch.plans import Constant, New, Same, View
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -29,12 +30,12 @@ def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: 
     """The work of an op whose outputs are described; FLOPs by the formulas of `torch.utils.flop_counter`."""
     if all(type(output) in (View, Constant) for output in outputs):
         return NONE
-    if any(type(output) is Same for output in outputs) and not func._schema.is_mutable:
+    if any(type(output) is Same for output in outputs) and not schema_of(func).is_mutable:
         return NONE
     made = [output for output in outputs if type(output) is New]
     moved = sum(_bytes(tensor.numel(), tensor.dtype) for tensor in tensors)
     moved += sum(_bytes(torch.Size(output.shape).numel(), output.dtype) for output in made)
-    packet = getattr(func, "_overloadpacket", None)
+    packet = packet_or_none(func)
     formula = flop_registry.get(packet) if packet not in _ATTENTION else None
     flops = 0
     if formula is not None:

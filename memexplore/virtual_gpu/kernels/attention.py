@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from memexplore.torch_internals.dispatch import sdp_priority_order
 from memexplore.virtual_gpu.kernels import cuda_build
 
 _aten = torch.ops.aten
@@ -58,7 +59,7 @@ def choose(call: Call) -> Kernel:
 
 
 def _order() -> list[Kernel]:
-    chosen = [Kernel(number) for number in torch._C._get_sdp_priority_order() if number in list(Kernel)]
+    chosen = [Kernel(number) for number in sdp_priority_order() if number in list(Kernel)]
     default = [Kernel.FLASH, Kernel.EFFICIENT, Kernel.MATH, Kernel.CUDNN]
     ours = cuda_build.current()
     # check_prefer_cudnn_attention: releases whose wheels bring a cuDNN that it trusts (9.10 and, from 2.11 on, 9.19).
@@ -98,7 +99,7 @@ def _half_types() -> tuple[torch.dtype, ...]:
 
 
 def _flash(call: Call) -> bool:
-    if not torch._C._get_flash_sdp_enabled() or call.mask is not None:
+    if not torch.backends.cuda.flash_sdp_enabled() or call.mask is not None:
         return False
     query, key, value = call[:3]
     width = query.shape[-1]
@@ -125,7 +126,7 @@ def _alignment(dtype: torch.dtype) -> int:
 
 
 def _efficient(call: Call) -> bool:
-    if not torch._C._get_mem_efficient_sdp_enabled():
+    if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return False
     query, key, value = call[:3]
     ours = cuda_build.current()
@@ -141,7 +142,7 @@ def _efficient(call: Call) -> bool:
 
 
 def _cudnn(call: Call) -> bool:
-    if not torch._C._get_cudnn_sdp_enabled():
+    if not torch.backends.cuda.cudnn_sdp_enabled():
         return False
     query, key, value, mask = call[:4]
     capability = cuda_build.current().compute_capability
@@ -170,7 +171,7 @@ _CHECKS: dict[Kernel, Callable[[Call], bool]] = {
     Kernel.FLASH: _flash,
     Kernel.EFFICIENT: _efficient,
     Kernel.CUDNN: _cudnn,
-    Kernel.MATH: lambda call: torch._C._get_math_sdp_enabled(),
+    Kernel.MATH: lambda call: torch.backends.cuda.math_sdp_enabled(),
 }
 
 
@@ -243,7 +244,7 @@ def _math(
     """_scaled_dot_product_attention_math: half precision is computed in float32 from torch 2.5 on."""
     release = cuda_build.current().release
     given = query.dtype
-    if release >= (2, 5) and given in _HALF and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+    if release >= (2, 5) and given in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = query.float(), key.float(), value.float()
     root = math.sqrt(abs(scale) if scale is not None else 1 / math.sqrt(query.shape[-1]))
     query = query * (-root if scale is not None and scale < 0 else root)

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 
+from memexplore.torch_internals.cuda import EXCHANGE_DEVICE, MAYBE_EXCHANGE_DEVICE
+from memexplore.torch_internals.dispatch import DispatchKey, kernel_lookup_of
+from memexplore.torch_internals.modules import GROUP_TENSORS, USE_CUDNN_RNN
+from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.kernels import attention, ctc, cuda_build, encoder, rnn, sampling
 from memexplore.virtual_gpu.tensors.tensor import CUDA, DeviceState, VirtualTensor
 
@@ -206,8 +210,8 @@ def _cudnn_rnn(
     if cell is not None and cell.shape[2] != size:
         size, projected = cell.shape[2], size
     stride = (4 if has_biases else 2) + (1 if projected else 0)
-    first = params[0].untyped_storage()._cdata
-    whole = all(param.untyped_storage()._cdata == first for param in params)
+    first = storage_key(params[0].untyped_storage())
+    whole = all(storage_key(param.untyped_storage()) == first for param in params)
     return _aten._cudnn_rnn(
         tensor,
         params,
@@ -305,13 +309,13 @@ _WITH_KERNELS = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 def _decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """What C++ makes of a composite op, on the same tensors."""
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    return kernel_lookup_of(op)(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         if DeviceState.gpu_name is None or not any(_is_virtual(value) for value in args):
-            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            return kernel_lookup_of(op)(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return kernel(*args, **kwargs)
 
     return stand_in
@@ -341,7 +345,7 @@ def register() -> None:
     _registered.extend((autograd, backend))
 
 
-_group = torch._C._group_tensors_by_device_and_dtype
+_group = GROUP_TENSORS.value
 
 
 def _grouped(lists: Any, with_indices: bool = False) -> Any:
@@ -373,11 +377,11 @@ def on(rules: cuda_build.Build) -> Iterator[None]:
         try:
             replace(torch.backends.cudnn, "is_acceptable", is_acceptable)
             replace(torch.overrides, "has_torch_function", encoder.overrides)
-            replace(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+            replace(*USE_CUDNN_RNN, lambda: True)
             replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__)
-            replace(torch._C, "_group_tensors_by_device_and_dtype", _grouped)
-            replace(torch.cuda, "_exchange_device", lambda device: 0)
-            replace(torch.cuda, "_maybe_exchange_device", lambda device: 0)
+            replace(*GROUP_TENSORS, _grouped)
+            replace(*EXCHANGE_DEVICE, lambda device: 0)
+            replace(*MAYBE_EXCHANGE_DEVICE, lambda device: 0)
             yield
         finally:
             for owner, name, value in reversed(replaced):

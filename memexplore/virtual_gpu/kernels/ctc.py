@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memexplore.tape import Category
+from memexplore.torch_internals.dispatch import schema_of
 from memexplore.virtual_gpu.dispatch.plans import Output, Plan, Scratch
 from memexplore.virtual_gpu.kernels.shapes import Requests, nbytes, new
 from memexplore.virtual_gpu.tensors import values
@@ -92,7 +93,7 @@ def loss(  # type: ignore[no-untyped-def]
 
 def with_lengths(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The native ops' overloads that take lengths as tensors, which they read on the CPU (ctc_loss_tensor)."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     first = names.index("input_lengths")
     lengths = _numbers(args[names.index("log_probs")], args[names.index("targets")], args[first], args[first + 1])
     with mode:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import schema_of
 from memexplore.virtual_gpu.dispatch import plans
 from memexplore.virtual_gpu.tensors import value_hints, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
@@ -64,7 +65,7 @@ def _unique_rows(mode: VirtualMode, func: Any, args: Any, kwargs: Any) -> Any:
     """`unique_dim`, `unique_dim_consecutive` and `unique_consecutive`, which may look along one dimension."""
     tensor = args[0]
     values.assume("unique finds every value different")
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     dim = given.get("dim")
     count = tensor.numel() if dim is None else tensor.shape[dim]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import disabled_torch_function, schema_of
 from memexplore.virtual_gpu.kernels import attention
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -22,7 +23,7 @@ def overrides(tensors: Any) -> bool:
 
     torch's own test counts the function mode of the virtual GPU too.
     """
-    disabled = torch._C._disabled_torch_function_impl
+    disabled = disabled_torch_function
     return any(
         type(tensor) not in _PLAIN and getattr(type(tensor), "__torch_function__", disabled) is not disabled
         for tensor in tensors
@@ -106,7 +107,7 @@ def _self_attention(
 
 def multi_head_attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """_native_multi_head_attention, whose query, key and value are one tensor."""
-    named = {argument.name: argument.default_value for argument in func._schema.arguments}
+    named = {argument.name: argument.default_value for argument in schema_of(func).arguments}
     named |= dict(zip(named, args, strict=False)) | kwargs
     query, wanted = named["query"], named["need_weights"]
     if query is not named["key"] or query is not named["value"]:

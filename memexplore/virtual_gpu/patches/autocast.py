@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, schema_of
+from memexplore.torch_internals.tensors import is_view
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
 _LOWER = (
@@ -74,7 +76,7 @@ def _cached_cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         and value.dtype is torch.float32
         and value.requires_grad
         and value.is_leaf
-        and not value._is_view()
+        and not is_view(value)
         and torch.is_autocast_cache_enabled()
     )
     if not cacheable:
@@ -96,8 +98,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _guard() -> Any:
-    key = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+    key = DispatchKey.AutocastPrivateUse1
+    return ExcludeDispatchKeyGuard(DispatchKeySet(key))
 
 
 def _lower(op: Any) -> Callable[..., Any]:
@@ -126,7 +128,7 @@ def _fp32(op: Any) -> Callable[..., Any]:
 
 
 def _fp32_dtype(op: Any) -> Callable[..., Any]:
-    names = [argument.name for argument in op._schema.arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
     position = names.index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memexplore.torch_internals.cuda import EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
 from memexplore.virtual_gpu.patches import cuda_objects
 from memexplore.virtual_gpu.patches.cuda_objects import DeviceContext, Properties, VirtualEvent, VirtualStream
 from memexplore.virtual_gpu.patches.device_names import renamed
@@ -77,16 +78,16 @@ def functions(gpu: VirtualGpu) -> dict[str, Any]:
     return {
         "is_available": _always(True),
         "is_initialized": _always(True),
-        "_is_in_bad_fork": _always(False),
-        "_lazy_init": _pass,
+        IS_IN_BAD_FORK.name: _always(False),
+        LAZY_INIT.name: _pass,
         "init": _pass,
         "device_count": _always(1),
         "current_device": _always(0),
         "set_device": _of_device(_pass),
         "device": DeviceContext,
         "device_of": DeviceContext,
-        "_exchange_device": _always(0),
-        "_maybe_exchange_device": _always(0),
+        EXCHANGE_DEVICE.name: _always(0),
+        MAYBE_EXCHANGE_DEVICE.name: _always(0),
         "get_device_name": _of_device(_always(properties.name)),
         "get_device_capability": _of_device(_always((properties.major, properties.minor))),
         "get_device_properties": _of_device(_always(properties)),

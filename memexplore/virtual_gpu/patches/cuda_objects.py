@@ -127,7 +127,7 @@ class Nvtx:
         return lambda *args: 0
 
 
-_RealGenerator = torch._C.Generator
+_RealGenerator = torch.Generator
 
 
 class _CudaGenerator(_RealGenerator):

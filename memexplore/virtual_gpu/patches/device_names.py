@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _device
 
+from memexplore.torch_internals.cuda import device_constructors, device_module
+from memexplore.torch_internals.dispatch import function_mode_stack
 from memexplore.virtual_gpu.tensors.tensor import CUDA, META, DeviceState, VirtualTensor
 
 _Tensor = torch.Tensor
@@ -163,8 +164,8 @@ class Renaming(TorchFunctionMode):
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(args, dict(kwargs) if kwargs else {})
-        default = _device.CURRENT_DEVICE
-        if default is not None and default.type == "cuda" and func in _device._device_constructors():
+        default = device_module.CURRENT_DEVICE
+        if default is not None and default.type == "cuda" and func in device_constructors():
             kwargs = {"device": default, **(kwargs or {})}
             if kwargs["device"] is None:
                 kwargs["device"] = default
@@ -198,7 +199,7 @@ def in_backward(renaming: Renaming, run: Callable[..., Any]) -> Callable[..., An
     """
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if any(mode is renaming for mode in torch.overrides._get_current_function_mode_stack()):
+        if any(mode is renaming for mode in function_mode_stack()):
             return run(*args, **kwargs)
         with renaming:
             return run(*args, **kwargs)
@@ -207,7 +208,7 @@ def in_backward(renaming: Renaming, run: Callable[..., Any]) -> Callable[..., An
 
 
 def _default_device() -> torch.device | None:
-    default = _device.CURRENT_DEVICE
+    default = device_module.CURRENT_DEVICE
     return default if default is not None and default.type == "cuda" else None
 
 

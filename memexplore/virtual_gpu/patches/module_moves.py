@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import DisableTorchFunction
+from memexplore.torch_internals.modules import OWN_TENSORS, apply_of, buffers_of, parameters_of
+from memexplore.torch_internals.tensors import PARAMETER_MARK, TENSOR_HOOKS, swap_tensors
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _Parameter = torch.nn.Parameter
@@ -32,7 +35,7 @@ class Moves:
 
     def registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Hook: a module got a parameter or a buffer while the virtual device is on, so it is being built under it."""
-        if not module.__dict__.get("_parameters") and not module.__dict__.get("_buffers"):
+        if not any(module.__dict__.get(table) for table in OWN_TENSORS):
             self._born.add(module)
 
     def stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -51,7 +54,7 @@ class Moves:
         try:
             if recurse:
                 for child in module.children():
-                    child._apply(function)
+                    apply_of(child)(function)
             self._apply_own(module, function)
         finally:
             self._depth -= 1
@@ -60,7 +63,7 @@ class Moves:
         return module
 
     def _apply_own(self, module: torch.nn.Module, function: Callable[[Any], Any]) -> None:
-        for parameter in module._parameters.values():
+        for parameter in parameters_of(module).values():
             if parameter is None:
                 continue
             before = parameter.grad
@@ -71,26 +74,26 @@ class Moves:
                 self.exchange(parameter, applied, module not in self._born)
             if gradient is not None and gradient is not before:
                 parameter.grad = gradient.requires_grad_(before.requires_grad)  # type: ignore[union-attr]
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 applied = function(buffer)
                 if isinstance(applied, VirtualTensor) and not isinstance(buffer, VirtualTensor):
                     self._keep_buffer(module, name, buffer)
-                module._buffers[name] = applied
+                buffers_of(module)[name] = applied
 
     def exchange(self, tensor: torch.Tensor, applied: torch.Tensor, keep: bool = True) -> None:
         """Give a tensor the contents of another, without its history; `keep` what it had until the device goes off."""
         if not isinstance(tensor, VirtualTensor) and not isinstance(applied, VirtualTensor):
             tensor.data = applied
             return
-        if isinstance(tensor, _Parameter) or getattr(tensor, "_is_param", False):
+        if isinstance(tensor, _Parameter) or getattr(tensor, PARAMETER_MARK, False):
             made: torch.Tensor = _Parameter(applied.detach(), requires_grad=tensor.requires_grad)
         else:
             made = applied.detach().requires_grad_(tensor.requires_grad)
         real = not isinstance(tensor, VirtualTensor)
         for name, value in tensor.__dict__.items():
             made.__dict__.setdefault(name, value)
-        for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        for hooks in TENSOR_HOOKS:
             if getattr(tensor, hooks) is not None:
                 setattr(made, hooks, getattr(tensor, hooks))
         swap(tensor, made)
@@ -116,8 +119,8 @@ class Moves:
                 swap(tensor, original)
         for (_, name), (owner, buffer) in list(self._buffers.items()):
             module = owner()
-            if module is not None and name in module._buffers:
-                module._buffers[name] = buffer
+            if module is not None and name in buffers_of(module):
+                buffers_of(module)[name] = buffer
         for stepped, before in list(self._states.values()):
             optimizer = stepped()
             if optimizer is not None:
@@ -134,7 +137,7 @@ def parsing(original: Callable[..., Any]) -> Callable[..., Any]:
             args = (torch.device("cuda", args[0]), *args[1:])
         elif args and isinstance(args[0], VirtualTensor):
             args = (args[0].device, args[0].dtype, *args[1:])
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return original(*args, **kwargs)
 
     return parse
@@ -148,7 +151,7 @@ def swap(first: torch.Tensor, second: torch.Tensor) -> None:
     """
     first.__class__, second.__class__ = second.__class__, first.__class__
     first.__dict__, second.__dict__ = second.__dict__, first.__dict__
-    torch._C._swap_tensor_impl(first, second)
+    swap_tensors(first, second)
 
 
 def _kept(value: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.modules import apply_of
+from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors.tensor import META, map_locations, saved_on_a_virtual_gpu_without_values
 
@@ -62,7 +64,7 @@ class _Load:
         place = self.place(storage, saved)
         if place != "cuda":
             return _restore(storage, place)
-        self._bound[storage._cdata] = storage
+        self._bound[storage_key(storage)] = storage
         return storage
 
     def moved(self, value: Any) -> Any:
@@ -76,7 +78,7 @@ class _Load:
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             result = self._tensor(value)
         elif isinstance(value, torch.nn.Module):
-            value._apply(self._tensor)
+            apply_of(value)(self._tensor)
         elif isinstance(value, dict):
             for key in list(value):
                 value[key] = self.moved(value[key])
@@ -91,9 +93,9 @@ class _Load:
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._bound:
+        if storage_key(storage) not in self._bound:
             return tensor
-        key = (storage._cdata, tensor.dtype)
+        key = (storage_key(storage), tensor.dtype)
         whole = self._moved.get(key)
         if whole is None:
             count = storage.nbytes() // tensor.dtype.itemsize

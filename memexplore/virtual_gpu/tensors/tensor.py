@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from memexplore.torch_internals.dispatch import FAKE_DEVICE, FakeTensor, FakeTensorMode, fake_device_of, make_subclass
+from memexplore.torch_internals.tensors import PARAMETER_MARK, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors import values
 
 CUDA = torch.device("cuda", 0)
@@ -63,7 +64,7 @@ class VirtualTensor(FakeTensor):
     @property  # type: ignore[misc]
     def device(self) -> torch.device:  # type: ignore[override, misc]
         if DeviceState.in_fake_kernel:
-            return META if self.fake_mode.in_kernel_invocation else self._fake_device
+            return META if self.fake_mode.in_kernel_invocation else fake_device_of(self)
         return HOST if self.host else CUDA
 
     @property
@@ -151,8 +152,8 @@ class VirtualTensor(FakeTensor):
         with torch.no_grad():
             result = self.detach().clone()
         result.requires_grad_(self.requires_grad)
-        if getattr(self, "_is_param", False):
-            result._is_param = True
+        if getattr(self, PARAMETER_MARK, False):
+            setattr(result, PARAMETER_MARK, True)
         memo[id(self)] = result
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
@@ -160,14 +161,14 @@ class VirtualTensor(FakeTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         device = "cpu" if self.host else "cuda:0"
-        parameter = bool(getattr(self, "_is_param", False))
+        parameter = bool(getattr(self, PARAMETER_MARK, False))
         fields = (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, parameter)
         return saved_on_a_virtual_gpu_without_values, fields
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is _PRIM_DEVICE:
-            return META if args[0].fake_mode.in_kernel_invocation else args[0]._fake_device
+            return META if args[0].fake_mode.in_kernel_invocation else fake_device_of(args[0])
         if DeviceState.in_fake_kernel or func in _ALWAYS:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         if DeviceState.gpu_name is None:
@@ -184,7 +185,6 @@ class VirtualTensor(FakeTensor):
 # Answered while everything is off too: reading a tensor's metadata changes nothing.
 _ALWAYS = frozenset({torch.ops.aten.detach.default, torch.ops.aten.is_same_size.default})
 
-_make_subclass = torch.Tensor._make_subclass
 _template: dict[str, Any] = {}
 
 
@@ -193,7 +193,7 @@ def _fields(host: bool) -> dict[str, Any]:
     fake = fake_mode()
     model = FakeTensor(fake, torch.empty(0, device="meta"), HOST if host else META)
     # Before torch 2.13 the attribute had no underscore.
-    return dict(model.__dict__) | {"host": host, "_fake_device": HOST if host else META}
+    return dict(model.__dict__) | {"host": host, FAKE_DEVICE: HOST if host else META}
 
 
 def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
@@ -202,7 +202,7 @@ def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     fields = _template.get(key)
     if fields is None:
         fields = _template[key] = _fields(host)
-    result = _make_subclass(
+    result = make_subclass(
         VirtualTensor, elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
     )
     result.__dict__.update(fields)
@@ -264,5 +264,5 @@ live_storages: dict[int, StorageRef] = {}
 
 def address_of(tensor: torch.Tensor) -> int:
     """The address of a virtual tensor's storage, 0 where it has no memory on the device."""
-    ref = live_storages.get(torch._C.TensorBase.untyped_storage(tensor)._cdata)
+    ref = live_storages.get(storage_key(untyped_storage(tensor)))
     return ref.address if ref is not None else 0

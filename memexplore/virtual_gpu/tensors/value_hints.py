@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from memexplore.torch_internals.dispatch import FakeTensor
 
 _aten = torch.ops.aten
 

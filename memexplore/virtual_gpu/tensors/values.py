@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.tensors import value_hints, value_loops
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated as NotSimulated
 from memexplore.virtual_gpu.tensors.value_loops import user_frame as user_frame
@@ -150,7 +151,7 @@ def text(tensor: torch.Tensor) -> str:
     if tensor.dim() == 0:
         return f"virtual({str(tensor.dtype).removeprefix('torch.')}, device='{tensor.device}')"
     extra = ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
-    name = "Parameter containing:\n" if getattr(tensor, "_is_param", False) else ""
+    name = "Parameter containing:\n" if getattr(tensor, PARAMETER_MARK, False) else ""
     return f"{name}virtual(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}'{extra})"
 
 
