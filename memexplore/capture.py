@@ -15,7 +15,7 @@ from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.gpu_catalogue import Gpu
 from memexplore.recorder import history_api, module_hooks, tape_builder
-from memexplore.recorder.real_device import Others, RealDevice, note_failure
+from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Meta, Source, Tape
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of
@@ -123,10 +123,10 @@ def settings_of(text: str) -> Settings:
 
 
 @contextlib.contextmanager
-def record(device: str | torch.device | None = None, others: Others = Others.KEPT) -> Iterator[Recording]:
+def record(device: str | torch.device | None = None, unrelated: Unrelated = Unrelated.KEPT) -> Iterator[Recording]:
     """Record the memory of the code in the block: on the virtual GPU that is on, else the real one, else the CPU.
 
-    `device` names a real one, such as ``cpu`` where there is a GPU too. `others` says whether the tape of a GPU has
+    `device` names a real one, such as ``cpu`` where there is a GPU too. `unrelated` says whether the tape of a GPU has
     the tensors that were there before and that the block does not use.
 
     >>> with record() as recording:
@@ -144,7 +144,7 @@ def record(device: str | torch.device | None = None, others: Others = Others.KEP
     if virtual_gpu is not None and device is not None and torch.device(device).type == "cpu":
         raise RuntimeError(f"a virtual {virtual_gpu.gpu.name} is on: leave its block before the CPU is recorded")
     if virtual_gpu is None:
-        real = RealDevice(_versions(torch.__version__), None if device is None else torch.device(device), others)
+        real = RealDevice(_versions(torch.__version__), None if device is None else torch.device(device), unrelated)
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
         mode = virtual_gpu.mode
@@ -155,7 +155,7 @@ def record(device: str | torch.device | None = None, others: Others = Others.KEP
         recorder.finish()
         notes = values.assumptions if virtual_gpu is not None else ()
         tape = tape_builder.build(recorder, meta._replace(notes=(*meta.notes, *notes)))
-        tape_builder.leave_origins(recorder, tape)
+        tape_builder.store_origins(recorder, tape)
         return tape if virtual_gpu is not None else real.finish(tape)
 
     _running.append(recorder)

@@ -180,13 +180,13 @@ def _record(function: Callable[[], None], gpu: str | None, release: str | None) 
 
     from memexplore import capture, targets
 
-    place = gpu or targets.here()
+    place = gpu or targets.default_target()
     if not targets.is_real(place):
         return capture.simulate(function, gpu=place, release=release)
     if release is not None:
         raise _UsageError("--release changes the rules of a virtual GPU: name one with --gpu")
     try:
-        device = targets.device_of(place)
+        device = targets.real_device(place)
     except ValueError as error:
         raise _UsageError(str(error)) from None
     with contextlib.suppress(torch.OutOfMemoryError), capture.record(device) as recording:

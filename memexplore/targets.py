@@ -1,4 +1,7 @@
-"""Where a step runs: on a virtual GPU, or for real on the GPU or the CPU of this machine."""
+"""Targets of a run: ``cuda`` and ``cpu`` are the real GPU and CPU of this machine, every other name is a virtual GPU.
+
+A target goes in as a string or as a `Gpu`; out comes its `torch.device`, its `Gpu` or its name as text.
+"""
 
 from __future__ import annotations
 
@@ -15,97 +18,98 @@ from memexplore.recorder import cuda
 from memexplore.virtual_gpu.device import active
 
 CUDA, CPU = "cuda", "cpu"
-"""The real GPU of this machine, and its CPU; every other name is that of a virtual GPU."""
-VIRTUAL = "T4"
-"""The virtual GPU of a machine without a real one."""
+DEFAULT_VIRTUAL = "T4"
+"""Default target of a machine without a usable GPU."""
+_UNLIMITED = 1 << 50
+"""Bytes of a memory without a known limit: a PiB."""
 
 
-def is_real(gpu: str | Gpu) -> bool:
-    """Whether a place is a real device.
+def is_real(target: str | Gpu) -> bool:
+    """Return whether a target is a real device.
 
     >>> is_real("cpu"), is_real("T4")
     (True, False)
     """
-    return gpu in (CUDA, CPU)
+    return target in (CUDA, CPU)
 
 
-def here() -> str:
-    """Return the default device: the real GPU if usable, else a virtual T4."""
-    return CUDA if _has_gpu() else VIRTUAL
+def default_target() -> str:
+    """Default target: the real GPU if usable, else a virtual T4."""
+    return CUDA if _has_usable_gpu() else DEFAULT_VIRTUAL
 
 
-def _has_gpu() -> bool:
-    # While a virtual GPU is on, `torch.cuda` speaks of that one.
+def _has_usable_gpu() -> bool:
+    # While a virtual GPU is on, `torch.cuda` answers for the virtual one.
     return active() is None and torch.cuda.is_available()
 
 
-def device_of(gpu: str, release: str | None = None) -> torch.device:
-    """The real device of a place, where torch is of the release that is asked for.
+def real_device(target: str, release: str | None = None) -> torch.device:
+    """Return the `torch.device` of a real target; `release` is the torch release asked for, None for the installed one.
 
-    Raises RuntimeError while a virtual GPU is on, ValueError where this machine has no usable GPU or another torch.
+    Raises RuntimeError while a virtual GPU is on, ValueError where this machine has no usable GPU or another release.
     """
     on = active()
     if on is not None:
         raise RuntimeError(f"a virtual {on.gpu.name} is on: turn it off first (%memgpu off, or leave its block)")
     if release is not None and release != capture.release_or_installed(None):
-        raise ValueError(f"{title(gpu)} follows the torch that is installed: another release needs a virtual GPU")
-    if gpu == CPU:
+        name = display_name(target)
+        raise ValueError(f"{name} runs the installed torch: name a virtual GPU for another release")
+    if target == CPU:
         return torch.device(CPU)
     if not torch.cuda.is_available():
         raise ValueError("torch finds no GPU on this machine: name a virtual one such as T4, or cpu for plain training")
     return torch.device(CUDA, torch.cuda.current_device())
 
 
-def find(gpu: str | Gpu) -> Gpu:
-    """The numbers of a place: of the catalogue, of the real GPU, or of this machine's CPU and memory.
+def gpu_of(target: str | Gpu) -> Gpu:
+    """Return a target as a `Gpu`: a catalogue entry, the real GPU, or this machine's CPU with its memory.
 
-    >>> find("T4").key, find("cpu").key
+    >>> gpu_of("T4").key, gpu_of("cpu").key
     ('T4', 'cpu')
 
-    Raises as `device_of` and `devices.find` do.
+    Raises as `real_device` and `gpu_catalogue.find` do.
     """
-    if isinstance(gpu, Gpu):
-        return gpu
-    if gpu == CUDA:
-        return cuda.twin(device_of(gpu))
-    if gpu == CPU:
+    if isinstance(target, Gpu):
+        return target
+    if target == CUDA:
+        return cuda.catalogue_gpu(real_device(target))
+    if target == CPU:
         return _cpu()
-    return gpu_catalogue.find(gpu)
+    return gpu_catalogue.find(target)
 
 
-def title(gpu: str | Gpu) -> str:
-    """What a person reads of a place.
+def display_name(target: str | Gpu) -> str:
+    """Return the name of a target for messages and menus.
 
-    >>> title("cpu"), title("T4")
+    >>> display_name("cpu"), display_name("T4")
     ("this machine's CPU", 'Tesla T4')
     """
-    if gpu == CPU:
+    if target == CPU:
         return "this machine's CPU"
-    return f"this machine's {find(gpu).name}" if gpu == CUDA else find(gpu).name
+    return f"this machine's {gpu_of(target).name}" if target == CUDA else gpu_of(target).name
 
 
-def twin(gpu: str | Gpu) -> Gpu:
-    """The virtual GPU on which a place is predicted; what a CPU would do, any GPU with memory enough does."""
-    found = find(gpu)
-    return unlimited(found) if gpu == CPU else found
+def predicted_as(target: str | Gpu) -> Gpu:
+    """Return the virtual GPU that predicts a target; for the CPU its memory is unlimited."""
+    gpu = gpu_of(target)
+    return unlimited(gpu) if target == CPU else gpu
 
 
 def unlimited(gpu: Gpu) -> Gpu:
     """Return a GPU with a PiB of memory, on which every step fits.
 
-    >>> unlimited(find("T4")).total
+    >>> unlimited(gpu_of("T4")).total
     1125899906842624
     """
-    return dataclasses.replace(gpu, total=1 << 50)
+    return dataclasses.replace(gpu, total=_UNLIMITED)
 
 
 def _cpu() -> Gpu:
-    """This machine's CPU as an entry of the catalogue; its kernels are predicted as those of an A100."""
-    size = memory()
+    """This machine's CPU as a catalogue entry; its kernels are predicted as those of an A100."""
     return Gpu(
         key=CPU,
         name=CPU,
-        total=size,
+        total=system_memory(),
         outside=0,
         compute_capability=(8, 0),
         multiprocessors=108,
@@ -115,20 +119,20 @@ def _cpu() -> Gpu:
     )
 
 
-def memory() -> int:
-    """Bytes of memory that this machine has, or its container where that is less; a PiB where nobody tells."""
-    sizes = [1 << 50]
+def system_memory() -> int:
+    """Return the bytes of memory of this machine, or of its container if less; a PiB if neither can be read."""
+    sizes = [_UNLIMITED]
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+    with contextlib.suppress(OSError, ValueError):  # "max" where the container has no limit
         sizes.append(int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))
     return min(sizes)
 
 
-def available_memory() -> int:
-    """Bytes of `memory` that can be had now; all of it where nobody tells."""
+def available_system_memory() -> int:
+    """Return the bytes of `system_memory` that are free now; all of them if the system does not report it."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return min(memory(), int(line.split()[1]) * 1024)
-    return memory()
+                return min(system_memory(), int(line.split()[1]) * 1024)
+    return system_memory()

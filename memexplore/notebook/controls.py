@@ -236,7 +236,7 @@ def of_device(gpu: str) -> list[Control]:
     """The GPU and its allocator's settings; `gpu` is the place as written, the first of the list where it is real."""
     names = [str(key) for key in gpu_catalogue.gpus().index]
     own = gpu if targets.is_real(gpu) else gpu_catalogue.find(gpu).key
-    options = [(targets.title(own) if targets.is_real(own) else own, own)] if own not in names else []
+    options = [(targets.display_name(own) if targets.is_real(own) else own, own)] if own not in names else []
     options += [(name, name) for name in names]
     widget = widgets.Dropdown(options=options, value=own, description="GPU", style=_STYLE, layout=_LAYOUT)
     mebibytes = [("unlimited", ""), *((f"{size} MiB", str(size)) for size in (20, 32, 64, 128, 256, 512, 1024))]

@@ -41,7 +41,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
     """
     if not isinstance(step, Step):
         raise TypeError(f"explore takes mx.Step(model, batch, loss=..., optimizer=...), not {type(step).__name__}")
-    place = gpu or targets.here()
+    place = gpu or targets.default_target()
     panels = _panels(step, place)
     greyed = _greyed(place)
     if not step.input_size:
@@ -52,7 +52,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
 
     def search(knobs: Knobs, told: Callable[[Progress], object]) -> Advice:
         # Advice is predicted: on a virtual GPU like the real one, whose memory nobody fills a hundred times.
-        return advise(step, knobs.gpu or targets.find(place).key, release=release, progress=told)
+        return advise(step, knobs.gpu or targets.gpu_of(place).key, release=release, progress=told)
 
     if place == targets.CPU:
         greyed["advise"] = "advice is what fits a GPU: explore the step with gpu= the name of one"
@@ -69,7 +69,7 @@ def explore_cell(
 
     Raises ValueError for a variable that the cell does not assign, or an unknown GPU.
     """
-    place = gpu or targets.here()
+    place = gpu or targets.default_target()
     greyed = cell.greyed() | _greyed(place) | {"advise": "a cell has no batch and no optimizer to search with"}
     own = cell.assigned()
     missing = [name for name in sliders if name not in own]

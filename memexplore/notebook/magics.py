@@ -167,13 +167,13 @@ class MemoryMagics(Magics):
             raise UsageError(f"--explore needs a GPU of its own: run %memgpu off first, {on.name} is on")
         if on is None and active() is not None and options.gpu is None and not again:
             return None
-        place = options.gpu or ("" if on is not None else targets.here())
+        place = options.gpu or ("" if on is not None else targets.default_target())
         if targets.is_real(place):
             if options.release is not None:
                 raise UsageError("--release needs --gpu: a real GPU follows the PyTorch that is installed")
             if options.gpu is not None:
                 try:
-                    targets.device_of(place)
+                    targets.real_device(place)
                 except (ValueError, RuntimeError) as error:
                     raise UsageError(str(error)) from None
             return None
@@ -338,14 +338,14 @@ def _as_again(device: Any, gpu: str | None) -> Iterator[Recording]:
     """Record a cell in the way in which `Cell.run` will do it again."""
     from memexplore import capture, targets
     from memexplore.recorder import isolation
-    from memexplore.recorder.real_device import Others
+    from memexplore.recorder.real_device import Unrelated
 
     if device is not None:
         with capture.record() as recording:
             yield recording
         return
-    found = targets.device_of(gpu or targets.CUDA)
-    with isolation.emptied(found), capture.record(found, Others.LEFT_OUT) as recording:
+    found = targets.real_device(gpu or targets.CUDA)
+    with isolation.isolated(found), capture.record(found, Unrelated.DROPPED) as recording:
         yield recording
 
 

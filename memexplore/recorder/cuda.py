@@ -28,7 +28,7 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
     return Meta(
         source=Source.MEASURED,
         device=torch.cuda.get_device_name(device),
-        gpu=twin(device).key,
+        gpu=catalogue_gpu(device).key,
         capacity=free + reserved,
         total=total,
         settings=os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
@@ -36,7 +36,7 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
     )
 
 
-def twin(device: torch.device) -> Gpu:
+def catalogue_gpu(device: torch.device) -> Gpu:
     """The virtual GPU that is like a CUDA device: its entry in the catalogue with the memory that this one has.
 
     A card that the catalogue does not know is like one of its size and compute capability.
@@ -74,7 +74,7 @@ def history(device: torch.device) -> Iterator[Callable[[], Tape]]:
         RECORD_HISTORY.value(enabled=None)
 
 
-def explain(history: Tape, noted: Tape) -> Tape:
+def annotate(history: Tape, noted: Tape) -> Tape:
     """The allocator's rows, with op, layer, phase, step and category of the noted row each belongs to.
 
     Both tapes tell the same run: ``history`` every request with its address, ``noted`` those that became storages, with

@@ -21,7 +21,7 @@ _GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
 @contextlib.contextmanager
-def emptied(device: torch.device) -> Iterator[None]:
+def isolated(device: torch.device) -> Iterator[None]:
     """Have a device for the block as a fresh process has it, but for the tensors that are alive.
 
     On a GPU the caching allocator gives back what it has free, cuBLAS its workspaces, and every gap between tensors
@@ -87,7 +87,7 @@ def _fill(device: torch.device, size: int, fillers: list[torch.Tensor]) -> None:
             fillers.append(filler)
 
 
-def without_others(history: Tape, noted: Tape) -> tuple[Tape, int]:
+def drop_unrelated(history: Tape, noted: Tape) -> tuple[Tape, int]:
     """An allocator's history without the blocks that were there before and that the run did not use.
 
     `noted` tells what it used. Segments in which the run used nothing that was there go as well; their bytes in all are

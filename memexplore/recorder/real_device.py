@@ -22,11 +22,11 @@ _UNKNOWN = Category.UNKNOWN
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
-class Others(enum.Enum):
+class Unrelated(enum.Enum):
     """What becomes of tensors on a GPU that were there before and that the recorded code does not use."""
 
     KEPT = "kept"
-    LEFT_OUT = "left out"
+    DROPPED = "dropped"
 
 
 class RealMode(TorchDispatchMode):
@@ -139,7 +139,7 @@ class RealDevice:
     """A recording on a device: the current CUDA device where there is one, else the CPU, unless another is named."""
 
     def __init__(
-        self, versions: Mapping[str, str], device: torch.device | None = None, others: Others = Others.KEPT
+        self, versions: Mapping[str, str], device: torch.device | None = None, unrelated: Unrelated = Unrelated.KEPT
     ) -> None:
         if device is None:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -150,7 +150,7 @@ class RealDevice:
         self.mode = (CudaMode if on_gpu else RealMode)(device)
         self.history: Tape | None = None
         self.meta = cuda.meta(device, versions) if on_gpu else Meta(Source.MEASURED, "cpu", versions=dict(versions))
-        self._others = others
+        self._unrelated = unrelated
 
     @property
     def recorder(self) -> Recorder:
@@ -180,13 +180,13 @@ class RealDevice:
         self.mode.live.clear()
         if self.history is None:
             return noted
-        if self._others is Others.KEPT:
-            return cuda.explain(self.history, noted)
-        history, held = isolation.without_others(self.history, noted)
+        if self._unrelated is Unrelated.KEPT:
+            return cuda.annotate(self.history, noted)
+        history, held = isolation.drop_unrelated(self.history, noted)
         meta = noted.meta
         if held:
             note = (
                 f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
             )
             meta = meta._replace(capacity=(meta.capacity or held) - held, notes=(*meta.notes, note))
-        return cuda.explain(history, noted.replace(meta=meta))
+        return cuda.annotate(history, noted.replace(meta=meta))

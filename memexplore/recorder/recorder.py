@@ -293,7 +293,7 @@ class Recorder:
         if not calls:
             self.names.root(module)
             if node is None:
-                self.note(module)
+                self.tag_model(module)
                 self._in_backward = False
                 self._phase = _FORWARD
                 self._step_begins()
@@ -340,7 +340,7 @@ class Recorder:
         self._step_ended = True
         self._mark(self._phase)
 
-    def note(self, root: torch.nn.Module) -> None:
+    def tag_model(self, root: torch.nn.Module) -> None:
         """Note which storages are the parameters and buffers of a model."""
         self.names.root(root)
         for module in root.modules():

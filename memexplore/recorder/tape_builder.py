@@ -130,11 +130,12 @@ def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
     return list(table), place
 
 
-def leave_origins(recorder: Recorder, tape: Tape) -> None:
+def store_origins(recorder: Recorder, tape: Tape) -> None:
     """Write on the blocks that outlive the recording where they came from, in words, for the recordings to come."""
     doubles = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
     row_of = np.arange(len(doubles)) + np.concatenate(([0], np.cumsum(doubles)[:-1])) if len(doubles) else doubles
-    for ref in recorder.live.values():
+    # Making an Origin may start the garbage collector, whose victims leave `live`.
+    for ref in list(recorder.live.values()):
         number = recorder.open_rows.get(ref.address, -1)
         if number >= 0:
             row = int(row_of[number])

@@ -63,7 +63,7 @@ def advise(
     """
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
-    gpu = _virtual(gpu or targets.here())
+    gpu = _virtual(gpu or targets.default_target())
     device = gpu_catalogue.find(gpu).under(release_or_installed(release))
     with running(
         step, gpu=gpu, release=release, executor=executor, expected=budget, run_setting=run_unlimited
@@ -96,7 +96,7 @@ def _virtual(gpu: str) -> str:
     """The catalogue's name of the GPU that is searched for."""
     if gpu == targets.CPU:
         raise ValueError("advice is what fits a GPU: give gpu= the name of one, such as T4")
-    return targets.find(gpu).key if targets.is_real(gpu) else gpu
+    return targets.gpu_of(gpu).key if targets.is_real(gpu) else gpu
 
 
 def _search(runs: Runs, moves: tuple[search.Move, ...], budget: int) -> None:

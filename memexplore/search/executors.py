@@ -43,7 +43,7 @@ def running(
 
     `run_setting` is how each is run, a function that can be imported. Raises as `sweep` does.
     """
-    targets.find(gpu)
+    targets.gpu_of(gpu)
     if targets.is_real(gpu) and executor is not None:
         raise TypeError("a real device runs one setting after another, in this process: leave executor out")
     if isinstance(executor, ThreadPoolExecutor):

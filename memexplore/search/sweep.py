@@ -214,7 +214,7 @@ def stream(
     """
     settings = list(settings)
     with running(
-        step, gpu=gpu or targets.here(), release=release, executor=executor, expected=len(settings)
+        step, gpu=gpu or targets.default_target(), release=release, executor=executor, expected=len(settings)
     ) as run_all:
         yield from run_all(settings)
 

@@ -20,7 +20,7 @@ from memexplore import capture, targets
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import Applied, apply
 from memexplore.knobs.knobs import Knobs
-from memexplore.recorder.real_device import Others
+from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.out_of_memory import ending_out_of_memory
@@ -113,7 +113,7 @@ class Cell:
         program = compile(_with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
         target = target_of(knobs, gpu)
         if isinstance(target, str) and targets.is_real(target):
-            return self._really(program, knobs, targets.device_of(target, release))
+            return self._really(program, knobs, targets.real_device(target, release))
         names = dict(self.namespace)
         with (
             self._found.as_it_was(),  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ class Cell:
         names = dict(self.namespace)
         found = self._found  # type: ignore[attr-defined]
         with real_run.borrowed(device), found.as_it_was(), found.with_its_values(), contextlib.ExitStack() as stack:
-            with capture.record(device, Others.LEFT_OUT) as recording:
+            with capture.record(device, Unrelated.DROPPED) as recording:
                 applied = _executed(program, names, knobs, stack)
             names.clear()
         return Trial(knobs, recording.tape, applied, Cost())

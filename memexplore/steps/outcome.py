@@ -86,7 +86,7 @@ def outcome_of(
     `gpu` is as in `trial.run`; the GPU with unlimited memory is virtual. `samples` are those of one step. `trial` is
     the trial of the knobs where it was run before. Raises what `run` raises.
     """
-    device = targets.find(target_of(knobs, gpu))
+    device = targets.gpu_of(target_of(knobs, gpu))
     trial = whole = trial or run(knobs, gpu)
     if not fits(trial.tape):
         whole = run(knobs.replace(gpu=None), targets.unlimited(device))
@@ -115,7 +115,7 @@ def run_unlimited(
     samples = knobs.batch or step.batch_size
     if targets.is_real(target_of(knobs, gpu)):
         return run_outcome(step, knobs, gpu=gpu, release=release)
-    device = targets.find(target_of(knobs, gpu))
+    device = targets.gpu_of(target_of(knobs, gpu))
     whole = run(step, knobs.replace(gpu=None), gpu=targets.unlimited(device), release=release)
     if not is_traced(step, knobs, gpu, release):
         return run_outcome(step, knobs, gpu=gpu, release=release)

@@ -19,7 +19,7 @@ from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.knobs.model_state import attributes_kept, random_states_kept
 from memexplore.knobs.report import Applied
 from memexplore.recorder import isolation
-from memexplore.recorder.real_device import Others
+from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import training_loop
 from memexplore.steps.out_of_memory import ending_out_of_memory, fits, without_locals
 from memexplore.steps.step import Step
@@ -85,7 +85,7 @@ def _recorded(step: Step, knobs: Knobs, device: torch.device, steps: int, sites:
     applied = Applied()
     kept: list[Any] = []
     with _untouched(step.model), contextlib.ExitStack() as stack:  # type: ignore[arg-type]
-        with capture.record(device, Others.LEFT_OUT) as recording, ending_out_of_memory():
+        with capture.record(device, Unrelated.DROPPED) as recording, ending_out_of_memory():
             recording.end_stacks_at(sys._getframe())
             applied = _train(step, knobs, device, range(steps), sites, stack, kept).settled()
         kept.clear()
@@ -160,7 +160,7 @@ def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Non
 def borrowed(device: torch.device) -> Iterator[None]:
     """Have a real device for one run: afterwards all of its memory is free, and all random states are as they were."""
     gpus = [device] if device.type == "cuda" else []
-    with random_states_kept(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.emptied(device):
+    with random_states_kept(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.isolated(device):
         try:
             yield
         except BaseException as error:

@@ -110,18 +110,18 @@ def target_of(knobs: Knobs, gpu: str | Gpu | None) -> str | Gpu:
     """
     if knobs.gpu is not None:
         return knobs.gpu
-    gpu = gpu or targets.here()
+    gpu = gpu or targets.default_target()
     if knobs.settings is None or not targets.is_real(gpu):
         return gpu
     if gpu == targets.CPU:
         raise ValueError("settings= are those of the allocator of a GPU, which a CPU does not have: name a GPU as well")
-    return targets.find(gpu)
+    return targets.gpu_of(gpu)
 
 
 def _virtual_gpu(knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> VirtualGpu:
     """Return the virtual GPU of a trial, switched off."""
     settings = capture.settings_of(knobs.settings or "")
-    return VirtualGpu(targets.find(target_of(knobs, gpu)), capture.release_or_installed(release), settings)
+    return VirtualGpu(targets.gpu_of(target_of(knobs, gpu)), capture.release_or_installed(release), settings)
 
 
 # --- on a real device -----------------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def _virtual_gpu(knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> Vi
 
 def _run_on_real_device(step: Step, knobs: Knobs, target: str, release: str | None) -> Trial:
     """Run a step on a real device; FLOPs and in-place sites come from the virtual GPU with its numbers."""
-    device = targets.device_of(target, release)
-    twin = targets.twin(target)
+    device = targets.real_device(target, release)
+    twin = targets.predicted_as(target)
     cost, sites = Cost(), None
     notes: tuple[str, ...] = ()
     try:
@@ -150,7 +150,7 @@ def _run_on_real_device(step: Step, knobs: Knobs, target: str, release: str | No
 
 def _check_memory(knobs: Knobs, needed: int) -> None:
     # A GPU raises an error; the system kills a process that takes the last memory of the machine.
-    left = targets.available_memory()
+    left = targets.available_system_memory()
     if needed > left:
         raise MemoryError(
             f"{knobs}: not run, as it would need {size_text(needed)} by prediction and this machine has "

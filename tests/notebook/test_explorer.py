@@ -415,7 +415,7 @@ def test_failing_setting_on_a_real_device_keeps_the_last_picture(real: Explorer)
 
 def test_without_a_place_the_gpu_is_the_real_one_or_a_t4(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(targets, "here", lambda: asked.append(1) or "A100 40GB")
+    monkeypatch.setattr(targets, "default_target", lambda: asked.append(1) or "A100 40GB")
     assert explore(step()).trial.tape.meta.gpu == "A100 40GB"
     assert asked == [1]
 

@@ -1,4 +1,4 @@
-"""A real GPU's history explained by notes: both halves are cut from one virtual tape, so the whole is known."""
+"""A real GPU's history annotated by notes: both halves are cut from one virtual tape, so the whole is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.recorder.cuda import explain
+from memexplore.recorder.cuda import annotate
 from memexplore.tape import Action, Category, Frame, Phase, Tape
 
 
@@ -27,8 +27,8 @@ def whole() -> Tape:
 
 
 @pytest.fixture(scope="module")
-def explained(whole: Tape) -> Tape:
-    return explain(*_cut(whole))
+def annotated(whole: Tape) -> Tape:
+    return annotate(*_cut(whole))
 
 
 def _cut(whole: Tape) -> tuple[Tape, Tape]:
@@ -59,32 +59,32 @@ def _cut(whole: Tape) -> tuple[Tape, Tape]:
 
 
 @pytest.mark.parametrize("name", ["action", "address", "size"])
-def test_the_allocators_rows_stay_as_they_were(whole, explained, name):
-    assert np.array_equal(getattr(explained, name), getattr(whole, name))
+def test_the_allocators_rows_stay_as_they_were(whole, annotated, name):
+    assert np.array_equal(getattr(annotated, name), getattr(whole, name))
 
 
 @pytest.mark.parametrize("name", ["op", "module", "phase", "step", "category"])
-def test_noted_blocks_keep_their_meaning(whole, explained, name):
+def test_noted_blocks_keep_their_meaning(whole, annotated, name):
     noted = (whole.action == Action.ALLOC) & (whole.category != Category.WORKSPACE)
-    assert np.array_equal(getattr(explained, name)[noted], getattr(whole, name)[noted])
+    assert np.array_equal(getattr(annotated, name)[noted], getattr(whole, name)[noted])
 
 
-def test_what_stays_beside_the_outputs_is_a_workspace(whole, explained):
+def test_what_stays_beside_the_outputs_is_a_workspace(whole, annotated):
     workspace = (whole.action == Action.ALLOC) & (whole.category == Category.WORKSPACE)
     assert workspace.sum() == 2  # cuBLAS: one for the forward pass, one for backward
-    assert (explained.category[workspace] == Category.WORKSPACE).all()
-    assert (explained.op[workspace] == whole.op[workspace]).all()
+    assert (annotated.category[workspace] == Category.WORKSPACE).all()
+    assert (annotated.op[workspace] == whole.op[workspace]).all()
 
 
-def test_phases_begin_where_they_began(whole, explained):
-    marks = explained.phase[explained.action == Action.MARK].tolist()
+def test_phases_begin_where_they_began(whole, annotated):
+    marks = annotated.phase[annotated.action == Action.MARK].tolist()
     assert marks[:4] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
 
 
 def test_out_of_memory_has_the_op_and_the_layer_that_were_noted():
     tape = mx.simulate(_run, gpu="12MiB", release="2.13")
     history, noted = _cut(tape)
-    found = explain(history, noted.replace(size=np.where(noted.action == Action.OOM, 0, noted.size)))
+    found = annotate(history, noted.replace(size=np.where(noted.action == Action.OOM, 0, noted.size)))
     [row], [there] = np.flatnonzero(found.action == Action.OOM), np.flatnonzero(tape.action == Action.OOM)
     assert found.size[row] == tape.size[there]
     assert found.ops[found.op[row]] == tape.ops[tape.op[there]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
+from memexplore.recorder.recorder import Event, Recorder
 from memexplore.tape import Action, Category, Phase, Source, Tape
 
 
@@ -439,30 +441,25 @@ def _update_in_backward() -> None:
         model(torch.ones(8, 64, device="cuda")).sum().backward()
 
 
-class AddressReuse(torch.optim.Optimizer):
-    """Sets gradients to None, then works on a new tensor whose storage has the C++ address of a freed gradient."""
+def test_a_storage_at_the_c_address_of_a_freed_weight_has_no_layer():
+    layer = nn.Linear(4, 4, bias=False)
+    key = layer.weight.untyped_storage()._cdata
+    live = {key: types.SimpleNamespace(address=512, size=64)}
+    recorder = Recorder(live)
 
-    def __init__(self, weights) -> None:
-        super().__init__(weights, {})
+    def layer_of_an_update() -> str:
+        recorder.alloc(4096, 64, torch.ops.aten.sqrt.default, (layer.weight,), 0, Category.UNKNOWN)
+        number = Event(*recorder.events[-1]).module
+        return recorder.names.table[number] if number >= 0 else ""
 
-    def step(self) -> None:
-        freed = {weight.grad.untyped_storage()._cdata for weight in self.param_groups[0]["params"]}
-        self.zero_grad()
-        others = []
-        while not others or others[-1].untyped_storage()._cdata not in freed:
-            others.append(torch.empty(64, device="cuda"))
-        others[-1].sqrt()
-
-
-def test_a_new_tensor_has_no_layer_from_a_freed_gradient():
-    def run() -> None:
-        model = nn.Linear(64, 64).cuda()
-        optimizer = AddressReuse(model.parameters())
-        model(torch.ones(8, 64, device="cuda")).sum().backward()
-        optimizer.step()
-
-    frame = mx.simulate(run, gpu="T4").to_pandas()
-    assert frame[frame["op"] == "aten::sqrt"]["module"].tolist() == [""]
+    recorder.preexisting(512, 64, None)
+    recorder.tag_model(layer)
+    recorder.optimizer_begins(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+    assert layer_of_an_update() == "Linear"
+    recorder.free(512, 64)
+    live[key] = types.SimpleNamespace(address=1024, size=64)
+    recorder.preexisting(1024, 64, None)
+    assert layer_of_an_update() == ""
 
 
 def test_two_runs_in_one_process_give_equal_tapes():

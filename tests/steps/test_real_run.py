@@ -315,7 +315,7 @@ def test_time_is_measured_and_flops_are_those_of_the_prediction() -> None:
     assert numbers.source is Source.MEASURED
     # forward and the gradient of the weights of both layers, and of the input of the second; a multiply-add is two
     assert numbers.flops == 2 * 8 * (2 * 64 * 128 + 3 * 128 * 10)
-    assert numbers.capacity == targets.memory()
+    assert numbers.capacity == targets.system_memory()
 
 
 def test_time_of_a_step_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,13 +357,13 @@ def test_allocator_settings_need_a_gpu() -> None:
 def test_there_is_no_gpu_here() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert targets.here() == "T4"
+    assert targets.default_target() == "T4"
     with pytest.raises(ValueError, match="finds no GPU on this machine"):
         run(step(), gpu="cuda")
 
 
 def test_real_device_follows_the_torch_that_is_installed() -> None:
-    with pytest.raises(ValueError, match="another release needs a virtual GPU"):
+    with pytest.raises(ValueError, match="name a virtual GPU for another release"):
         run(step(), gpu="cpu", release="2.11")
 
 
@@ -385,7 +385,7 @@ def test_executor_is_refused() -> None:
 
 
 def test_setting_that_needs_more_memory_than_there_is_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "available_memory", lambda: MIB)
+    monkeypatch.setattr(targets, "available_system_memory", lambda: MIB)
     monkeypatch.setattr(real_run, "run", lambda *_: pytest.fail("it was run"))
     with pytest.raises(MemoryError, match=r"batch 65536: not run, as it would need \d+ MiB by prediction"):
         run(step(), Knobs(batch=65536), gpu="cpu")
@@ -438,7 +438,7 @@ def test_run_among_others_is_the_run_of_a_fresh_process(knobs: Knobs) -> None:
         others = held_by_others()
         ran = real_run.run(of, knobs, torch.device("cuda"), 2)
     nothing = Tape.from_columns({"action": [], "address": [], "size": []}, meta=ran.tape.meta)
-    mine, held = isolation.without_others(ran.tape, nothing)
+    mine, held = isolation.drop_unrelated(ran.tape, nothing)
     # A small segment of 2 MiB, one of 20 MiB with the 5 MiB; that of the 21 MiB was given back.
     assert held == 22 * MIB
     assert rows(mine) == rows(expected)
@@ -496,7 +496,7 @@ def test_what_others_hold_is_left_out_but_for_what_the_run_uses() -> None:
         meta=meta,
     )
     noted = Tape.from_columns({"action": [there, alloc], "address": [4608, 16384], "size": [512, 512]}, meta=meta)
-    mine, held = isolation.without_others(history, noted)
+    mine, held = isolation.drop_unrelated(history, noted)
     # Of the first and the third segment nothing was used, and the third was given back by who had it.
     assert held == 2048 + 4096
     kinds = [Action.SEGMENT_ALLOC, there, Action.SEGMENT_ALLOC, alloc]
@@ -510,7 +510,7 @@ def test_twin_of_a_gpu_is_its_entry_with_its_memory() -> None:
     from memexplore.recorder import cuda
 
     with mx.virtual("RTX 3060 8GB"):
-        found = cuda.twin(torch.device("cuda"))
+        found = cuda.catalogue_gpu(torch.device("cuda"))
     assert (found.key, found.total) == ("RTX 3060 8GB", mx.gpus().loc["RTX 3060 8GB", "total"])
 
 
@@ -518,7 +518,7 @@ def test_twin_of_an_unknown_gpu_is_one_of_its_size_and_compute_capability() -> N
     from memexplore.recorder import cuda
 
     with mx.virtual("24GiB"):
-        found = cuda.twin(torch.device("cuda"))
+        found = cuda.catalogue_gpu(torch.device("cuda"))
     assert (found.total, found.compute_capability) == (24 * 1024**3, (8, 0))
     assert "does not know this card" in found.note
 
@@ -528,7 +528,10 @@ def test_twin_of_an_unknown_gpu_is_one_of_its_size_and_compute_capability() -> N
 def test_gpu_measures_what_was_predicted(knobs: Knobs) -> None:
     of = step(256, model=nn.Sequential(nn.Linear(64, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 10)))
     before = torch.cuda.memory_allocated()
-    measured, predicted = run(of, knobs, gpu="cuda").tape, trial.traced(of, knobs, gpu=targets.twin("cuda")).tape
+    measured, predicted = (
+        run(of, knobs, gpu="cuda").tape,
+        trial.traced(of, knobs, gpu=targets.predicted_as("cuda")).tape,
+    )
     assert measured.meta.source is Source.MEASURED
     assert mx.peak(measured)[0] == mx.peak(predicted)[0]
     assert mx.peak(measured, "reserved")[0] == mx.peak(predicted, "reserved")[0]

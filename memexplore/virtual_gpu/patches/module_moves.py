@@ -59,7 +59,7 @@ class Moves:
         finally:
             self._depth -= 1
             if not self._depth and self.observer is not None:
-                self.observer.note(module)
+                self.observer.tag_model(module)
         return module
 
     def _apply_own(self, module: torch.nn.Module, function: Callable[[Any], Any]) -> None:
