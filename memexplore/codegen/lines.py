@@ -28,7 +28,7 @@ from memexplore.knobs.knobs import (
 )
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.steps import optimizers
-from memexplore.steps.step import Step, takes_model
+from memexplore.steps.step import Step
 from memexplore.steps.step_record import record_of
 
 _WAYS = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}
@@ -42,7 +42,7 @@ def update(weight):
 for weight in optimizers:
     weight.register_post_accumulate_grad_hook(update)
 """
-_OF_THE_SCRIPT = ("model", "dataset", "batches", "loss_function", "optimizer")
+_OF_THE_SCRIPT = ("model", "dataset", "batches", "loss_function", "compute_loss", "optimizer")
 _LOOP = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
 """Fields that the lines of the loop show, beside precision and inference."""
 
@@ -50,7 +50,8 @@ _LOOP = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
 def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     """The lines of Python that change a training script as the knobs would; empty where they change nothing.
 
-    `model`, `batches` (what the loop goes over), `dataset`, `loss_function` and `optimizer` are names of the script;
+    `model`, `batches` (what the loop goes over), `dataset`, `loss_function` (`compute_loss` where the step has one) and
+    `optimizer` are names of the script;
     the first line tells which of them are used. Without a step the batch is taken for ``(inputs, targets)``. `sites`
     are the places where activations may be in place (`inplace.legal_sites`); without them those count that a run of
     the step has found. What has to be changed inside the model's own code is a comment that names the line.
@@ -206,12 +207,12 @@ def _form(step: Step | None, count: int) -> _Form:
         called, targets = "inputs", list(tensors)[1:]
         whole = f"({given})" if isinstance(batch, tuple | list) else given
     output = f"model({called})"
+    if step is not None and step.compute_loss is not None:
+        return _Form(given, micro, tensors, "", f"compute_loss(model, {whole})")
     if step is not None and step.loss is None:
         # Models of transformers have a configuration, and answer with an object that has the loss.
         own = isinstance(batch, dict) or hasattr(_model(step), "config")
         return _Form(given, micro, tensors, output, "{output}.loss" if own else "{output}")
-    if step is not None and step.loss is not None and takes_model(step.loss):
-        return _Form(given, micro, tensors, "", f"loss_function(model, {whole})")
     return _Form(given, micro, tensors, output, f"loss_function({', '.join(['{output}', *targets])})")
 
 
@@ -245,7 +246,7 @@ def _loop(step: Step | None, knobs: Knobs) -> Iterator[str]:
     scaled = knobs.precision is Precision.FP16 and trains
     backward = "scaler.scale(loss).backward()" if scaled else "loss.backward()"
     body = [*_casts(form, knobs), *_forward(step, form, knobs, count, [backward] if trains else [])]
-    apart = count > 1 and step is not None and step.resized is not None
+    apart = count > 1 and step is not None and step.resize is not None
     if count > 1 and not apart:
         body = [*form.micro, *_indented(body)]
     if trains and knobs.update is not Update.IN_BACKWARD:
@@ -281,7 +282,7 @@ def _forward(step: Step | None, form: _Form, knobs: Knobs, count: int, backward:
     """The lines from a batch to its loss, and what is done with that."""
     share = f" / {count}" if count > 1 and knobs.mode is not Mode.INFERENCE else ""
     loss = form.loss.format(output=form.output)
-    if step is None or not inspect.isgeneratorfunction(step.loss):
+    if step is None or not inspect.isgeneratorfunction(step.compute_loss or step.loss):
         return [*_inside_autocast([f"loss = {loss}{share}"], knobs), *backward]
     if not share and knobs.precision not in (*AUTOCAST, Precision.OFF):
         return [f"for loss in {loss}:", *_indented(backward or ["pass"])]

@@ -168,7 +168,7 @@ def of_batch(step: Step | None) -> list[Control]:
         batch = knobs.batch or own
         return _numbers(number for number in range(1, batch + 1) if batch % number == 0)
 
-    sizes = {1: 1} if step is None or size is None else _sizes(size, images=step.sized.start > 1)
+    sizes = {1: 1} if step is None or size is None else _sizes(size, images=step.size_dimensions.start > 1)
     return [
         Control(
             "batch", _slider("Batch", _numbers([own, *batches]), own), batch_turned, lambda knobs: knobs.batch or own

@@ -164,7 +164,7 @@ def moves(step: Step, gpu: Gpu) -> tuple[Move, ...]:
         Knobs(offload="saved tensors on the CPU"),  # type: ignore[arg-type]
         Knobs(settings="expandable_segments:True"),
     ]
-    if step.sized.stop - step.sized.start == 2:
+    if step.size_dimensions.stop - step.size_dimensions.start == 2:
         found.append(Knobs(memory_format="channels last"))  # type: ignore[arg-type]
     if gpu.compute_capability >= (8, 0):
         found.append(Knobs(precision="all bf16"))  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""A training step as a value: a model, a batch, a loss and an optimizer, so that every knob has something to turn."""
+"""A training step as a value: model, batch, loss and optimizer, with everything that a knob changes.
+
+In: what a training script has. Out: the batch with another number of samples or another input size, micro-batches, and
+the loss of a model on a batch.
+"""
 
 from __future__ import annotations
 
@@ -15,58 +19,65 @@ from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
 
 _SMALL = 1 << 20
-"""Batches below 1 MiB keep their values: lengths and masks on the CPU may steer the model."""
+"""Batches below 1 MiB keep their values: lengths and masks on the CPU may decide what the model does."""
+Loss = Callable[..., torch.Tensor | Iterator[torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """One training step: forward, loss, backward, optimizer.
 
-    `model` is a module, or a function that builds one (then a model of any size costs nothing: it is built on the
-    virtual GPU). `batch` is a tensor, a tuple ``(input, *targets)``, or a dict of keyword arguments of the model;
-    samples lie along the first dimension. Only the shapes matter. `loss` is called as ``loss(output, *targets)``
-    (``loss(output, batch)`` for a dict); where its first argument is called `model`, as ``loss(model, batch)``; where
-    there is none, the output's own `loss` is taken. Where several losses go backward one after the other, as those of
-    two adversaries, it yields them; the next is asked for when the one before has gone backward. `optimizer` is called
-    with the parameters, and is AdamW unless given; an optimizer that exists already stands for another of its kind and
-    settings.
+    Args:
+        model: A module, or a function that builds one. A model that is built takes no memory: it is built on the
+            virtual GPU.
+        batch: A tensor, a tuple ``(input, *targets)``, or a dict of keyword arguments of the model. Samples lie along
+            the first dimension. Only the shapes matter.
+        loss: A criterion such as ``torch.nn.functional.cross_entropy``, called as ``loss(output, *targets)``, and as
+            ``loss(output, batch)`` where the batch is a dict. Default: the attribute `loss` of the model's output.
+        optimizer: A function of the parameters, or an optimizer, which stands for a new one of its kind and settings.
+            Default: AdamW.
+        compute_loss: Instead of `loss`, a function that calls the model itself: ``compute_loss(model, batch)``.
+        samples: The number of samples where they do not lie along the first dimension, as in a graph.
+        resize: A function ``resize(batch, samples)`` that makes a batch with another number of samples of one whose
+            samples do not lie along the first dimension. Without it their number is fixed.
 
-    Where samples do not lie along the first dimension, as in a graph, `samples` is their number and
-    ``resized(batch, samples)`` makes a batch of so many from one of another number; without it the number is fixed.
+    `loss` and `compute_loss` may yield several losses that go backward one after the other, as those of two
+    adversaries; the next is asked for after the backward pass of the one before.
 
     >>> step = Step(torch.nn.Linear(8, 2), (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)),
     ...             loss=torch.nn.functional.cross_entropy, optimizer=torch.optim.SGD)
     >>> step.batch_size, step.input_size
     (4, None)
 
-    Bags of any length, and where each begins:
+    Bags of any length, and the index at which each begins:
 
     >>> def bags(batch, samples):
     ...     return torch.zeros(3 * samples, dtype=torch.long), torch.arange(0, 3 * samples, 3)
-    >>> step = Step(torch.nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resized=bags,
-    ...             loss=lambda model, batch: model(*batch).sum())
+    >>> step = Step(torch.nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resize=bags,
+    ...             compute_loss=lambda model, batch: model(*batch).sum())
     >>> [tuple(part.shape) for part in step.batch_of(6)]
     [(18,), (6,)]
 
-    Raises TypeError or ValueError for what is none of these.
+    Raises TypeError or ValueError for an argument that is none of these, and where both `loss` and `compute_loss` are
+    given.
     """
 
     model: torch.nn.Module | Callable[[], torch.nn.Module]
     batch: Any
-    loss: Callable[..., torch.Tensor | Iterator[torch.Tensor]] | None = None
+    loss: Loss | None = None
     optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None = None
+    compute_loss: Loss | None = None
     samples: int | None = None
-    resized: Callable[[Any, int], Any] | None = None
+    resize: Callable[[Any, int], Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.model):
             raise TypeError(f"model must be a torch.nn.Module or a function that builds one, not {type(self.model)}")
-        if self.loss is not None and not callable(self.loss):
-            raise TypeError(f"loss must be a function, not {type(self.loss).__name__}")
+        _check_loss(self.loss, self.compute_loss)
         if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
             raise ValueError(f"samples={self.samples!r} must be a whole number from 1 on")
-        if self.resized is not None and not callable(self.resized):
-            raise TypeError(f"resized must be a function of a batch and a number, not {type(self.resized).__name__}")
+        if self.resize is not None and not callable(self.resize):
+            raise TypeError(f"resize must be a function of a batch and a number, not {type(self.resize).__name__}")
         if isinstance(self.batch, Mapping) and not isinstance(self.batch, dict):
             object.__setattr__(self, "batch", dict(self.batch))
         if self._first() is None:
@@ -90,8 +101,8 @@ class Step:
         return self._input.shape[0] if self.samples is None else self.samples
 
     @property
-    def sized(self) -> slice:
-        """Which dimensions of the input are its size: the last two of images, the second of sequences, or none."""
+    def size_dimensions(self) -> slice:
+        """Dimensions of the input that are its size: the last two of images, the second of sequences, else none."""
         shape, is_float = self._input.shape, self._input.dtype.is_floating_point
         if len(shape) >= 4:
             return slice(len(shape) - 2, len(shape))
@@ -102,19 +113,19 @@ class Step:
     @property
     def input_size(self) -> int | None:
         """Height of the images or length of the sequences, None where the batch has neither."""
-        extents = self._input.shape[self.sized]
+        extents = self._input.shape[self.size_dimensions]
         return extents[0] if extents else None
 
     def batch_of(self, size: int | None = None, input_size: int | None = None) -> Any:
-        """The batch with another number of samples, and another resolution or length; None keeps what it is.
+        """Return the batch with another number of samples, and another resolution or length; None keeps its own.
 
-        Images keep their proportions. While a virtual GPU is on, large tensors of the answer have no values and take no
+        Images keep their proportions. While a virtual GPU is on, large tensors of the result have no values and take no
         memory.
 
-        Raises ValueError where an input size is asked of a batch that has none, or another number of samples of one
-        whose samples nobody can tell apart.
+        Raises ValueError for an input size where the batch has none, and for another number of samples where the
+        samples do not lie along the first dimension and the step has no `resize`.
         """
-        extents = self._input.shape[self.sized]
+        extents = self._input.shape[self.size_dimensions]
         if input_size is not None and not extents:
             raise ValueError("this batch has neither images nor sequences: it has no input size")
         wanted = tuple(extents)
@@ -123,7 +134,7 @@ class Step:
         images = len(extents) == 2
         batch, samples = self._of_size(size)
 
-        def resized(value: Any) -> Any:
+        def reshaped(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.dim():
                 return value
             shape = list(value.shape)
@@ -135,36 +146,36 @@ class Step:
                 shape[1] = wanted[0]
             return _shaped(value, tuple(shape))
 
-        return pytree.tree_map(resized, batch)
+        return pytree.tree_map(reshaped, batch)
 
     def _of_size(self, size: int | None) -> tuple[Any, int | None]:
-        """The batch, and how many samples its tensors are still to get along their first dimension."""
+        """Return the batch, and the number of samples that its tensors do not have yet along their first dimension."""
         if size is None or size == self.batch_size:
             return self.batch, None
-        if self.resized is not None:
-            return self.resized(self.batch, size), None
+        if self.resize is not None:
+            return self.resize(self.batch, size), None
         leaves = pytree.tree_leaves(self.batch)
         if not any(isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == self.batch_size for leaf in leaves):
             raise ValueError(
                 f"no tensor of the batch has its {_samples(self.batch_size)} along the first dimension: give "
-                "Step(..., resized=function of batch and samples)"
+                "Step(..., resize=function of batch and samples)"
             )
         return self.batch, size
 
     def micro_batches(self, batch: Any, count: int, size: int | None = None) -> Iterator[Any]:
-        """A batch of `size` samples, or as many as the step's own, cut into `count` equal parts, in order.
+        """Yield a batch of `size` samples, by default the step's own number, in `count` equal parts, in order.
 
-        Where the step has `resized`, each part is what that makes of the batch.
+        Where the step has `resize`, each part is what `resize` makes of the batch.
 
-        Raises ValueError where the samples cannot be dealt out equally.
+        Raises ValueError where `count` does not divide the samples.
         """
         samples = self.batch_size if size is None else size
         if samples % count:
             raise ValueError(f"accumulation={count} does not divide the batch of {samples}; write one of its divisors")
         share = samples // count
-        if self.resized is not None and count > 1:
+        if self.resize is not None and count > 1:
             for _ in range(count):
-                yield self.resized(batch, share)
+                yield self.resize(batch, share)
             return
         for number in range(count):
             part = slice(number * share, (number + 1) * share)
@@ -178,12 +189,21 @@ class Step:
             )
 
     def loss_of(self, model: Callable[..., Any], batch: Any) -> Any:
-        """The loss of a model on a batch, or an iterator of several.
+        """Return the loss of a model on a batch, or an iterator of several losses.
 
-        Raises TypeError where there is no `loss` and the model's output has none.
+        Raises TypeError where the loss does not take what it is called with, and where the step has neither `loss` nor
+        `compute_loss` and the model's output has no loss.
         """
-        if self.loss is not None and takes_model(self.loss):
-            return self.loss(model, batch)
+        if self.compute_loss is not None:
+            try:
+                return self.compute_loss(model, batch)
+            except TypeError as error:
+                if _rejects(self.compute_loss, (model, batch), error):
+                    raise TypeError(
+                        f"compute_loss was called as compute_loss(model, batch), and does not take that ({error}). "
+                        "Write a function of these two, or pass a criterion as loss="
+                    ) from error
+                raise
         targets: tuple[Any, ...]
         if isinstance(batch, dict):
             output, targets = model(**batch), (batch,)
@@ -192,10 +212,18 @@ class Step:
         else:
             output, targets = model(batch), ()
         if self.loss is not None:
-            return self.loss(output, *targets)
+            try:
+                return self.loss(output, *targets)
+            except TypeError as error:
+                if _rejects(self.loss, (output, *targets), error):
+                    raise TypeError(_rejected(output, targets, isinstance(batch, dict), error)) from error
+                raise
         own = getattr(output, "loss", output)
         if not isinstance(own, torch.Tensor) or own.dim():
-            raise TypeError("the model's output has no loss: give Step(..., loss=function of output and target)")
+            raise TypeError(
+                "the model's output has no loss: give Step(..., loss=function of output and target) or "
+                "Step(..., compute_loss=function of model and batch)"
+            )
         return own
 
 
@@ -203,17 +231,65 @@ def _samples(count: int) -> str:
     return f"{count} sample{'' if count == 1 else 's'}"
 
 
-def takes_model(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is called as ``loss(model, batch)``, by the name of its first argument."""
+def _check_loss(loss: Any, compute_loss: Any) -> None:
+    """Raise TypeError for what is no loss, and for a function of model and batch that is given as `loss`."""
+    for name, function in (("loss", loss), ("compute_loss", compute_loss)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, not {type(function).__name__}")
+    if loss is not None and compute_loss is not None:
+        raise TypeError("a step has one loss: give loss=function of output and target, or compute_loss=, not both")
+    signature = _signature(loss) if loss is not None else None
+    if signature is not None and next(iter(signature.parameters), None) == "model":
+        raise TypeError(
+            "loss= is called as loss(output, *targets), and the first argument of this function is called model. "
+            "Pass it as compute_loss=, which is called as compute_loss(model, batch)"
+        )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function, or of a module's forward; None for a builtin without one."""
     try:
-        names = list(inspect.signature(loss).parameters)
-    except (TypeError, ValueError):  # builtins have no signature
-        return False
-    return bool(names) and names[0] == "model"
+        return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _rejects(function: Callable[..., Any], arguments: tuple[Any, ...], error: TypeError) -> bool:
+    """Return whether a call failed because of its arguments, rather than by an error inside of the function."""
+    signature = _signature(function)
+    if signature is None:
+        traceback = error.__traceback__
+        return traceback is not None and traceback.tb_next is None  # the frame of the call itself, and none below it
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return True
+    return False
+
+
+def _rejected(output: Any, targets: tuple[Any, ...], is_dict: bool, error: TypeError) -> str:
+    """Return the message for a loss that does not take what it was called with."""
+    if is_dict:
+        names = ["batch"]
+    else:
+        names = ["target"] if len(targets) == 1 else [f"target_{number}" for number in range(1, len(targets) + 1)]
+    given = ", ".join(map(_kind, (output, *targets)))
+    return (
+        f"loss was called as loss({', '.join(['output', *names])}) with {given}, and does not take that ({error}). "
+        "Change what it takes or what the batch holds, or write Step(..., compute_loss=function of model and batch)"
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"Tensor({', '.join(map(str, value.shape))})"
+    if isinstance(value, dict):
+        return f"dict of {', '.join(map(str, value))}"
+    return type(value).__name__
 
 
 def _shaped(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of another shape with the old values again and again, none where it is large and a virtual GPU is on."""
+    """Return a tensor of another shape that repeats the values; without values where large and a virtual GPU is on."""
     count = 1
     for extent in shape:
         count *= extent

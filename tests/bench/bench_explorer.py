@@ -32,7 +32,7 @@ from memexplore.steps.step import Step
 from tests.models import MODELS
 Explorer._prepare = lambda *_: None
 build, make, loss = MODELS[{name!r}]
-step = Step(build if {name!r} == "llama7b" else build(), make("cpu"), loss=lambda model, batch: loss(model, batch))
+step = Step(build if {name!r} == "llama7b" else build(), make("cpu"), compute_loss=loss)
 explorer = explore(step, gpu="192GiB")
 from memexplore.notebook.controls import _numbers
 batch = next(one for one in explorer._controls if one.field == "batch")

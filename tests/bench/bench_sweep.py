@@ -63,7 +63,7 @@ def main() -> None:
     chosen = settings(asked.settings)
     for name in asked.models:
         build, make, loss = MODELS[name]
-        step = Step(build, make("cpu"), loss=lambda model, batch, loss=loss: loss(model, batch))
+        step = Step(build, make("cpu"), compute_loss=loss)
         start = time.perf_counter()
         found = sweep(step, chosen, gpu="A100", progress=None)
         ours = time.perf_counter() - start

@@ -39,6 +39,7 @@ def script(text: str, step: Step, batches: Iterable[Any], optimizer: Callable[..
         "model": step.model,
         "batches": batches,
         "loss_function": step.loss,
+        "compute_loss": step.compute_loss,
         "dataset": torch.utils.data.TensorDataset(*step.batch) if "dataset" in text else None,
         "optimizer": optimizer(step.model.parameters()),
     }
@@ -227,7 +228,7 @@ FORMS: dict[str, Callable[[], Step]] = {
     "a loss that calls the model": lambda: Step(
         nn.Linear(4, 3),
         (torch.randn(8, 4), torch.randn(8, 3)),
-        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
         optimizer=SGD,
     ),
 }
@@ -367,7 +368,7 @@ def bag_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def test_micro_batches_of_a_batch_that_nobody_can_cut_are_loaded() -> None:
     torch.manual_seed(0)
-    step = Step(nn.EmbeddingBag(9, 2), bags(None, 8), loss=bag_loss, optimizer=SGD, samples=8, resized=bags)
+    step = Step(nn.EmbeddingBag(9, 2), bags(None, 8), compute_loss=bag_loss, optimizer=SGD, samples=8, resize=bags)
     text = lines(step, Knobs(accumulation=2))
     assert "for number, (inputs, targets) in enumerate(batches, 1):" in text
     start = {name: value.clone() for name, value in step.model.state_dict().items()}

@@ -240,7 +240,9 @@ def test_activation_functions_that_win_nothing_are_named():
 
 def test_a_trial_tells_what_its_run_told_and_can_be_pickled():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
-    trial = run(Step(model, torch.ones(2, 4), loss=lambda model, x: model[0](x).sum()), Knobs(checkpoint="every 1"))
+    trial = run(
+        Step(model, torch.ones(2, 4), compute_loss=lambda model, x: model[0](x).sum()), Knobs(checkpoint="every 1")
+    )
     assert trial.applied.texts == ("Checkpointing 1 of 3 blocks",)
     assert pickle.loads(pickle.dumps(trial.applied)) == trial.applied
 

@@ -397,7 +397,7 @@ def test_step_that_no_virtual_gpu_can_run_is_run_without_flops() -> None:
             raise NotImplementedError("needs values")
         return model(batch[0]).sum()
 
-    told = run(step(loss=loss), gpu="cpu")
+    told = run(step(loss=None, compute_loss=loss), gpu="cpu")
     assert told.cost.flops == 0
     assert told.applied.notes == (
         "FLOPs are not known, since no virtual GPU can run this step: NotImplementedError: needs values",

@@ -89,7 +89,7 @@ def bags(batch: Any, samples: int) -> Any:
 
 
 def test_a_batch_that_knows_how_it_grows() -> None:
-    step = Step(nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resized=bags)
+    step = Step(nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resize=bags)
     assert (step.batch_size, step.input_size) == (4, None)
     assert step.batch_of() == step.batch
     assert shapes(step.batch_of(6)) == [(18,), (6,)]
@@ -120,7 +120,6 @@ ONES = torch.ones(2, 2)
         ((ONES, ONES * 3), nn.functional.mse_loss, 4),  # (3 - 1) squared
         ((ONES, ONES, ONES), lambda output, one, two: (output + one + two).sum(), 12),  # 3 of each of 4
         ({"input": ONES}, lambda output, batch: (output + batch["input"]).sum(), 8),
-        ((ONES, ONES), lambda model, batch: model(batch[0] + batch[1]).sum(), 8),
         (ONES.sum()[None], None, None),
     ],
 )
@@ -131,6 +130,59 @@ def test_who_works_out_the_loss(batch: Any, loss: Any, expected: float | None) -
             step.loss_of(step.model, batch)
     else:
         assert step.loss_of(step.model, batch).item() == expected
+
+
+def test_a_loss_that_calls_the_model() -> None:
+    step = Step(nn.Identity(), (ONES, ONES), compute_loss=lambda model, batch: model(batch[0] + batch[1]).sum())
+    assert step.loss_of(step.model, step.batch).item() == 8
+
+
+def test_a_step_has_one_loss() -> None:
+    with pytest.raises(TypeError, match="give loss=function of output and target, or compute_loss=, not both"):
+        Step(LINEAR, ONES, loss=torch.mean, compute_loss=lambda model, batch: model(batch).sum())
+
+
+def test_a_function_of_the_model_is_no_criterion() -> None:
+    with pytest.raises(TypeError, match=r"Pass it as compute_loss=, which is called as compute_loss\(model, batch\)"):
+        Step(LINEAR, ONES, loss=lambda model, batch: model(batch).sum())
+
+
+PAIR = (torch.ones(8, 4), torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss", "call"),
+    [
+        (PAIR, lambda output: output.sum(), "loss(output, target) with Tensor(8, 4), Tensor(8), "),
+        (PAIR[0], nn.functional.mse_loss, "loss(output) with Tensor(8, 4), "),
+        (PAIR[0], nn.MSELoss(), "loss(output) with Tensor(8, 4), "),
+        (PAIR[0], torch.dot, "loss(output) with Tensor(8, 4), "),
+        ((*PAIR, 3), nn.MSELoss(), "loss(output, target_1, target_2) with Tensor(8, 4), Tensor(8), int, "),
+        ({"input": ONES}, torch.sin, "loss(output, batch) with Tensor(2, 2), dict of input, "),
+    ],
+)
+def test_a_loss_that_does_not_take_what_it_is_given(batch: Any, loss: Any, call: str) -> None:
+    step = Step(nn.Identity(), batch, loss=loss)
+    with pytest.raises(TypeError) as caught:
+        step.loss_of(step.model, batch)
+    assert str(caught.value).startswith(f"loss was called as {call}and does not take that (")
+    assert str(caught.value).endswith("or write Step(..., compute_loss=function of model and batch)")
+
+
+def test_a_compute_loss_that_does_not_take_model_and_batch() -> None:
+    step = Step(nn.Identity(), ONES, compute_loss=lambda model: model)
+    with pytest.raises(TypeError, match=r"compute_loss was called as compute_loss\(model, batch\), and does not take"):
+        step.loss_of(step.model, ONES)
+
+
+@pytest.mark.parametrize("name", ["loss", "compute_loss"])
+def test_a_type_error_inside_a_loss_is_its_own(name: str) -> None:
+    def fails(*_: Any) -> Any:
+        raise TypeError("in here")
+
+    step = Step(nn.Identity(), ONES, **{name: fails})
+    with pytest.raises(TypeError, match=r"^in here$"):
+        step.loss_of(step.model, ONES)
 
 
 def test_the_loss_of_the_output() -> None:
@@ -148,7 +200,13 @@ def test_what_is_no_step(kind: type[Exception], given: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"), [(ValueError, {"samples": 0}), (ValueError, {"samples": 2.0}), (TypeError, {"resized": 3})]
+    ("kind", "given"),
+    [
+        (ValueError, {"samples": 0}),
+        (ValueError, {"samples": 2.0}),
+        (TypeError, {"resize": 3}),
+        (TypeError, {"compute_loss": 3}),
+    ],
 )
 def test_what_is_no_number_of_samples(kind: type[Exception], given: dict[str, Any]) -> None:
     with pytest.raises(kind):

@@ -39,7 +39,7 @@ def visits(batch: Any, samples: int) -> Any:
     )
 
 
-RESIZED = {"graph": {"samples": 1, "resized": graphs}, "recommender": {"resized": visits}}
+RESIZED = {"graph": {"samples": 1, "resize": graphs}, "recommender": {"resize": visits}}
 """How a batch whose samples do not lie along the first dimension gets another number of them."""
 
 
@@ -50,7 +50,7 @@ def step_of(name: str) -> Step:
     def loss(model: nn.Module, batch: Any) -> Iterator[torch.Tensor]:
         return family.losses(model, batch)
 
-    return Step(lambda: family.build().train(), family.batch("cpu"), loss=loss, **RESIZED.get(name, {}))
+    return Step(lambda: family.build().train(), family.batch("cpu"), compute_loss=loss, **RESIZED.get(name, {}))
 
 
 def same(step: Step, knobs: Knobs) -> None:
@@ -128,7 +128,7 @@ def test_a_step_that_differs_is_traced() -> None:
         # From sixteen samples on, twice as deep.
         return model(model(batch) if len(batch) >= 16 else batch).mean()
 
-    step = Step(deep().model, torch.zeros(8, 64), loss=loss)
+    step = Step(deep().model, torch.zeros(8, 64), compute_loss=loss)
     run(step, gpu=GPU)
     same(step, Knobs(batch=16))
 
@@ -141,7 +141,7 @@ def test_a_second_step_unlike_the_first_is_traced_every_time() -> None:
         # Every second call has another output, which no request of the first step is like.
         return model(batch).mean() if len(calls) % 2 else model(torch.cat([batch, batch])).sum()
 
-    step = Step(deep().model, torch.zeros(8, 64), loss=loss)
+    step = Step(deep().model, torch.zeros(8, 64), compute_loss=loss)
     run(step, gpu=GPU)
     assert len(calls) == 2
     same(step, Knobs(batch=16))

@@ -148,7 +148,7 @@ def test_code_that_looks_at_the_gpu_is_traced_everywhere():
         return careful(model, batch)
 
     step = step_of(optimizer=None)
-    step = Step(step.model, step.batch, loss=loss)
+    step = Step(step.model, step.batch, compute_loss=loss)
     run(step, gpu="24GiB")
     assert run(step, gpu="4GiB").tape.equals(traced(step, gpu="4GiB").tape)
 
