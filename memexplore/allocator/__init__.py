@@ -1,4 +1,13 @@
-"""PyTorch's caching allocator, modelled: where each request goes, what is reserved, when memory runs out."""
+"""A model of PyTorch's CUDA caching allocator (docs/allocator.md): the address of each request, reserved memory, OOM.
+
+- `model`: `Allocator`, one device's allocator with statistics and messages; one request at a time.
+- `replay`: a tape's requests under other settings; `restore` builds the state at the start of a late recording.
+- `sizes`: the size of the block that each request of a tape received.
+- `settings`: the options of `PYTORCH_CUDA_ALLOC_CONF`, constants, and the rounding of requests and segments.
+- `core`: search, retry and free without statistics, on top of
+  `cache` (releasing memory), `expandable` (mapping memory), `segments` (the memory held) and `blocks`.
+- `stats`: the counters of `torch.cuda.memory_stats()`; `gc_pause`: a pause of Python's garbage collector.
+"""
 
 from memexplore.allocator.blocks import PoolOptions
 from memexplore.allocator.model import Allocator, OutOfMemory

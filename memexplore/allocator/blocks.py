@@ -1,4 +1,4 @@
-"""Blocks and the pools that hold the free ones."""
+"""Blocks, expandable segments, and the sets of free blocks: one `FreeSet` for each pool and stream."""
 
 from __future__ import annotations
 
@@ -26,99 +26,106 @@ class PoolOptions(enum.Flag):
 class PrivatePool:
     """The small and the large pool of a CUDA graph or a `torch.cuda.MemPool`."""
 
-    __slots__ = ("identity", "large", "segments", "small", "use", "users")
+    __slots__ = ("identity", "large", "options", "segments", "small", "use_count")
 
-    def __init__(self, identity: tuple[int, int], use: PoolOptions) -> None:
+    def __init__(self, identity: tuple[int, int], options: PoolOptions) -> None:
         self.identity = identity
-        self.use = use
-        self.users = 1
+        self.options = options
+        self.use_count = 1
         self.segments = 0
         self.small = Pool("small", self)
         self.large = Pool("large", self)
 
 
 class Pool:
-    """The small or the large pool of one identity: a `FreeSet` for each stream."""
+    """The small or the large pool, a default or a private one: a `FreeSet` for each stream."""
 
-    __slots__ = ("identity", "kind", "private", "searches", "streams")
+    __slots__ = ("free_sets", "identity", "kind", "private", "searches")
 
     def __init__(self, kind: str, private: PrivatePool | None = None) -> None:
         self.kind = kind
         self.private = private
         self.identity = private.identity if private else (0, 0)
-        self.streams: dict[int, FreeSet] = {}
+        self.free_sets: dict[int, FreeSet] = {}
+        """By stream."""
         self.searches = 0
-        """Searches since the start, counted where garbage collection needs the age of a block."""
+        """Searches so far. Counted only if garbage collection is on, which computes ages of blocks from it."""
+
+    def free_blocks(self) -> list[Block]:
+        """Return the free blocks in the order of PyTorch's set: by stream, then size, then tie-break."""
+        return [block for stream in sorted(self.free_sets) for block in self.free_sets[stream].at_least(0)]
 
 
 class FreeSet:
-    """The free blocks of one pool and stream, by size; within a size the last block of the list goes first."""
+    """The free blocks of one pool and stream, by size; among blocks of equal size the highest rank is handed out first.
 
-    __slots__ = ("by_size", "least_rest", "pool", "sizes", "split_below", "stream", "unmapped")
+    A block is split if at least `min_remainder` bytes would remain and the rounded request is below `split_limit`.
+    """
 
-    def __init__(self, pool: Pool, stream: int, least_rest: int, split_below: int) -> None:
+    __slots__ = ("by_size", "min_remainder", "pool", "sizes", "split_limit", "stream", "unmapped")
+
+    def __init__(self, pool: Pool, stream: int, min_remainder: int, split_limit: int) -> None:
         self.pool = pool
         self.stream = stream
-        self.least_rest = least_rest
-        """A block is split where at least so many bytes would remain ..."""
-        self.split_below = split_below
-        """... and the rounded request is smaller than this."""
+        self.min_remainder = min_remainder
+        self.split_limit = split_limit
         self.by_size: dict[int, list[Block]] = {}
-        # A size stays listed after its last block left until a search meets it: the same sizes come back.
+        """Blocks of each size, by ascending rank."""
+        # A size stays listed after its last block left, until a search meets it: training requests it again soon.
         self.sizes: list[int] = []
         self.unmapped: list[Block] = []
-        """Ranges of expandable segments without memory behind them, by address."""
+        """Ranges of expandable segments without memory, by address."""
 
     def insert(self, block: Block) -> None:
         """Add a free block."""
         block.free = True
-        block.age = self.pool.searches
-        same = self.by_size.get(block.size)
-        if same is None:
+        block.inserted_at = self.pool.searches
+        same_size = self.by_size.get(block.size)
+        if same_size is None:
             self.by_size[block.size] = [block]
             insort(self.sizes, block.size)
-        elif not same or same[-1].rank < block.rank:
-            same.append(block)
+        elif not same_size or same_size[-1].rank < block.rank:
+            same_size.append(block)
         else:
-            insort(same, block, key=RANK)
+            insort(same_size, block, key=RANK)
 
     def remove(self, block: Block) -> None:
-        """Take a certain block out."""
+        """Remove a given block."""
         block.free = False
-        same = self.by_size[block.size]
-        if same[-1] is block:
-            same.pop()
+        same_size = self.by_size[block.size]
+        if same_size[-1] is block:
+            same_size.pop()
         else:
-            del same[bisect_left(same, block.rank, key=RANK)]
+            del same_size[bisect_left(same_size, block.rank, key=RANK)]
 
-    def best_fit(self, size: int) -> Block | None:
-        """Take out the smallest block of at least `size` bytes, of several the one of highest rank."""
+    def pop_best_fit(self, size: int) -> Block | None:
+        """Remove and return the smallest block of at least `size` bytes, of the highest rank; None without one."""
         sizes, by_size = self.sizes, self.by_size
         at = bisect_left(sizes, size)
         while at < len(sizes):
-            same = by_size[sizes[at]]
-            if same:
-                block = same.pop()
+            same_size = by_size[sizes[at]]
+            if same_size:
+                block = same_size.pop()
                 block.free = False
                 return block
             del by_size[sizes.pop(at)]
         return None
 
-    def from_size(self, size: int) -> Iterator[Block]:
-        """The blocks of at least `size` bytes in the order in which a search meets them; none may leave meanwhile."""
+    def at_least(self, size: int) -> Iterator[Block]:
+        """Yield the blocks of at least `size` bytes in search order; the set must not change meanwhile."""
         sizes, by_size = self.sizes, self.by_size
         at = bisect_left(sizes, size)
         while at < len(sizes):
-            same = by_size[sizes[at]]
-            if same:
-                yield from reversed(same)
+            same_size = by_size[sizes[at]]
+            if same_size:
+                yield from reversed(same_size)
                 at += 1
             else:
                 del by_size[sizes.pop(at)]
 
 
-class Range:
-    """An expandable segment: a range of addresses that gets its memory page by page, in bytes."""
+class ExpandableSegment:
+    """A range of virtual addresses to which memory is mapped page by page; base and sizes in bytes."""
 
     __slots__ = ("base", "page", "size")
 
@@ -129,35 +136,40 @@ class Range:
 
 
 class Block:
-    """A piece of a segment, sizes in bytes; `previous` and `next` are its neighbours in the segment."""
+    """A piece of a segment, sizes in bytes; `previous` and `next` are its neighbours in the segment.
+
+    `expandable` is the expandable segment that holds the block, None in a segment from cudaMalloc. Among free blocks of
+    equal size the highest `rank` is handed out first.
+    """
 
     __slots__ = (
-        "address", "age", "free", "home", "mapped", "next", "previous", "range", "rank", "requested", "size", "uses",
-        "waiting",
+        "address", "expandable", "free", "free_set", "inserted_at", "mapped", "next", "other_streams",
+        "pending_events", "previous", "rank", "requested", "size",
     )  # fmt: skip
 
-    def __init__(self, address: int, size: int, home: FreeSet, rank: int, range: Range | None) -> None:
+    def __init__(
+        self, address: int, size: int, free_set: FreeSet, rank: int, expandable: ExpandableSegment | None
+    ) -> None:
         self.address = address
         self.size = size
-        self.home = home
+        self.free_set = free_set
+        """The set that holds the block while it is free."""
         self.rank = rank
-        """Among free blocks of equal size the highest rank goes first."""
-        self.range = range
-        """The expandable segment it lies in."""
+        self.expandable = expandable
         self.free = False
-        """In the free set: not handed out, waiting for nothing, with memory behind it."""
+        """Whether the block is in its free set: mapped, not allocated, without pending events."""
         self.mapped = True
         self.previous: Block | None = None
         self.next: Block | None = None
         self.requested = 0
-        self.uses: set[int] | None = None
-        """Other streams that used it (`record_stream`)."""
-        self.waiting = 0
-        """Events that have to happen before it is free."""
-        self.age = 0
-        """The pool's `searches` when it became free."""
+        self.other_streams: set[int] | None = None
+        """Streams passed to `record_stream`."""
+        self.pending_events = 0
+        """Events that must complete before the block is free."""
+        self.inserted_at = 0
+        """The pool's `searches` when the block became free."""
 
     @property
-    def idle(self) -> bool:
-        """Whether it can be handed out, perhaps after memory was mapped behind it."""
+    def available(self) -> bool:
+        """Whether a request can use the block, perhaps after mapping memory."""
         return self.free or not self.mapped

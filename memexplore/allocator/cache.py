@@ -1,102 +1,94 @@
-"""Giving cached memory back to the device: garbage collection, oversize blocks, everything (ALLOCATOR.md 8 and 10)."""
+"""Releasing cached memory to the device: garbage collection, oversize blocks, whole pools (docs/allocator.md 8, 10)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from memexplore.allocator import expandable
 from memexplore.allocator.blocks import Block, FreeSet, Pool
+from memexplore.allocator.segments import Segments
 from memexplore.allocator.settings import UNLIMITED
 from memexplore.tape import Action
 
-if TYPE_CHECKING:
-    from memexplore.allocator.placement import Placement
 
-
-def collect_garbage(placement: Placement) -> None:
-    """Release whole free blocks of the large pool that were not used for long, until enough is given back."""
-    assert placement.limit is not None
-    target = placement.reserved - int(placement.settings.garbage_collection_threshold * placement.limit)
+def collect_garbage(segments: Segments) -> None:
+    """Release unsplit free blocks of the large pool, those of at least mean age, until the target is met."""
+    assert segments.limit is not None
+    target = segments.reserved - int(segments.settings.garbage_collection_threshold * segments.limit)
     if target <= 0:
         return
-    now = placement.large.searches
-    blocks = [block for block in _in_order(placement.large) if block.previous is None and block.next is None]
-    total_age = sum(now - block.age for block in blocks)
+    now = segments.large.searches
+    blocks = [block for block in segments.large.free_blocks() if block.previous is None and block.next is None]
+    total_age = sum(now - block.inserted_at for block in blocks)
     count = len(blocks)
     released = 0
-    found = True
-    while released < target and found and count:
-        least_age = total_age / count
-        found = False
+    progress = True
+    while released < target and progress and count:
+        min_age = total_age / count
+        progress = False
         for block in blocks:
-            age = now - block.age
-            if block.free and block.range is None and age >= least_age:
-                found = True
+            age = now - block.inserted_at
+            if block.free and block.expandable is None and age >= min_age:
+                progress = True
                 released += block.size
                 total_age -= age
                 count -= 1
-                _release(placement, block)
+                _free_segment(segments, block)
 
 
-def release_oversize(placement: Placement, home: FreeSet, size: int) -> bool:
-    """Release just enough blocks that are too large to be split; False where there are not enough of them."""
-    most = placement.settings.max_split_size
-    if most == UNLIMITED:
+def release_oversize(segments: Segments, free_set: FreeSet, size: int) -> bool:
+    """Release just enough blocks of `max_split_size` or more for a request; return whether there were enough.
+
+    PyTorch calls it `release_available_cached_blocks`.
+    """
+    max_split_size = segments.settings.max_split_size
+    if max_split_size == UNLIMITED:
         return False
-    wanted = max(size, most)
-    block = next(home.from_size(wanted), None)
-    if block is not None and block.range is None:
-        _release(placement, block)
+    needed = max(size, max_split_size)
+    block = next(free_set.at_least(needed), None)
+    if block is not None and block.expandable is None:
+        _free_segment(segments, block)
         return True
     released = 0
-    for other in reversed([other for other in home.from_size(most) if other.size < wanted]):
-        if released >= wanted:
+    for other in reversed([other for other in free_set.at_least(max_split_size) if other.size < needed]):
+        if released >= needed:
             break
-        if other.range is None:
+        if other.expandable is None:
             released += other.size
-            _release(placement, other)
-    return released >= wanted
+            _free_segment(segments, other)
+    return released >= needed
 
 
-def release_everything(placement: Placement) -> None:
-    """Release every segment without a live block, after waiting for all streams."""
-    if not placement.captures:
-        placement.synchronize()
-        _release_pool(placement, placement.large)
-        _release_pool(placement, placement.small)
-    for identity, private in list(placement.private.items()):
-        if private.users == 0:
-            _release_pool(placement, private.small)
-            _release_pool(placement, private.large)
+def release_pool(segments: Segments, pool: Pool) -> None:
+    """Release every segment of a pool without a live block: whole segments first, then pages of expandable ones."""
+    blocks = pool.free_blocks()
+    for block in blocks:
+        if block.expandable is None:
+            release_block(segments, block)
+    for block in blocks:
+        if block.expandable is not None:
+            release_block(segments, block)
+
+
+def release_unused_private_pools(segments: Segments) -> None:
+    """Release the private pools that nobody uses any more, and forget those that become empty."""
+    for identity, private in list(segments.private.items()):
+        if private.use_count == 0:
+            release_pool(segments, private.small)
+            release_pool(segments, private.large)
             if private.segments == 0:
-                del placement.private[identity]
+                del segments.private[identity]
 
 
-def _in_order(pool: Pool) -> list[Block]:
-    return [block for stream in sorted(pool.streams) for block in pool.streams[stream].from_size(0)]
-
-
-def _release_pool(placement: Placement, pool: Pool) -> None:
-    blocks = _in_order(pool)
-    for block in blocks:
-        if block.range is None:
-            release_block(placement, block)
-    for block in blocks:
-        if block.range is not None:
-            release_block(placement, block)
-
-
-def release_block(placement: Placement, block: Block) -> None:
-    """Give a free block back as far as the device takes it: a whole segment, or the whole pages inside the block."""
-    if block.range is not None:
-        expandable.unmap(placement, block)
+def release_block(segments: Segments, block: Block) -> None:
+    """Release what can be released of a free block: the whole segment, or the whole pages inside the block."""
+    if block.expandable is not None:
+        expandable.unmap(segments, block)
     elif block.previous is None and block.next is None:
-        _release(placement, block)
+        _free_segment(segments, block)
 
 
-def _release(placement: Placement, block: Block) -> None:
-    block.home.remove(block)
-    placement.device_frees += 1
-    if block.home.pool.private is not None:
-        block.home.pool.private.segments -= 1
-    placement.reserve(Action.SEGMENT_FREE, block.address, block.size, block.home)
+def _free_segment(segments: Segments, block: Block) -> None:
+    block.free_set.remove(block)
+    segments.device_frees += 1
+    if block.free_set.pool.private is not None:
+        block.free_set.pool.private.segments -= 1
+    segments.update_reserved(Action.SEGMENT_FREE, block.address, block.size, block.free_set)

@@ -1,118 +1,130 @@
-"""Expandable segments: memory mapped behind a range of addresses page by page (ALLOCATOR.md section 12)."""
+"""Expandable segments: memory mapped to a range of addresses page by page (docs/allocator.md section 12)."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
 
-from memexplore.allocator.blocks import ADDRESS, Block, FreeSet, Range
+from memexplore.allocator.blocks import ADDRESS, Block, ExpandableSegment, FreeSet
+from memexplore.allocator.segments import Segments
 from memexplore.allocator.settings import SMALL_SEGMENT
 from memexplore.tape import Action
 
-if TYPE_CHECKING:
-    from memexplore.allocator.placement import Placement
 
-
-def reach(block: Block) -> int:
-    """The bytes that a free block could grow to: its own and those of the unmapped range behind it."""
+def effective_size(block: Block) -> int:
+    """Return the bytes that a free block can grow to: its own and those of the unmapped range behind it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def grow(placement: Placement, home: FreeSet, size: int) -> Block | None:
-    """A block of at least `size` bytes, taken out of its free set, with memory behind all of it; None without memory.
+def map_block(segments: Segments, free_set: FreeSet, size: int) -> Block | None:
+    """Map memory for a block of at least `size` bytes and return it, removed from its free set.
 
-    What was mapped before the device ran out stays mapped and free.
+    Returns None if the device has no memory left; what was mapped until then stays mapped and free.
     """
-    block = _candidate(placement, home, size)
-    if not block.mapped and not _map(placement, block, min(block.size, size)):
+    block = _first_candidate(segments, free_set, size)
+    if not block.mapped and not _map(segments, block, min(block.size, size)):
         return None
     while block.size < size:
         after = block.next
         assert after is not None
-        if not _map(placement, after, min(size - block.size, after.size)):
+        if not _map(segments, after, min(size - block.size, after.size)):
             return None
         block = after
-    home.remove(block)
+    free_set.remove(block)
     return block
 
 
-def _candidate(placement: Placement, home: FreeSet, size: int) -> Block:
-    """The lowest run of free and unmapped blocks with room, else a new range of addresses."""
-    for unmapped in home.unmapped:
+def page_size(segments: Segments, free_set: FreeSet) -> int:
+    """Return the bytes that a pool's expandable segments map at once."""
+    return SMALL_SEGMENT if free_set.pool.kind == "small" else segments.settings.large_segment_size
+
+
+def range_size(segments: Segments, page: int, needed: int) -> int:
+    """Return the bytes of addresses of an expandable segment: 9/8 of the device's memory, at least `needed`."""
+    return -(-max(segments.total + segments.total // 8, needed) // page) * page
+
+
+def _first_candidate(segments: Segments, free_set: FreeSet, size: int) -> Block:
+    """Return the first block of the lowest run of free and unmapped blocks of `size` bytes, else a new range."""
+    for unmapped in free_set.unmapped:
         before = unmapped.previous
-        first = before if before is not None and before.idle else unmapped
-        room, block = 0, first
-        while block is not None and room < size and block.idle:
+        first = before if before is not None and before.available else unmapped
+        room = 0
+        block: Block | None = first
+        while block is not None and room < size and block.available:
             room += block.size
-            block = block.next  # type: ignore[assignment]
+            block = block.next
         if room >= size:
             return first
-    page = SMALL_SEGMENT if home.pool.kind == "small" else placement.settings.large_segment_size
-    # A range holds 9/8 of the device's memory, so that one is nearly always enough.
-    pages = -(-max(placement.total + placement.total // 8, size) // page)
-    base = placement.new_address(pages * page, home.stream)
-    block = Block(base, pages * page, home, placement.rank(base), Range(base, page, pages * page))
+    page = page_size(segments, free_set)
+    length = range_size(segments, page, size)
+    base = segments.new_address(length, free_set.stream)
+    block = Block(base, length, free_set, segments.rank(base), ExpandableSegment(base, page, length))
     block.mapped = False
-    insort(home.unmapped, block, key=ADDRESS)
+    insort(free_set.unmapped, block, key=ADDRESS)
     return block
 
 
-def _map(placement: Placement, block: Block, size: int) -> bool:
-    """Put memory behind the first `size` bytes of an unmapped block, in whole pages, and merge it with free ones."""
-    home, segment = block.home, block.range
-    assert segment is not None
-    size = -(-(block.address - segment.base + size) // segment.page) * segment.page - (block.address - segment.base)
-    if placement.reserved + size > placement.capacity:
+def _map(segments: Segments, block: Block, size: int) -> bool:
+    """Map the first `size` bytes of an unmapped block, in whole pages, and merge them with free neighbours.
+
+    Returns whether the device had the memory.
+    """
+    free_set, expandable = block.free_set, block.expandable
+    assert expandable is not None
+    offset = block.address - expandable.base
+    size = -(-(offset + size) // expandable.page) * expandable.page - offset
+    if segments.reserved + size > segments.capacity:
         return False
-    del home.unmapped[bisect_left(home.unmapped, block.address, key=ADDRESS)]
+    del free_set.unmapped[bisect_left(free_set.unmapped, block.address, key=ADDRESS)]
     block.mapped = True
     address = block.address
     if size < block.size:
         rest_address = address + size
-        rest = Block(rest_address, block.size - size, home, placement.rank(rest_address, block), segment)
+        rest = Block(rest_address, block.size - size, free_set, segments.rank(rest_address, block), expandable)
         rest.mapped = False
         _insert_after(block, rest)
         block.size = size
-        insort(home.unmapped, rest, key=ADDRESS)
-    placement.settle(block)
-    placement.device_allocs += 1
-    placement.reserve(Action.SEGMENT_MAP, address, size, home)
+        insort(free_set.unmapped, rest, key=ADDRESS)
+    segments.merge_free(block)
+    segments.device_allocs += 1
+    segments.update_reserved(Action.SEGMENT_MAP, address, size, free_set)
     return True
 
 
-def unmap(placement: Placement, block: Block) -> None:
-    """Take the memory back from the whole pages inside a free block; fractions of pages at its ends stay free."""
-    home, segment = block.home, block.range
-    assert segment is not None
-    start = -(-(block.address - segment.base) // segment.page) * segment.page + segment.base
-    end = (block.address + block.size - segment.base) // segment.page * segment.page + segment.base
+def unmap(segments: Segments, block: Block) -> None:
+    """Unmap the whole pages inside a free block; fractions of pages at its ends stay mapped and free."""
+    free_set, expandable = block.free_set, block.expandable
+    assert expandable is not None
+    page, base = expandable.page, expandable.base
+    start = -(-(block.address - base) // page) * page + base
+    end = (block.address + block.size - base) // page * page + base
     if start >= end:
         return
-    home.remove(block)
+    free_set.remove(block)
     if block.address < start:
-        before = Block(block.address, start - block.address, home, placement.rank(block.address, block), segment)
+        before = Block(block.address, start - block.address, free_set, segments.rank(block.address, block), expandable)
         if block.previous is not None:
             _insert_after(block.previous, before)
         before.next, block.previous = block, before
-        home.insert(before)
+        free_set.insert(before)
     if end < block.address + block.size:
-        after = Block(end, block.address + block.size - end, home, placement.rank(end, block), segment)
+        after = Block(end, block.address + block.size - end, free_set, segments.rank(end, block), expandable)
         _insert_after(block, after)
-        home.insert(after)
-    placement.move(block, start)
+        free_set.insert(after)
+    segments.set_address(block, start)
     block.size, block.mapped = end - start, False
     for other in (block.previous, block.next):
         if other is not None and not other.mapped:
-            home.unmapped.remove(other)
-            _absorb(placement, block, other)
-    insort(home.unmapped, block, key=ADDRESS)
-    placement.device_frees += 1
-    if home.pool.private is not None:
-        home.pool.private.segments -= 1
-    placement.reserve(Action.SEGMENT_UNMAP, start, end - start, home)
+            free_set.unmapped.remove(other)
+            _absorb(segments, block, other)
+    insort(free_set.unmapped, block, key=ADDRESS)
+    segments.device_frees += 1
+    if free_set.pool.private is not None:
+        free_set.pool.private.segments -= 1
+    segments.update_reserved(Action.SEGMENT_UNMAP, start, end - start, free_set)
     if block.previous is None and block.next is None:
-        home.unmapped.remove(block)
+        free_set.unmapped.remove(block)
 
 
 def _insert_after(block: Block, new: Block) -> None:
@@ -122,10 +134,10 @@ def _insert_after(block: Block, new: Block) -> None:
     block.next = new
 
 
-def _absorb(placement: Placement, block: Block, other: Block) -> None:
-    """Let a block take the place of its neighbour too."""
+def _absorb(segments: Segments, block: Block, other: Block) -> None:
+    """Extend a block over its neighbour `other`."""
     if block.previous is other:
-        placement.move(block, other.address)
+        segments.set_address(block, other.address)
         block.previous = other.previous
         if block.previous is not None:
             block.previous.next = block

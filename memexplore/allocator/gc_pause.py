@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, held back where a loop makes many objects that live."""
+"""A pause of Python's cyclic garbage collector, for loops that create many lasting objects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Collect no cyclic garbage inside the block: each collection would walk all blocks and events made so far.
+def gc_paused() -> Iterator[None]:
+    """Run no cyclic garbage collection inside the block: each would traverse every block and event created so far.
 
-    >>> with held_back():
+    >>> with gc_paused():
     ...     gc.isenabled()
     False
     """

@@ -1,33 +1,38 @@
-"""The caching allocator as PyTorch code meets it: malloc and free, statistics, snapshots and the OOM message."""
+"""The caching allocator with its public behaviour: malloc, free, statistics, snapshots, out-of-memory messages.
+
+Requests go in one at a time; addresses come out, or `OutOfMemory` with PyTorch's own text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from memexplore.allocator.blocks import Block
-from memexplore.allocator.placement import OnEvent, Placement
+from memexplore.allocator.blocks import Block, FreeSet
+from memexplore.allocator.core import AllocatorCore
+from memexplore.allocator.segments import ChooseAddress, OnEvent
 from memexplore.allocator.settings import UNLIMITED, Settings, version_of
-from memexplore.allocator.stats import Group, Stat
+from memexplore.allocator.stats import PoolStats, Stat
 from memexplore.tape import Action
 
 _EXABYTE = 1 << 60
 
 
 class OutOfMemory(MemoryError):  # noqa: N818  (torch's own class has Error in its name, this is the event)
-    """The device has no memory for a request; the message has PyTorch's own wording, `size` is the rounded request."""
+    """A request exceeds the device's memory; the message is PyTorch's own text, `size` the rounded request in bytes."""
 
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
         self.size = size
 
 
-class Allocator(Placement):
-    """One device's caching allocator, asked one request at a time; sizes and addresses in bytes.
+class Allocator(AllocatorCore):
+    """One device's caching allocator with statistics; sizes and addresses in bytes.
 
-    `capacity` is what it may reserve (total memory without what lies outside the allocator), `total` the device's
-    memory as `get_device_properties` tells it, `release` the torch release whose rules hold. `on_event` is called
+    `capacity` is what may be reserved (the device's memory without what lies outside the allocator), `total` the
+    memory that `get_device_properties` reports, `release` the torch release whose rules hold. `on_event` is called
     with action, address, size and stream of each segment_alloc, segment_free, segment_map, segment_unmap and oom.
+    `choose_address` and `finished` are those of `AllocatorCore`.
 
     >>> allocator = Allocator(Settings(), capacity=8 * 1024**3, total=8 * 1024**3)
     >>> address = allocator.malloc(1000)
@@ -48,7 +53,7 @@ class Allocator(Placement):
         gpu_index: int = 0,
         release: str = "2.13",
         on_event: OnEvent | None = None,
-        choose_address: Callable[[int, int], int] | None = None,
+        choose_address: ChooseAddress | None = None,
         finished: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(
@@ -62,15 +67,17 @@ class Allocator(Placement):
         )
         self.gpu_index = gpu_index
         self.ooms = 0
-        self._all, self._small_group, self._large_group = Group(), Group(), Group()
+        self._all_stats = PoolStats()
+        self._stats = {"small": PoolStats(), "large": PoolStats()}
+        """By the kind of the pool."""
         self._oversize_allocations, self._oversize_segments = Stat(), Stat()
         self._private_reserved: dict[tuple[int, int], dict[str, Stat]] = {}
         self._was_split = False
 
     def malloc(self, size: int, stream: int = 0) -> int:
-        """The address of a block for a request of `size` bytes; 0 for a request of nothing.
+        """Return the address of a block for a request of `size` bytes; 0 for a size of 0.
 
-        Raises OutOfMemory, ValueError for a negative size.
+        Raises OutOfMemory, and ValueError for a negative size.
         """
         if not 0 < size < _EXABYTE:
             if size == 0:
@@ -79,25 +86,25 @@ class Allocator(Placement):
                 raise ValueError(f"a request has a size of 0 or more bytes, not {size}")
             raise OutOfMemory("CUDA out of memory. Tried to allocate more than 1EB memory.", size)
         self._was_split = False
-        block = self.take(size, stream)
+        block = self.allocate_block(size, stream)
         if block is None:
             raise self._out_of_memory(size, stream)
         self.live[block.address] = block
-        held = block.size
-        group = self._small_group if block.home.pool.kind == "small" else self._large_group
-        if not self._was_split and block.range is None and (block.previous is not None or block.next is not None):
-            self._all.inactive_split.take(1)
-            self._all.inactive_split_bytes.take(held)
-            group.inactive_split.take(1)
-            group.inactive_split_bytes.take(held)
-        # Written out because every tensor of a virtual training run passes here.
-        for each in (self._all, group):
+        block_size = block.size
+        pool_stats = self._stats[block.free_set.pool.kind]
+        if not self._was_split and block.expandable is None and (block.previous is not None or block.next is not None):
+            self._all_stats.inactive_split.decrease(1)
+            self._all_stats.inactive_split_bytes.decrease(block_size)
+            pool_stats.inactive_split.decrease(1)
+            pool_stats.inactive_split_bytes.decrease(block_size)
+        # Stat.increase is written out: every tensor of a simulated training step passes here.
+        for each in (self._all_stats, pool_stats):
             stat = each.allocation
             stat.current += 1
             if stat.current > stat.peak:
                 stat.peak = stat.current
             stat = each.allocated_bytes
-            stat.current += held
+            stat.current += block_size
             if stat.current > stat.peak:
                 stat.peak = stat.current
             stat = each.requested_bytes
@@ -105,183 +112,183 @@ class Allocator(Placement):
             if stat.current > stat.peak:
                 stat.peak = stat.current
         if self.pending:
-            self._all.note_active()
-            group.note_active()
-        if held >= self.settings.max_split_size:
-            self._oversize_allocations.add(1)
+            self._all_stats.update_active_peaks()
+            pool_stats.update_active_peaks()
+        if block_size >= self.settings.max_split_size:
+            self._oversize_allocations.increase(1)
         return block.address
 
     def free(self, address: int) -> None:
-        """Give a block back; it is free at once, or when the streams of `record_stream` are done.
+        """Free a block, at once or when the streams of `record_stream` have finished.
 
-        Raises ValueError where no live block has this address.
+        Raises ValueError if no live block has this address.
         """
         if address == 0:
             return
         block = self.live.pop(address, None)
         if block is None:
             raise ValueError(f"invalid device pointer: {address:#x}")
-        held = block.size
-        group = self._small_group if block.home.pool.kind == "small" else self._large_group
-        for each in (self._all, group):
+        block_size = block.size
+        pool_stats = self._stats[block.free_set.pool.kind]
+        for each in (self._all_stats, pool_stats):
             stat = each.allocation
             stat.current -= 1
             stat.freed += 1
             stat = each.allocated_bytes
-            stat.current -= held
-            stat.freed += held
-        if held >= self.settings.max_split_size:
-            self._oversize_allocations.take(1)
-        if block.uses:
-            for each in (self._all, group):
-                each.waiting.add(1)
-                each.waiting_bytes.add(held)
-        self.give_back(block)
+            stat.current -= block_size
+            stat.freed += block_size
+        if block_size >= self.settings.max_split_size:
+            self._oversize_allocations.decrease(1)
+        if block.other_streams:
+            for each in (self._all_stats, pool_stats):
+                each.pending.increase(1)
+                each.pending_bytes.increase(block_size)
+        self.free_block(block)
 
-    def _happened(self, block: Block) -> None:
-        for each in (self._all, self._small_group if block.home.pool.kind == "small" else self._large_group):
-            each.waiting.take(1)
-            each.waiting_bytes.take(block.size)
-        super()._happened(block)
+    def _events_completed(self, block: Block) -> None:
+        for each in (self._all_stats, self._stats[block.free_set.pool.kind]):
+            each.pending.decrease(1)
+            each.pending_bytes.decrease(block.size)
+        super()._events_completed(block)
 
-    def complete(self, block: Block) -> None:
-        """End a free: the statistics that fall now, then the merge."""
+    def complete_free(self, block: Block) -> None:
+        """Complete a free: merge the block, then lower the statistics that fall only now."""
         count = size = 0
-        if block.range is None:
+        if block.expandable is None:
             previous, following = block.previous, block.next
-            lonely = True
+            whole_segment = True
             if previous is not None:
                 if previous.free:
-                    count, size, lonely = -1, -previous.size, previous.previous is None
+                    count, size, whole_segment = -1, -previous.size, previous.previous is None
                 else:
-                    lonely = False
+                    whole_segment = False
             if following is not None:
                 if following.free:
                     count -= 1
                     size -= following.size
-                    lonely = lonely and following.next is None
+                    whole_segment = whole_segment and following.next is None
                 else:
-                    lonely = False
+                    whole_segment = False
         requested = block.requested
-        self.settle(block)
-        group = self._small_group if block.home.pool.kind == "small" else self._large_group
-        for each in (self._all, group):
+        self.merge_free(block)
+        pool_stats = self._stats[block.free_set.pool.kind]
+        for each in (self._all_stats, pool_stats):
             stat = each.requested_bytes
             stat.current -= requested
             stat.freed += requested
-        if block.range is None:
-            if not lonely:
+        if block.expandable is None:
+            if not whole_segment:
                 count += 1
                 size += block.size
-            for each in (self._all, group):
+            for each in (self._all_stats, pool_stats):
                 each.inactive_split.change(count)
                 each.inactive_split_bytes.change(size)
 
     def split(self, block: Block, size: int) -> Block:
-        """The front of a block; inactive splits change."""
+        """Split a block as `Segments.split` does, and count inactive splits."""
         self._was_split = True
         was_split = block.previous is not None or block.next is not None
         front = super().split(block, size)
-        if block.range is None:
-            for each in (self._all, self._small_group if block.home.pool.kind == "small" else self._large_group):
+        if block.expandable is None:
+            for each in (self._all_stats, self._stats[block.free_set.pool.kind]):
                 if was_split:
-                    each.inactive_split_bytes.take(size)
+                    each.inactive_split_bytes.decrease(size)
                 else:
-                    each.inactive_split.add(1)
-                    each.inactive_split_bytes.add(block.size)
+                    each.inactive_split.increase(1)
+                    each.inactive_split_bytes.increase(block.size)
         return front
 
-    def reserve(self, action: Action, address: int, size: int, home: Any) -> None:
-        """Account for memory that the device gave or took back."""
-        group = self._small_group if home.pool.kind == "small" else self._large_group
-        stats = [self._all.reserved_bytes, group.reserved_bytes]
-        if home.pool.private is not None:
+    def update_reserved(self, action: Action, address: int, size: int, free_set: FreeSet) -> None:
+        """Account for memory that the device gave or took back, in every statistic that counts it."""
+        pool_stats = self._stats[free_set.pool.kind]
+        stats = [self._all_stats.reserved_bytes, pool_stats.reserved_bytes]
+        if free_set.pool.private is not None:
             names = ("all", "large_pool", "small_pool")
-            pool = self._private_reserved.setdefault(home.pool.identity, {name: Stat() for name in names})
-            stats += [pool["all"], pool[f"{home.pool.kind}_pool"]]
+            of_pool = self._private_reserved.setdefault(free_set.pool.identity, {name: Stat() for name in names})
+            stats += [of_pool["all"], of_pool[f"{free_set.pool.kind}_pool"]]
         sign = 1 if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) else -1
         for stat in stats:
             stat.change(sign * size)
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
-            self._all.segment.change(sign)
-            group.segment.change(sign)
+            self._all_stats.segment.change(sign)
+            pool_stats.segment.change(sign)
             if size >= self.settings.max_split_size:
                 self._oversize_segments.change(sign)
-        super().reserve(action, address, size, home)
+        super().update_reserved(action, address, size, free_set)
 
     def empty_cache(self) -> None:
         """Release every segment without a live block, after waiting for all streams."""
         self.release_cached()
 
     def block_size(self, address: int) -> int:
-        """The bytes of the live block at an address."""
+        """Return the bytes of the live block at an address."""
         return self.live[address].size
 
     @property
     def allocated(self) -> int:
-        """Bytes of the blocks handed out."""
-        return self._all.allocated_bytes.current
+        """Bytes of the allocated blocks."""
+        return self._all_stats.allocated_bytes.current
 
     @property
     def active(self) -> int:
-        """Bytes of the blocks handed out and of those that wait for another stream."""
-        return self._all.allocated_bytes.current + self._all.waiting_bytes.current
+        """Bytes of the allocated blocks and of those whose free waits for another stream."""
+        return self._all_stats.allocated_bytes.current + self._all_stats.pending_bytes.current
 
     @property
     def requested(self) -> int:
-        """Bytes that the active blocks were asked for with."""
-        return self._all.requested_bytes.current
+        """Requested bytes of the active blocks."""
+        return self._all_stats.requested_bytes.current
 
     @property
     def peak_allocated(self) -> int:
         """The highest `allocated` since the last `reset_peak_stats`."""
-        return self._all.allocated_bytes.peak
+        return self._all_stats.allocated_bytes.peak
 
     @property
     def peak_active(self) -> int:
         """The highest `active` since the last `reset_peak_stats`."""
-        return max(self._all.allocated_bytes.peak, self._all.active_bytes.peak)
+        return max(self._all_stats.allocated_bytes.peak, self._all_stats.active_bytes.peak)
 
     @property
     def peak_requested(self) -> int:
         """The highest `requested` since the last `reset_peak_stats`."""
-        return self._all.requested_bytes.peak
+        return self._all_stats.requested_bytes.peak
 
     @property
     def peak_reserved(self) -> int:
         """The highest `reserved` since the last `reset_peak_stats`."""
-        return self._all.reserved_bytes.peak
+        return self._all_stats.reserved_bytes.peak
 
     @property
     def free_memory(self) -> int:
-        """Bytes of the device that nobody holds, the first value of `torch.cuda.mem_get_info()`."""
+        """Free bytes of the device, the first value of `torch.cuda.mem_get_info()`."""
         return max(self.capacity - self.reserved, 0)
 
     def reset_peak_stats(self) -> None:
-        """Let every peak start from the current value."""
-        for group in self._groups().values():
-            group.reset_peaks()
+        """Set every peak to the current value."""
+        for pool_stats in self._stats_by_pool().values():
+            pool_stats.reset_peaks()
         for stat in (self._oversize_allocations, self._oversize_segments, *self._private_stats()):
             stat.peak = stat.current
 
     def reset_accumulated_stats(self) -> None:
-        """Let what was added and taken, and the counters, start from zero."""
-        for group in self._groups().values():
-            group.reset_accumulated()
+        """Start the sums of increases and decreases, and the counters, from zero."""
+        for pool_stats in self._stats_by_pool().values():
+            pool_stats.reset_accumulated()
         for stat in (self._oversize_allocations, self._oversize_segments, *self._private_stats()):
             stat.reset_accumulated()
         self.retries = self.ooms = self.synchronizations = self.device_allocs = self.device_frees = 0
         self.rejections = 0
 
     def stats(self) -> dict[str, int]:
-        """The statistics under the names of `torch.cuda.memory_stats()`, sizes in bytes.
+        """Return the statistics under the names of `torch.cuda.memory_stats()`, sizes in bytes.
 
         >>> Allocator(capacity=None, total=None).stats()["allocated_bytes.all.current"]
         0
         """
         flat: dict[str, int] = {}
-        for pool, group in self._groups().items():
-            for name, values in group.values().items():
+        for pool, pool_stats in self._stats_by_pool().items():
+            for name, values in pool_stats.values().items():
                 flat |= {f"{name}.{pool}.{key}": value for key, value in values.items()}
         for name, stat in (
             ("oversize_allocations", self._oversize_allocations),
@@ -304,11 +311,11 @@ class Allocator(Placement):
         return dict(sorted(flat.items()))
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """The segments in the form of `torch.cuda.memory._snapshot()["segments"]`, by address, sizes in bytes."""
-        return [self._segment(blocks) for blocks in self.runs()]
+        """Return the segments as `torch.cuda.memory._snapshot()["segments"]` does, by address, sizes in bytes."""
+        return [self._segment(blocks) for blocks in self.contiguous_blocks()]
 
     def _segment(self, blocks: list[Block]) -> dict[str, Any]:
-        home = blocks[0].home
+        free_set = blocks[0].free_set
         states = {
             block: "inactive" if block.free else "active_pending_free" if block in self.pending else "active_allocated"
             for block in blocks
@@ -320,10 +327,10 @@ class Allocator(Placement):
             "allocated_size": sum(block.size for block in blocks if states[block] == "active_allocated"),
             "active_size": sum(block.size for block in blocks if states[block] != "inactive"),
             "requested_size": sum(block.requested for block in blocks if states[block] != "inactive"),
-            "stream": home.stream,
-            "segment_type": home.pool.kind,
-            "segment_pool_id": home.pool.identity,
-            "is_expandable": blocks[0].range is not None,
+            "stream": free_set.stream,
+            "segment_type": free_set.pool.kind,
+            "segment_pool_id": free_set.pool.identity,
+            "is_expandable": blocks[0].expandable is not None,
             "frames": [],
             "blocks": [
                 {
@@ -337,8 +344,8 @@ class Allocator(Placement):
             ],
         }
 
-    def _groups(self) -> dict[str, Group]:
-        return {"all": self._all, "large_pool": self._large_group, "small_pool": self._small_group}
+    def _stats_by_pool(self) -> dict[str, PoolStats]:
+        return {"all": self._all_stats, "large_pool": self._stats["large"], "small_pool": self._stats["small"]}
 
     def _private_stats(self) -> list[Stat]:
         return [stat for stats in self._private_reserved.values() for stat in stats.values()]
@@ -354,17 +361,13 @@ class Allocator(Placement):
         self.ooms += 1
         if self.on_event is not None:
             self.on_event(Action.OOM, -1, rounded, stream)
-        held_in_private = sum(
-            block.size
-            for private in self.private.values()
-            for pool in (private.small, private.large)
-            for home in pool.streams.values()
-            for block in home.from_size(0)
+        free_in_private = sum(
+            block.size for pool in self.pools() if pool.private is not None for block in pool.free_blocks()
         )
-        allocated = self.allocated + held_in_private
+        allocated = self.allocated + free_in_private
         private = ""
-        if held_in_private:
-            private = f"with {format_size(held_in_private)} allocated in private pools (e.g., CUDA Graphs), "
+        if free_in_private:
+            private = f"with {format_size(free_in_private)} allocated in private pools (e.g., CUDA Graphs), "
         allowed = f"{format_size(self.limit)} allowed; " if self.limit is not None else ""
         page = "docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
         if version_of(self.release) < (2, 11):
@@ -383,7 +386,7 @@ class Allocator(Placement):
 
 
 def format_size(size: int) -> str:
-    """A size as PyTorch's messages write it, which is not how memexplore's own do.
+    """Format a size as PyTorch's own messages do; memexplore's messages use `units`.
 
     >>> format_size(1024), format_size(3 * 1024**2), format_size(8 * 1024**3)
     ('1024 bytes', '3.00 MiB', '8.00 GiB')

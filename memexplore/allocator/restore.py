@@ -1,140 +1,154 @@
-"""The allocator's state at the first event of a tape that starts late."""
+"""The allocator's state at the first event of a tape that starts late: from the tape's initial rows to blocks."""
 
 from __future__ import annotations
 
 from bisect import insort
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from memexplore.allocator.blocks import ADDRESS, Block, FreeSet, Range
-from memexplore.allocator.placement import Placement
+from memexplore.allocator import expandable
+from memexplore.allocator.blocks import ADDRESS, Block, ExpandableSegment, FreeSet
+from memexplore.allocator.segments import Segments
 from memexplore.allocator.settings import SMALL, SMALL_SEGMENT
 from memexplore.allocator.sizes import block_sizes
 from memexplore.tape import Action, Tape
 
-
-def restore(tape: Tape, placement: Placement) -> tuple[int, dict[int, Block]]:
-    """Put the segments and blocks of a tape's first rows into an allocator.
-
-    Such a tape begins with the segments that were there (segment_alloc; segment_map for each mapped run of an
-    expandable segment), then preexisting rows, at least one, then the frees of the empty ones among them. The number
-    of these rows and the blocks by address come back; 0 and none where a preexisting block lies in no segment.
-    """
-    before = np.flatnonzero(tape.action == Action.PREEXISTING)
-    if not len(before):
-        return 0, {}
-    begin = int(before[-1]) + 1
-    while begin < len(tape) and tape.size[begin] == 0 and tape.action[begin] in _FREES:
-        begin += 1
-    first = tape[:begin]
-    sizes = block_sizes(first)
-    taken = [
-        (address, size, requested)
-        for address, size, requested in zip(first.address.tolist(), sizes.tolist(), first.size.tolist(), strict=True)
-        if size
-    ]
-    taken.sort()
-    regions = _regions(first)
-    if not _all_inside(taken, regions):
-        return 0, {}
-    event, placement.on_event = placement.on_event, None
-    blocks: dict[int, Block] = {}
-    at = 0
-    chains: dict[FreeSet, list[Block]] = {}
-    for address, end, stream, expandable in regions:
-        inside = []
-        while at < len(taken) and taken[at][0] < end:
-            inside.append(taken[at])
-            at += 1
-        small = end - address == SMALL_SEGMENT
-        if expandable:
-            small = any(size <= SMALL for _, size, _ in inside) or (
-                not inside and (end - address) % placement.settings.large_segment_size != 0
-            )
-        home = placement.home(placement.small if small else placement.large, stream)
-        pieces = _pieces(placement, home, address, end, inside)
-        for block, requested in pieces:
-            block.requested = requested
-            if requested:
-                blocks[block.address] = placement.live[block.address] = block
-            else:
-                home.insert(block)
-        run = [block for block, _ in pieces]
-        if expandable:
-            chains.setdefault(home, []).extend(run)
-        else:
-            _link(run)
-        placement.reserve(Action.SEGMENT_MAP if expandable else Action.SEGMENT_ALLOC, address, end - address, home)
-    for home, chain in chains.items():
-        _expandable(placement, home, chain)
-    for address in first.address[(first.action == Action.FREE_REQUESTED) & (first.size > 0)].tolist():
-        del placement.live[address]
-        placement.pending[blocks[address]] = None
-        blocks[address].waiting = 1
-    placement.on_event = event
-    return begin, blocks
-
-
 _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
 
-def _regions(first: Tape) -> list[tuple[int, int, int, bool]]:
-    """Address, end, stream and whether it is expandable of each piece of memory, by address."""
-    rows = zip(first.action.tolist(), first.address.tolist(), first.size.tolist(), first.stream.tolist(), strict=True)
+class _Region(NamedTuple):
+    """A segment, or a mapped run of an expandable segment."""
+
+    address: int
+    end: int
+    stream: int
+    expandable: bool
+
+
+class _Taken(NamedTuple):
+    """A block that is not free, sizes in bytes."""
+
+    address: int
+    size: int
+    requested: int
+
+
+def restore(tape: Tape, segments: Segments) -> tuple[int, dict[int, Block]]:
+    """Put the segments and blocks of a tape's initial rows into an allocator.
+
+    The initial rows are the segments (segment_alloc; segment_map for each mapped run of an expandable segment), then at
+    least one preexisting row, then the frees of the empty ones among them. Returns their number and the blocks by
+    address; 0 and no blocks if a preexisting block lies outside every segment.
+    """
+    preexisting = np.flatnonzero(tape.action == Action.PREEXISTING)
+    if not len(preexisting):
+        return 0, {}
+    count = int(preexisting[-1]) + 1
+    while count < len(tape) and tape.size[count] == 0 and tape.action[count] in _FREES:
+        count += 1
+    initial = tape[:count]
+    columns = (initial.address.tolist(), block_sizes(initial).tolist(), initial.size.tolist())
+    taken = sorted(_Taken(*fields) for fields in zip(*columns, strict=True) if fields[1])
+    regions = _regions(initial)
+    if not _each_in_one_region(taken, regions):
+        return 0, {}
+    on_event, segments.on_event = segments.on_event, None
+    blocks: dict[int, Block] = {}
+    position = 0
+    mapped: dict[FreeSet, list[Block]] = {}
+    for region in regions:
+        inside = []
+        while position < len(taken) and taken[position].address < region.end:
+            inside.append(taken[position])
+            position += 1
+        size = region.end - region.address
+        small = size == SMALL_SEGMENT
+        if region.expandable:
+            small = any(block.size <= SMALL for block in inside) or (
+                not inside and size % segments.settings.large_segment_size != 0
+            )
+        free_set = segments.free_set(segments.small if small else segments.large, region.stream)
+        pieces = _pieces(segments, free_set, region, inside)
+        for block in pieces:
+            if block.requested:
+                blocks[block.address] = segments.live[block.address] = block
+            else:
+                free_set.insert(block)
+        if region.expandable:
+            mapped.setdefault(free_set, []).extend(pieces)
+        else:
+            _link(pieces)
+        action = Action.SEGMENT_MAP if region.expandable else Action.SEGMENT_ALLOC
+        segments.update_reserved(action, region.address, size, free_set)
+    for free_set, pieces in mapped.items():
+        _join_expandable(segments, free_set, pieces)
+    for address in initial.address[(initial.action == Action.FREE_REQUESTED) & (initial.size > 0)].tolist():
+        del segments.live[address]
+        segments.pending[blocks[address]] = None
+        blocks[address].pending_events = 1
+    segments.on_event = on_event
+    return count, blocks
+
+
+def _regions(initial: Tape) -> list[_Region]:
+    """Return the regions by address."""
+    columns = (initial.action, initial.address, initial.size, initial.stream)
     return sorted(
-        (address, address + size, stream, action == Action.SEGMENT_MAP)
-        for action, address, size, stream in rows
+        _Region(address, address + size, stream, action == Action.SEGMENT_MAP)
+        for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True)
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
     )
 
 
-def _all_inside(taken: list[tuple[int, int, int]], regions: list[tuple[int, int, int, bool]]) -> bool:
+def _each_in_one_region(taken: list[_Taken], regions: list[_Region]) -> bool:
+    """Return whether each block lies inside one region, and neither blocks nor regions overlap."""
     at = 0
-    for address, size, _ in taken:
-        while at < len(regions) and regions[at][1] <= address:
+    for block in taken:
+        while at < len(regions) and regions[at].end <= block.address:
             at += 1
-        if at == len(regions) or address < regions[at][0] or address + size > regions[at][1]:
+        if at == len(regions) or block.address < regions[at].address or block.address + block.size > regions[at].end:
             return False
-    apart = all(left[0] + left[1] <= right[0] for left, right in pairwise(taken))
-    return apart and all(left[1] <= right[0] for left, right in pairwise(regions))
+    blocks_apart = all(left.address + left.size <= right.address for left, right in pairwise(taken))
+    return blocks_apart and all(left.end <= right.address for left, right in pairwise(regions))
 
 
-def _pieces(
-    placement: Placement, home: FreeSet, start: int, end: int, inside: list[tuple[int, int, int]]
-) -> list[tuple[Block, int]]:
-    """The blocks of one region, each with its requested bytes, 0 where it is free."""
-    first = Block(start, 0, home, placement.rank(start), None)
+def _pieces(segments: Segments, free_set: FreeSet, region: _Region, inside: list[_Taken]) -> list[Block]:
+    """Return the blocks of a region by address; a free one has 0 requested bytes."""
+    first = Block(region.address, 0, free_set, segments.rank(region.address), None)
     pieces = []
-    address = start
-    for taken, size, requested in [*inside, (end, 0, 0)]:
-        for at, length, asked in ((address, taken - address, 0), (taken, size, requested)):
-            if length:
-                pieces.append((Block(at, length, home, placement.rank(at, first), None), asked))
-        address = taken + size
+    position = region.address
+    for taken in [*inside, _Taken(region.end, 0, 0)]:
+        for piece in (_Taken(position, taken.address - position, 0), taken):
+            if piece.size:
+                block = Block(piece.address, piece.size, free_set, segments.rank(piece.address, first), None)
+                block.requested = piece.requested
+                pieces.append(block)
+        position = taken.address + taken.size
     return pieces
 
 
-def _link(chain: list[Block]) -> None:
-    for left, right in pairwise(chain):
+def _link(blocks: list[Block]) -> None:
+    for left, right in pairwise(blocks):
         left.next, right.previous = right, left
 
 
-def _expandable(placement: Placement, home: FreeSet, chain: list[Block]) -> None:
-    """Join the mapped runs of one pool and stream into one expandable segment, unmapped ranges between and behind."""
-    page = SMALL_SEGMENT if home.pool.kind == "small" else placement.settings.large_segment_size
-    base = chain[0].address
-    last = chain[-1].address + chain[-1].size
-    pages = -(-max(placement.total + placement.total // 8, last - base + page) // page)
-    segment = Range(base, page, pages * page)
-    whole: list[Block] = []
-    for block, after in zip(chain, [*(block.address for block in chain[1:]), base + segment.size], strict=True):
-        block.range = segment
-        whole.append(block)
+def _join_expandable(segments: Segments, free_set: FreeSet, mapped: list[Block]) -> None:
+    """Join the mapped blocks of one pool and stream to one expandable segment, unmapped ranges between and behind."""
+    page = expandable.page_size(segments, free_set)
+    base = mapped[0].address
+    end_of_mapped = mapped[-1].address + mapped[-1].size
+    length = expandable.range_size(segments, page, end_of_mapped - base + page)
+    segment = ExpandableSegment(base, page, length)
+    blocks: list[Block] = []
+    for block, following in zip(mapped, [*(block.address for block in mapped[1:]), base + length], strict=True):
+        block.expandable = segment
+        blocks.append(block)
         end = block.address + block.size
-        if end < after:
-            gap = Block(end, after - end, home, placement.rank(end, block), segment)
+        if end < following:
+            gap = Block(end, following - end, free_set, segments.rank(end, block), segment)
             gap.mapped = False
-            whole.append(gap)
-            insort(home.unmapped, gap, key=ADDRESS)
-    _link(whole)
+            blocks.append(gap)
+            insort(free_set.unmapped, gap, key=ADDRESS)
+    _link(blocks)

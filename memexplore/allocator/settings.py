@@ -1,4 +1,4 @@
-"""What PyTorch's caching allocator can be told, and the sizes that follow from it."""
+"""Settings and constants of PyTorch's caching allocator, and the sizes of blocks and segments that follow from them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 
 MIB = 1024**2
 BLOCK = 512
-"""Every block is a multiple of this, in bytes; the unit of rounding."""
+"""Bytes: the unit to which requests are rounded."""
 SMALL = MIB
-"""Rounded requests up to this many bytes live in the small pool."""
+"""Rounded requests up to this many bytes use the small pool."""
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 LARGE_REQUEST = 10 * MIB
-"""From this many bytes on a large request gets a segment of its own, rounded up to `SMALL_SEGMENT`."""
+"""From this many bytes on a request gets a segment of its own size, rounded up to `SMALL_SEGMENT`."""
 UNLIMITED = 1 << 62
 INTERVALS = 16
 """Intervals of `roundup_power2_divisions`: [1 MiB, 2 MiB) up to [32 GiB, ...)."""
@@ -26,18 +26,18 @@ _WITHOUT_EFFECT = re.compile(
 
 
 class Order(enum.Enum):
-    """Which of several free blocks of equal size is handed out first; it depends on the release of torch."""
+    """Which of several free blocks of equal size is handed out first (docs/allocator.md section 5)."""
 
     ADDRESS = "address"
     """The lowest address: torch up to 2.11."""
     SEGMENT = "segment"
     """The block of the oldest segment, the lowest address in it: torch 2.13 and later."""
     CREATION = "creation"
-    """The block that was made first: torch 2.12, where the wheel of 2.12.1 has `BlockComparatorRegistrationCounter`."""
+    """The block that was created first: torch 2.12; the wheel of 2.12.1 has `BlockComparatorRegistrationCounter`."""
 
 
 def order_of(release: str) -> Order:
-    """The tie-break of a torch release.
+    """Return the order of free blocks in a torch release.
 
     >>> [order_of(release).value for release in ("2.11.0+cu128", "2.12.1", "2.13")]
     ['address', 'creation', 'segment']
@@ -49,7 +49,7 @@ def order_of(release: str) -> Order:
 
 
 def version_of(release: str) -> tuple[int, int]:
-    """Major and minor number of a torch release; raises ValueError where the text has none.
+    """Return major and minor number of a torch release; raises ValueError for other text.
 
     >>> version_of("2.13.0+cpu")
     (2, 13)
@@ -85,7 +85,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.large_segment_size < LARGE_SEGMENT:
             raise ValueError("large_segment_size_mb must be at least 20")
-        # PyTorch looks at these options only where they are given.
+        # PyTorch checks these options only if they are given.
         rounding = self.max_non_split_rounding
         if self.max_split_size < self.large_segment_size or LARGE_SEGMENT != rounding < self.large_segment_size:
             raise ValueError("max_split_size_mb and max_non_split_rounding_mb must be at least large_segment_size_mb")
@@ -100,12 +100,12 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str) -> Settings:
-        """Read a `PYTORCH_CUDA_ALLOC_CONF` string; options of pinned host memory are accepted and have no effect.
+        """Parse a `PYTORCH_CUDA_ALLOC_CONF` string; options of pinned host memory are accepted and have no effect.
 
         >>> Settings.parse("roundup_power2_divisions:[256:1,512:2,>:8]").roundup_power2_divisions[8:12]
         (1, 2, 8, 8)
 
-        Raises ValueError where PyTorch would refuse the string, or where it asks for another backend.
+        Raises ValueError for a string that PyTorch refuses, and for another backend than `native`.
         """
         values: dict[str, object] = {}
         for option in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text.replace(" ", "")):
@@ -119,7 +119,7 @@ class Settings:
                 field, read = _READERS[name]
                 values[field] = read(name, value)
             elif not _WITHOUT_EFFECT.fullmatch(name):
-                raise ValueError(f"{name!r} is no allocator setting; known are {', '.join(_READERS)}")
+                raise ValueError(f"{name!r} is no allocator setting; write one of {', '.join(_READERS)}")
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -136,9 +136,9 @@ class Settings:
         return ",".join(parts)
 
     def round_size(self, size: int) -> int:
-        """The bytes of the block that a request needs, before what a split may leave on it.
+        """Return the bytes of the block that a request needs, without a remainder that is too small to split off.
 
-        The rules are ALLOCATOR.md section 2 (`round_size` in PyTorch's CUDACachingAllocator.cpp).
+        Source: `round_size` in CUDACachingAllocator.cpp (docs/allocator.md section 2).
 
         >>> Settings().round_size(513), Settings.parse("roundup_power2_divisions:2").round_size(1200)
         (1024, 1536)
@@ -153,7 +153,7 @@ class Settings:
         return -(-size // width) * width
 
     def segment_size(self, size: int) -> int:
-        """The bytes that cudaMalloc is asked for when no free block holds a rounded request.
+        """Return the bytes of the new segment for a rounded request that no free block can serve.
 
         >>> [Settings().segment_size(size) // MIB for size in (512, 3 * MIB, 11 * MIB)]
         [2, 20, 12]
@@ -183,7 +183,7 @@ def _fraction(name: str, value: str) -> float:
         raise ValueError(f"{name} takes a number between 0 and 1, not {value!r}") from None
 
 
-def _truth(name: str, value: str) -> bool:
+def _boolean(name: str, value: str) -> bool:
     if value not in ("True", "False", "true", "false"):
         raise ValueError(f"{name} takes True or False, not {value!r}")
     return value in ("True", "true")
@@ -216,8 +216,8 @@ _READERS = {
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", _fraction),
-    "expandable_segments": ("expandable_segments", _truth),
+    "expandable_segments": ("expandable_segments", _boolean),
     "large_segment_size_mb": ("large_segment_size", _mebibytes),
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
-    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _truth),
+    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _boolean),
 }

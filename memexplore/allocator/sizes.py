@@ -1,4 +1,4 @@
-"""The blocks that a placed tape handed out."""
+"""The size of the block that each request of a tape received."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from memexplore.tape import Action, Tape
 
 
 def rounded_sizes(sizes: NDArray[np.int64], settings: Settings) -> NDArray[np.int64]:
-    """`Settings.round_size` of a whole column; 0 stays 0, because a request of nothing never reaches the allocator."""
+    """Apply `Settings.round_size` to a column; 0 stays 0, because an empty request never reaches the allocator."""
     if not any(settings.roundup_power2_divisions):
         return (sizes + (BLOCK - 1)) & -BLOCK
-    distinct, where = np.unique(sizes, return_inverse=True)
+    distinct, inverse = np.unique(sizes, return_inverse=True)
     rounded = [settings.round_size(size) if size > 0 else 0 for size in distinct.tolist()]
-    return np.array(rounded, dtype=np.int64)[where]
+    return np.array(rounded, dtype=np.int64)[inverse]
 
 
 def block_sizes(tape: Tape) -> NDArray[np.int64]:
-    """Bytes of the block that each alloc or preexisting row handed out, 0 on every other row.
+    """Return the bytes of the block of each alloc or preexisting row, 0 on every other row.
 
-    A block is the rounded request; in the large pool also what is too little to be split off: up to 1 MiB that lies
-    between it and the next taken block or the end of its segment (ALLOCATOR.md section 6). The tape must be placed;
-    on a CPU a block is the request itself.
+    A block is the rounded request. In the large pool it also has the remainder that is too small to split off: up to
+    1 MiB between it and the next taken block or the end of its segment (docs/allocator.md section 6). The tape must
+    have device addresses, as `replay` assigns them. On a CPU a block is the request itself.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"action": [Action.SEGMENT_ALLOC, Action.ALLOC], "address": [0, 0], "size": [12 << 20, (11 << 20) + 5]}
@@ -40,45 +40,49 @@ def block_sizes(tape: Tape) -> NDArray[np.int64]:
     settings = Settings.parse(tape.meta.settings)
     result = np.where(births, rounded_sizes(tape.size, settings), 0)
     is_segment = (tape.action == Action.SEGMENT_ALLOC) | (tape.action == Action.SEGMENT_FREE)
-    kept = is_segment & (tape.size > SMALL_SEGMENT)
-    if kept.any():
+    selected = is_segment & (tape.size > SMALL_SEGMENT)
+    if selected.any():
         large = births & (result > SMALL)
-        # The end of a preexisting block before a free range is told by an empty preexisting block there.
-        kept |= large | ((tape.action == Action.PREEXISTING) & (tape.size == 0))
-        freed = (tape.action == Action.FREE_COMPLETED) & np.isin(tape.address, tape.address[kept & births])
-        rows = np.flatnonzero(kept | freed)
-        _absorb(tape, rows, result, settings)
+        # An empty preexisting row marks the end of a preexisting block before a free range (`underivable_ends`).
+        selected |= large | ((tape.action == Action.PREEXISTING) & (tape.size == 0))
+        freed = (tape.action == Action.FREE_COMPLETED) & np.isin(tape.address, tape.address[selected & births])
+        _add_remainders(tape, np.flatnonzero(selected | freed), result, settings)
     return result
 
 
 def underivable_ends(blocks: Iterable[Block]) -> list[int]:
-    """Ends of those live blocks whose length the rules of `block_sizes` would not find, by address.
+    """Return the ends of the live blocks whose size `block_sizes` cannot derive, by address.
 
-    They lie before a free range: what a block absorbed cannot be told from it any more, nor that it absorbed nothing.
-    An empty preexisting row at the end tells it.
+    They lie before a free range, so the tape does not show what such a block absorbed, nor that it absorbed nothing.
+    An empty preexisting row at its end makes up for that.
     """
     return sorted(
         block.address + block.size
         for block in blocks
-        if block.home.pool.kind == "large"
-        and block.range is None
+        if block.free_set.pool.kind == "large"
+        and block.expandable is None
         and block.next is not None
         and block.next.free
         and (block.size > -(-block.requested // BLOCK) * BLOCK or block.next.size <= SMALL)
     )
 
 
-def _absorb(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], settings: Settings) -> None:
-    """Add to each large block what was too little to be split off; `rows` are those of the large pool."""
+def _add_remainders(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], settings: Settings) -> None:
+    """Add to each large block in `result` the remainder that was too small to split off; `rows`: the large pool's."""
     starts: list[int] = []
+    """Addresses of the segments, sorted."""
     ends: dict[int, int] = {}
-    borders: list[int] = []  # where something begins that a block cannot reach into: taken blocks, ends of segments
+    """From the address of a segment to its end."""
+    borders: list[int] = []
+    """Addresses that a block cannot extend over, sorted: of taken blocks, and ends of segments."""
     taken: dict[int, int] = {}
-    waiting: list[tuple[int, int]] = []
+    """From the address of a taken block to its rounded size."""
+    initial: list[tuple[int, int]] = []
+    """Rows and addresses of preexisting blocks: their remainders are found once all of them are taken."""
     columns = (rows, tape.action[rows], tape.address[rows], tape.size[rows], result[rows])
     preexisting = int(Action.PREEXISTING)
     alloc, freed, segment = int(Action.ALLOC), int(Action.FREE_COMPLETED), int(Action.SEGMENT_ALLOC)
-    most = settings.max_split_size
+    max_split_size = settings.max_split_size
 
     def extend(row: int, address: int) -> None:
         size = taken[address]
@@ -86,14 +90,14 @@ def _absorb(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], sett
         if at < 0 or address + size > ends[starts[at]]:
             return
         border = borders[bisect_right(borders, address)]
-        if 0 < border - address - size <= SMALL or most <= size:
+        if 0 < border - address - size <= SMALL or max_split_size <= size:
             result[row] = border - address
 
     for row, action, address, size, rounded in zip(*(column.tolist() for column in columns), strict=True):
-        if waiting and action != preexisting:
-            for pair in waiting:
+        if initial and action != preexisting:
+            for pair in initial:
                 extend(*pair)
-            waiting.clear()
+            initial.clear()
         if action == alloc or action == preexisting:  # noqa: SIM109  (a tuple is slower)
             if address not in taken:
                 insort(borders, address)
@@ -101,7 +105,7 @@ def _absorb(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], sett
             if action == alloc:
                 extend(row, address)
             elif size:
-                waiting.append((row, address))
+                initial.append((row, address))
         elif action == freed:
             if taken.pop(address, None) is not None:
                 del borders[bisect_left(borders, address)]
@@ -112,5 +116,5 @@ def _absorb(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], sett
         elif address in ends:
             del starts[bisect_left(starts, address)]
             del borders[bisect_left(borders, ends.pop(address))]
-    for pair in waiting:
+    for pair in initial:
         extend(*pair)

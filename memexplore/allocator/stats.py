@@ -1,97 +1,106 @@
-"""The statistics of `torch.cuda.memory_stats()`."""
+"""Counters of `torch.cuda.memory_stats()` (docs/allocator.md section 14)."""
 
 from __future__ import annotations
 
 
 class Stat:
-    """One statistic of `torch.cuda.memory_stats()`: its current value, its peak and what was added and taken."""
+    """One statistic: its current value, its peak and the sums of increases and decreases."""
 
     __slots__ = ("base", "current", "freed", "peak")
 
     def __init__(self) -> None:
+        # `base` is the current value at the last reset_accumulated; the sum of increases follows from it.
         self.current = self.peak = self.freed = self.base = 0
 
-    def add(self, amount: int) -> None:
-        """Raise the current value."""
+    def increase(self, amount: int) -> None:
+        """Raise the current value, and the peak with it."""
         self.current += amount
         if self.current > self.peak:
             self.peak = self.current
 
-    def take(self, amount: int) -> None:
+    def decrease(self, amount: int) -> None:
         """Lower the current value."""
         self.current -= amount
         self.freed += amount
 
     def change(self, amount: int) -> None:
-        """Raise or lower the current value."""
+        """Raise the current value by a positive amount, lower it by a negative one."""
         if amount > 0:
-            self.add(amount)
+            self.increase(amount)
         elif amount < 0:
-            self.take(-amount)
+            self.decrease(-amount)
 
     def reset_accumulated(self) -> None:
-        """Let what was added and taken start from zero."""
+        """Start the sums of increases and decreases from zero."""
         self.base, self.freed = self.current, 0
 
     def values(self) -> dict[str, int]:
-        """The four values under PyTorch's names."""
+        """Return the four values under PyTorch's names."""
         allocated = self.current + self.freed - self.base
         return {"current": self.current, "peak": self.peak, "allocated": allocated, "freed": self.freed}
 
 
-class Group:
-    """The statistics of the small pool, the large pool or both."""
+class PoolStats:
+    """The statistics of the small pools, of the large pools or of all."""
 
     __slots__ = (
         "active", "active_bytes", "allocated_bytes", "allocation", "inactive_split", "inactive_split_bytes",
-        "requested_bytes", "reserved_bytes", "segment", "waiting", "waiting_bytes",
+        "pending", "pending_bytes", "requested_bytes", "reserved_bytes", "segment",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.allocation, self.allocated_bytes, self.requested_bytes = Stat(), Stat(), Stat()
         self.segment, self.reserved_bytes = Stat(), Stat()
         self.inactive_split, self.inactive_split_bytes = Stat(), Stat()
-        # Active is allocated and waiting together. Its own Stat holds only the peak it had while some block waited.
-        self.waiting, self.waiting_bytes, self.active, self.active_bytes = Stat(), Stat(), Stat(), Stat()
+        # Active is allocated plus pending. Its own Stat holds only the peak while some block was pending.
+        self.pending, self.pending_bytes, self.active, self.active_bytes = Stat(), Stat(), Stat(), Stat()
 
-    def note_active(self) -> None:
-        """Keep the peak of active while blocks wait."""
-        self.active.peak = max(self.active.peak, self.allocation.current + self.waiting.current)
-        self.active_bytes.peak = max(self.active_bytes.peak, self.allocated_bytes.current + self.waiting_bytes.current)
+    def update_active_peaks(self) -> None:
+        """Raise the peaks of the active statistics to their present values."""
+        self.active.peak = max(self.active.peak, self.allocation.current + self.pending.current)
+        self.active_bytes.peak = max(self.active_bytes.peak, self.allocated_bytes.current + self.pending_bytes.current)
 
     def reset_peaks(self) -> None:
-        """Let every peak start from the current value."""
+        """Set every peak to the current value."""
         self.active.peak = self.active_bytes.peak = 0
-        for name in ("allocation", "allocated_bytes", "requested_bytes", *_RARE):
+        for name in _WITH_OWN_PEAK:
             stat = getattr(self, name)
             stat.peak = stat.current
-        self.note_active()
+        self.update_active_peaks()
 
     def reset_accumulated(self) -> None:
-        """Let what was added and taken start from zero."""
+        """Start the sums of increases and decreases from zero."""
         for name in self.__slots__:
             getattr(self, name).reset_accumulated()
 
     def values(self) -> dict[str, dict[str, int]]:
-        """Every statistic under PyTorch's name."""
+        """Return the values of every statistic under PyTorch's names."""
         values = {}
-        for name, held, waiting in (
+        for name, stat, pending in (
             ("allocation", self.allocation, None),
             ("segment", self.segment, None),
-            ("active", self.allocation, self.waiting),
+            ("active", self.allocation, self.pending),
             ("inactive_split", self.inactive_split, None),
             ("allocated_bytes", self.allocated_bytes, None),
             ("reserved_bytes", self.reserved_bytes, None),
-            ("active_bytes", self.allocated_bytes, self.waiting_bytes),
+            ("active_bytes", self.allocated_bytes, self.pending_bytes),
             ("inactive_split_bytes", self.inactive_split_bytes, None),
             ("requested_bytes", self.requested_bytes, None),
         ):
-            values[name] = held.values()
-            if waiting is not None:
-                values[name]["current"] += waiting.current
-                values[name]["peak"] = max(held.peak, getattr(self, name).peak)
-                values[name]["freed"] += waiting.base - waiting.current
+            values[name] = stat.values()
+            if pending is not None:
+                values[name]["current"] += pending.current
+                values[name]["peak"] = max(stat.peak, getattr(self, name).peak)
+                values[name]["freed"] += pending.base - pending.current
         return values
 
 
-_RARE = ("segment", "reserved_bytes", "inactive_split", "inactive_split_bytes")
+_WITH_OWN_PEAK = (
+    "allocation",
+    "allocated_bytes",
+    "requested_bytes",
+    "segment",
+    "reserved_bytes",
+    "inactive_split",
+    "inactive_split_bytes",
+)

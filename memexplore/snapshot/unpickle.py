@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from memexplore.allocator.gc_pause import held_back
+from memexplore.allocator.gc_pause import gc_paused
 from memexplore.snapshot.events import PATTERNS, Template
 from memexplore.snapshot.plain import Plain
 
@@ -28,7 +28,7 @@ def unpickle(data: bytes) -> Plain:
     """
     reader = _Reader(data)
     try:
-        with held_back():
+        with gc_paused():
             return reader.read()
     except (IndexError, struct.error, KeyError):
         raise ValueError("the pickle ends early or is damaged") from None

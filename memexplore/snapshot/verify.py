@@ -6,7 +6,7 @@ from typing import Any
 
 from memexplore.allocator import cache
 from memexplore.allocator.blocks import Block
-from memexplore.allocator.placement import Placement
+from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.restore import restore
 from memexplore.allocator.settings import SMALL, UNLIMITED
 from memexplore.snapshot.history import history, tape_of
@@ -54,17 +54,17 @@ class _Comparison:
         self.all = dict.fromkeys(_COUNTED, 0)
         self.predicted: list[_Event] = []
         self.run: list[_Event] = []
-        self.placement = Placement(
+        self.allocator = AllocatorCore(
             recorded.settings,
             release=release,
             on_event=self._event,
             choose_address=self._choose_address,
             finished=lambda stream: False,
         )
-        begin, self.blocks = restore(tape, self.placement)
-        self.allocated = sum(block.size for block in self.placement.live.values())
+        begin, self.blocks = restore(tape, self.allocator)
+        self.allocated = sum(block.size for block in self.allocator.live.values())
         self.peak_allocated = self.allocated
-        self.peak_reserved = self.placement.reserved
+        self.peak_reserved = self.allocator.reserved
         self._follow(tape, begin)
         self.final_same, self.final_all = self._final()
 
@@ -88,15 +88,15 @@ class _Comparison:
 
     def _event(self, action: Action, address: int, size: int, stream: int) -> None:
         self.predicted.append((action, address, size))
-        self.peak_reserved = max(self.peak_reserved, self.placement.reserved)
+        self.peak_reserved = max(self.peak_reserved, self.allocator.reserved)
 
     def _choose_address(self, size: int, stream: int) -> int:
         """Where the driver put a segment cannot be predicted: it is taken from the recording."""
         for action, address, length in self.run:
             if action == Action.SEGMENT_MAP or (action == Action.SEGMENT_ALLOC and length == size):
                 return address
-        self.placement.next_address += size
-        return self.placement.next_address - size
+        self.allocator.next_address += size
+        return self.allocator.next_address - size
 
     def _follow(self, tape: Tape, begin: int) -> None:
         columns = (tape.action[begin:], tape.address[begin:], tape.size[begin:], tape.stream[begin:])
@@ -108,9 +108,9 @@ class _Comparison:
             elif action == Action.FREE_REQUESTED:
                 self._release()
                 block = self.blocks.get(address)
-                if block is not None and block.address in self.placement.live:
-                    del self.placement.live[block.address]
-                    self.placement.pending[block] = None
+                if block is not None and block.address in self.allocator.live:
+                    del self.allocator.live[block.address]
+                    self.allocator.pending[block] = None
                     self.allocated -= block.size
             elif action == Action.FREE_COMPLETED:
                 # A failed request that waits for other streams ends frees between its own segment rows.
@@ -122,39 +122,39 @@ class _Comparison:
         self._release()
 
     def _complete(self, block: Block) -> None:
-        if block in self.placement.pending:
-            del self.placement.pending[block]
-            block.waiting = 0
-        elif self.placement.live.pop(block.address, None) is not None:
+        if block in self.allocator.pending:
+            del self.allocator.pending[block]
+            block.pending_events = 0
+        elif self.allocator.live.pop(block.address, None) is not None:
             self.allocated -= block.size
-        self.placement.settle(block)
+        self.allocator.merge_free(block)
 
     def _release(self) -> None:
         """A release of the cache that no request followed."""
         if self.run:
             if any(action in _RELEASES for action, _, _ in self.run):
-                self.placement.release_cached()
+                self.allocator.release_cached()
             self._compare()
 
     def _alloc(self, address: int, size: int, stream: int) -> None:
-        placement = self.placement
+        allocator = self.allocator
         releases = [at for at, event in enumerate(self.run) if event[0] in _RELEASES]
         if releases and any(event[0] == Action.SEGMENT_MAP for event in self.run[: releases[0]]):
             # The device ran out while memory was mapped: only the capacity can tell when.
-            placement.capacity = max(self._reserved_after(releases[0]), self._reserved_after(len(self.run)))
+            allocator.capacity = max(self._reserved_after(releases[0]), self._reserved_after(len(self.run)))
         elif releases:
-            placement.release_cached()
+            allocator.release_cached()
         peak_before = self.peak_reserved
-        block = placement.take(size, stream)
-        placement.capacity = UNLIMITED
+        block = allocator.allocate_block(size, stream)
+        allocator.capacity = UNLIMITED
         self.all[Action.ALLOC] += 1
         if block is not None and block.address == address:
-            placement.live[address] = block
+            allocator.live[address] = block
             self.same[Action.ALLOC] += 1
         else:
             self.peak_reserved = peak_before
             block = self._force(block, address, size)
-            self.peak_reserved = max(peak_before, placement.reserved)
+            self.peak_reserved = max(peak_before, allocator.reserved)
         self._compare()
         if block is not None:
             self.blocks[address] = block
@@ -165,16 +165,16 @@ class _Comparison:
         """A request that the device had no memory for: it fails at what was reserved before and after it."""
         releases = [at for at, event in enumerate(self.run) if event[0] in _RELEASES]
         before = self._reserved_after(releases[0] if releases else 0)
-        self.placement.capacity = max(before, self._reserved_after(len(self.run)))
-        block = self.placement.take(size, stream)
-        self.placement.capacity = UNLIMITED
+        self.allocator.capacity = max(before, self._reserved_after(len(self.run)))
+        block = self.allocator.allocate_block(size, stream)
+        self.allocator.capacity = UNLIMITED
         if block is not None:
-            self.placement.settle(block)
+            self.allocator.merge_free(block)
         self._compare()
 
     def _reserved_after(self, count: int) -> int:
         signs = {Action.SEGMENT_FREE: -1, Action.SEGMENT_UNMAP: -1}
-        return self.placement.reserved + sum(
+        return self.allocator.reserved + sum(
             size * signs.get(Action(action), 1) for action, _, size in self.run[:count]
         )
 
@@ -192,46 +192,46 @@ class _Comparison:
 
     def _force(self, wrong: Block | None, address: int, size: int) -> Block | None:
         """Put a request where it was recorded; None where that is no memory that could be free."""
-        placement, predicted = self.placement, list(self.predicted)
-        rounded = placement.settings.round_size(size)
-        pool = placement.small if rounded <= SMALL else placement.large
+        allocator, predicted = self.allocator, list(self.predicted)
+        rounded = allocator.settings.round_size(size)
+        pool = allocator.small if rounded <= SMALL else allocator.large
         if wrong is not None:
-            placement.settle(wrong)
+            allocator.merge_free(wrong)
             if any(action in _GROWTH for action, _, _ in predicted):
-                cache.release_block(placement, wrong)
+                cache.release_block(allocator, wrong)
         for action, start, length in self.run:
             if action == Action.SEGMENT_ALLOC and start == address:
-                home = placement.home(pool, wrong.home.stream if wrong is not None else 0)
-                home.insert(Block(start, length, home, placement.rank(start), None))
-                placement.reserve(Action.SEGMENT_ALLOC, start, length, home)
+                free_set = allocator.free_set(pool, wrong.free_set.stream if wrong is not None else 0)
+                free_set.insert(Block(start, length, free_set, allocator.rank(start), None))
+                allocator.update_reserved(Action.SEGMENT_ALLOC, start, length, free_set)
         self.predicted = predicted
-        for home in pool.streams.values():
-            for block in home.from_size(rounded):
+        for free_set in pool.free_sets.values():
+            for block in free_set.at_least(rounded):
                 if block.address <= address and address + rounded <= block.address + block.size:
-                    home.remove(block)
+                    free_set.remove(block)
                     return self._carve(block, address, rounded, size)
         return None
 
     def _carve(self, block: Block, address: int, rounded: int, requested: int) -> Block:
         """The piece of a free block at an address; what lies before and behind stays free."""
-        placement, home = self.placement, block.home
+        allocator, free_set = self.allocator, block.free_set
         if block.address < address:
-            front = placement.split(block, address - block.address)
-            home.insert(front)
-            home.remove(block)
+            front = allocator.split(block, address - block.address)
+            free_set.insert(front)
+            free_set.remove(block)
         rest = block.size - rounded
-        if rest >= home.least_rest and rounded < home.split_below:
-            block = placement.split(block, rounded)
+        if rest >= free_set.min_remainder and rounded < free_set.split_limit:
+            block = allocator.split(block, rounded)
         block.requested = requested
-        placement.live[block.address] = block
+        allocator.live[block.address] = block
         return block
 
     def _final(self) -> tuple[int, int]:
         """Blocks of the recorded layout that the model ends with, and all of them."""
         states = {}
-        for run in self.placement.runs():
+        for run in self.allocator.contiguous_blocks():
             for block in run:
-                pending = block in self.placement.pending
+                pending = block in self.allocator.pending
                 states[block.address] = (block.size, "free" if block.free else "pending" if pending else "live")
         blocks = [block for segment in self.recorded.segments for block in segment.blocks]
         return sum(states.get(block.address) == (block.size, block.state) for block in blocks), len(blocks)

@@ -1,0 +1,311 @@
+"""PyTorch's caching allocator without statistics: which block each request gets, and when memory is released.
+
+Requests and frees go in; blocks come out, and segment events go to `on_event`. The steps of a request are those of
+docs/allocator.md section 4.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+from memexplore.allocator import cache, expandable
+from memexplore.allocator.blocks import Block, FreeSet, Pool, PoolOptions, PrivatePool
+from memexplore.allocator.segments import ChooseAddress, OnEvent, Segments
+from memexplore.allocator.settings import SMALL, UNLIMITED, Settings
+from memexplore.tape import Action
+
+
+class AllocatorCore(Segments):
+    """One device's allocator without statistics (docs/allocator.md sections 2 to 12); arguments as in `Segments`.
+
+    `finished` is called at each request with a stream and returns whether its work has reached the oldest pending
+    free. Without it the work of every stream has always finished.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        capacity: int | None = None,
+        total: int | None = None,
+        release: str = "2.13",
+        on_event: OnEvent | None = None,
+        choose_address: ChooseAddress | None = None,
+        finished: Callable[[int], bool] | None = None,
+    ) -> None:
+        super().__init__(
+            settings,
+            capacity=capacity,
+            total=total,
+            release=release,
+            on_event=on_event,
+            choose_address=choose_address,
+        )
+        self.finished = finished
+        self.on_pending_completed: Callable[[Block], object] | None = None
+        """Called with each block whose pending free completes, before the block is merged."""
+        self.retries = self.synchronizations = self.rejections = 0
+        self.rejected = False
+        """Whether the last request was refused before cudaMalloc (`throw_on_cudamalloc_oom`)."""
+        self.captures: list[tuple[PrivatePool, Callable[[int], bool]]] = []
+        """Active private pools with their stream filters, the most recent last."""
+        self._events: dict[int, collections.deque[Block]] = {}
+        """Blocks with an unfinished event on each stream, oldest first."""
+        self._freed_in_capture: dict[Block, None] = {}
+        self._streams_in_capture: dict[Block, set[int]] = {}
+        self._rounds_to_powers = any(self.settings.roundup_power2_divisions)
+        self.set_memory_fraction(self.settings.per_process_memory_fraction)
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit reserved memory to a fraction of the device's memory; 1 removes the limit.
+
+        Raises ValueError outside [0, 1].
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"invalid fraction: {fraction}. Please set within [0, 1].")
+        self.limit = int(fraction * self.total) if fraction < 1 else None
+        self._collects_garbage = self.limit is not None and self.settings.garbage_collection_threshold > 0
+        conditions = self.settings.expandable_segments or self.settings.max_split_size < UNLIMITED
+        self._best_fit_suffices = not conditions and not self._collects_garbage
+        """Whether the smallest sufficient block can be taken without the further conditions of `_search`."""
+
+    # ---- a request
+
+    def allocate_block(self, requested: int, stream: int) -> Block | None:
+        """Return a block for a request of at least one byte, None if the device has no memory left.
+
+        The caller keeps `live`.
+        """
+        if self._events or self._freed_in_capture:
+            self.process_events()
+        size = self.settings.round_size(requested) if self._rounds_to_powers else (requested + 511) & -512
+        pool = self.small if size <= SMALL else self.large
+        if self.captures:
+            pool = self._pool_of_capture(pool, stream)
+        free_set = pool.free_sets.get(stream) or self.free_set(pool, stream)
+        same_size = free_set.by_size.get(size)
+        if same_size and self._best_fit_suffices:
+            block = same_size.pop()
+            block.free = False
+        else:
+            found = free_set.pop_best_fit(size) if self._best_fit_suffices else self._search(free_set, size)
+            found = found or self._from_device(free_set, size)
+            if found is None:
+                return None
+            block = found
+            remainder = block.size - size
+            free_set = block.free_set
+            if remainder >= free_set.min_remainder and size < free_set.split_limit:
+                block = self.split(block, size)
+        block.requested = requested
+        return block
+
+    def _search(self, free_set: FreeSet, size: int) -> Block | None:
+        """Remove and return the best fit under all conditions of docs/allocator.md section 5; None without one."""
+        if self._collects_garbage:
+            free_set.pool.searches += 1
+        candidates = free_set.at_least(size)
+        block = next(candidates, None)
+        if block is None:
+            return None
+        if block.expandable is not None:
+            if self.settings.expandable_segments:
+                for other in candidates:
+                    larger = expandable.effective_size(other) >= expandable.effective_size(block)
+                    if block.expandable is None or larger:
+                        break
+                    block = other
+            else:
+                block = next((other for other in candidates if other.expandable is None), None)
+                if block is None:
+                    return None
+        max_split_size = self.settings.max_split_size
+        if size < max_split_size <= block.size:
+            return None
+        if size >= max_split_size and block.size >= size + self.settings.max_non_split_rounding:
+            return None
+        free_set.remove(block)
+        return block
+
+    # ---- new memory
+
+    def _from_device(self, free_set: FreeSet, size: int) -> Block | None:
+        """Return a block of new memory, after releasing cached memory if the device has none left."""
+        if self._collects_garbage:
+            cache.collect_garbage(self)
+        self.rejected = False
+        block = self._new_segment(free_set, size)
+        if block is None and not self.rejected:
+            block = self._from_on_oom_pools(free_set, size)
+        if block is None and not self.rejected and cache.release_oversize(self, free_set, size):
+            block = self._new_segment(free_set, size)
+        if block is None and not self.rejected and not self.captures:
+            self.release_cached()
+            self.retries += 1
+            block = self._new_segment(free_set, size)
+        return block
+
+    def _new_segment(self, free_set: FreeSet, size: int) -> Block | None:
+        segment = self.settings.segment_size(size)
+        if self.limit is not None and self.reserved + segment > self.limit:
+            return None
+        if self.settings.throw_on_cudamalloc_oom:
+            allowed = int(self.settings.per_process_memory_fraction * self.total)
+            if self.reserved + segment > allowed:
+                self.rejections += 1
+                self.rejected = True
+                return None
+        private = free_set.pool.private
+        if self.uses_expandable(free_set.pool):
+            block = expandable.map_block(self, free_set, size)
+            if block is None:
+                return None
+        else:
+            if self.reserved + segment > self.capacity:
+                return None
+            address = self.new_address(segment, free_set.stream)
+            block = Block(address, segment, free_set, self.rank(address), None)
+            self.device_allocs += 1
+            self.update_reserved(Action.SEGMENT_ALLOC, address, segment, free_set)
+        if private is not None:
+            private.segments += 1
+        return block
+
+    def _from_on_oom_pools(self, free_set: FreeSet, size: int) -> Block | None:
+        """Return a free block of the private pools that serve the default pools after a failed cudaMalloc."""
+        if free_set.pool.private is not None:
+            return None
+        for private in self.private.values():
+            if PoolOptions.ON_OOM in private.options:
+                pool = private.small if free_set.pool.kind == "small" else private.large
+                block = self._search(self.free_set(pool, free_set.stream), size)
+                if block is not None:
+                    return block
+        return None
+
+    def release_cached(self) -> None:
+        """Release every segment without a live block, as `empty_cache` and the retry after a failed cudaMalloc do.
+
+        Waits for all streams first. During a capture only private pools without users are released.
+        """
+        if not self.captures:
+            self.synchronize()
+            cache.release_pool(self, self.large)
+            cache.release_pool(self, self.small)
+        cache.release_unused_private_pools(self)
+
+    # ---- a free
+
+    def free_block(self, block: Block) -> None:
+        """Free a block that is no longer in `live`, at once or when the other streams that used it have finished."""
+        if not block.other_streams:
+            self.complete_free(block)
+            return
+        self.pending[block] = None
+        if self.captures:
+            self._freed_in_capture[block] = None
+        else:
+            self._record_events(block)
+
+    def complete_free(self, block: Block) -> None:
+        """Complete a free: merge the block and insert it into its free set."""
+        self.merge_free(block)
+
+    # ---- other streams (docs/allocator.md section 9)
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Note that another stream uses the block, so that its free waits for that stream."""
+        block = self.live[address]
+        if stream == block.free_set.stream:
+            return
+        block.other_streams = (block.other_streams or set()) | {stream}
+        if self.captures:
+            self._streams_in_capture.setdefault(block, set()).add(stream)
+
+    def _record_events(self, block: Block) -> None:
+        for stream in sorted(block.other_streams or ()):
+            block.pending_events += 1
+            self._events.setdefault(stream, collections.deque()).append(block)
+        block.other_streams = None
+
+    def _record_deferred_events(self) -> None:
+        """Record the events of blocks freed during a capture; streams of the capture itself need none."""
+        for block in self._freed_in_capture:
+            block.other_streams = (block.other_streams or set()) - self._streams_in_capture.pop(block, set())
+            self._record_events(block)
+            if not block.pending_events:
+                self._events_completed(block)
+        self._freed_in_capture.clear()
+
+    def _events_completed(self, block: Block) -> None:
+        del self.pending[block]
+        if self.on_pending_completed is not None:
+            self.on_pending_completed(block)
+        self.complete_free(block)
+
+    def process_events(self) -> None:
+        """Free the pending blocks whose streams have finished, as every request does first."""
+        if not self.captures:
+            self._complete_events(self.finished)
+
+    def synchronize(self) -> None:
+        """Wait for every stream and free all pending blocks."""
+        self.synchronizations += 1
+        self._complete_events(None)
+
+    def _complete_events(self, finished: Callable[[int], bool] | None) -> None:
+        self._record_deferred_events()
+        for stream in list(self._events):
+            queue = self._events[stream]
+            while queue and (finished is None or finished(stream)):
+                block = queue.popleft()
+                block.pending_events -= 1
+                if not block.pending_events:
+                    self._events_completed(block)
+            if not queue:
+                del self._events[stream]
+
+    def cancel_events(self, block: Block) -> None:
+        """Remove a block from the pending ones; the caller completes its free."""
+        if not block.pending_events:
+            return
+        block.pending_events = 0
+        del self.pending[block]
+        for stream in list(self._events):
+            self._events[stream] = collections.deque(other for other in self._events[stream] if other is not block)
+            if not self._events[stream]:
+                del self._events[stream]
+
+    # ---- private pools
+
+    def create_pool(self, identity: tuple[int, int], options: PoolOptions = PoolOptions.NORMAL) -> None:
+        """Create a private pool, or add 1 to the use count of an existing one."""
+        if identity in self.private:
+            self.private[identity].use_count += 1
+        else:
+            self.private[identity] = PrivatePool(identity, options)
+
+    def begin_pool(self, identity: tuple[int, int], stream_filter: Callable[[int], bool] = lambda stream: True) -> None:
+        """Direct requests on the streams of `stream_filter` to a private pool, before pools that were begun earlier.
+
+        The pool is created if it does not exist. Events are not polled until `end_pool`.
+        """
+        if identity not in self.private:
+            self.create_pool(identity)
+        self.captures.append((self.private[identity], stream_filter))
+
+    def end_pool(self, identity: tuple[int, int]) -> None:
+        """Undo the latest `begin_pool` of a private pool."""
+        latest = max(index for index, (private, _) in enumerate(self.captures) if private.identity == identity)
+        del self.captures[latest]
+
+    def release_pool(self, identity: tuple[int, int]) -> None:
+        """Subtract 1 from the use count of a private pool; at 0 its free segments can be released."""
+        self.private[identity].use_count -= 1
+
+    def _pool_of_capture(self, pool: Pool, stream: int) -> Pool:
+        for private, stream_filter in reversed(self.captures):
+            if stream_filter(stream):
+                return private.small if pool.kind == "small" else private.large
+        return pool
