@@ -18,7 +18,8 @@ from memexplore.recorder import history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Meta, Source, Tape
-from memexplore.virtual_gpu.device import VirtualGpu, active, release_of
+from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
+from memexplore.virtual_gpu.patches.install import Patched
 from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
 from memexplore.virtual_gpu.tensors import values
 
@@ -80,8 +81,7 @@ class Recording:
             raise
 
 
-@contextlib.contextmanager
-def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "") -> Iterator[VirtualGpu]:
+def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "") -> Patched[VirtualGpu]:
     """Run the code of the block on a virtual GPU: `cuda` is there, tensors on it have shapes and no values.
 
     `gpu` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`. `release` is the torch release whose rules
@@ -96,12 +96,12 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
 
     Raises ValueError for an unknown GPU or release, RuntimeError where a virtual GPU is on already.
     """
-    found = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
-    with (
-        VirtualGpu(found, release_or_installed(release), settings_of(settings)) as device,
-        history_api.patched(device, lambda: predicted(device)),
-    ):
-        yield device
+
+    def make() -> VirtualGpu:
+        found = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
+        return VirtualGpu(found, release_or_installed(release), settings_of(settings))
+
+    return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 
 
 def release_or_installed(asked: str | None) -> str:

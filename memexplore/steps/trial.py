@@ -197,7 +197,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).settled()
         kept.clear()
         applied = applied._replace(later=())  # a run that ended out of memory knows nothing of what it did not reach
-        depends_on_memory = device.looked_at
+        depends_on_memory = device.properties_read
     tape = recording.tape
     if record is None or depends_on_memory or begun is None:
         return Trial(knobs, tape, applied, cost)

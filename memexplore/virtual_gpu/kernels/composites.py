@@ -7,20 +7,16 @@ below aten/src/ATen/native.
 
 from __future__ import annotations
 
-import contextlib
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.backends.cudnn.rnn as cudnn_rnn
 
-from memexplore.torch_internals.cuda import EXCHANGE_DEVICE, MAYBE_EXCHANGE_DEVICE
 from memexplore.torch_internals.dispatch import DispatchKey, kernel_lookup_of
-from memexplore.torch_internals.modules import GROUP_TENSORS, USE_CUDNN_RNN
 from memexplore.torch_internals.tensors import storage_key
-from memexplore.virtual_gpu.kernels import attention, ctc, cuda_build, encoder, rnn, sampling
-from memexplore.virtual_gpu.tensors.tensor import CUDA, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.kernels import attention, ctc, cuda_build, rnn, sampling
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -343,46 +339,3 @@ def register() -> None:
         # That there is a kernel makes autograd use its formula; the dispatch mode answers before it is called.
         backend.impl(name, _unreachable)
     _registered.extend((autograd, backend))
-
-
-_group = GROUP_TENSORS.value
-
-
-def _grouped(lists: Any, with_indices: bool = False) -> Any:
-    """Tensors by device and type, where the device of virtual ones is `cuda`: C++ would say `meta`."""
-    groups = _group(lists, with_indices)
-    if not any(device.type == "meta" for device, _ in groups):
-        return groups
-    return {(CUDA if device.type == "meta" else device, dtype): group for (device, dtype), group in groups.items()}
-
-
-@contextlib.contextmanager
-def on(rules: cuda_build.Build) -> Iterator[None]:
-    """Make composite ops on virtual tensors do what a CUDA build would, and `flatten_parameters` find cuDNN."""
-    register()
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def replace(owner: Any, name: str, value: Any) -> None:
-        replaced.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    acceptable = torch.backends.cudnn.is_acceptable
-
-    def is_acceptable(tensor: torch.Tensor) -> bool:
-        if _is_virtual(tensor):
-            return torch.backends.cudnn.enabled and tensor.dtype in (*_HALF, torch.float32, torch.float64)
-        return acceptable(tensor)
-
-    with cuda_build.on(rules):
-        try:
-            replace(torch.backends.cudnn, "is_acceptable", is_acceptable)
-            replace(torch.overrides, "has_torch_function", encoder.overrides)
-            replace(*USE_CUDNN_RNN, lambda: True)
-            replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__)
-            replace(*GROUP_TENSORS, _grouped)
-            replace(*EXCHANGE_DEVICE, lambda device: 0)
-            replace(*MAYBE_EXCHANGE_DEVICE, lambda device: 0)
-            yield
-        finally:
-            for owner, name, value in reversed(replaced):
-                setattr(owner, name, value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -29,19 +27,10 @@ class Build(NamedTuple):
         return 2048
 
 
-_current = [Build()]
+_current = Build()
+"""Replaced while a virtual GPU is on."""
 
 
 def current() -> Build:
-    """The build of the virtual GPU that is on."""
-    return _current[-1]
-
-
-@contextlib.contextmanager
-def on(build: Build) -> Iterator[None]:
-    """Make a build the current one."""
-    _current.append(build)
-    try:
-        yield
-    finally:
-        _current.remove(build)
+    """Return the build that the virtual GPU stands in for; a default while no virtual GPU is on."""
+    return _current

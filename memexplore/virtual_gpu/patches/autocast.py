@@ -1,4 +1,6 @@
-"""Autocast on the virtual device: PyTorch's CUDA op lists, promotion rules and cast-weight cache.
+"""Autocast on the virtual device: PyTorch's lists of CUDA ops, its promotion rules and its cache of cast weights.
+
+In: a torch release. Out: patches and the functions of `torch` that stand in for its own.
 
 Source of the lists and rules: ATen/autocast_mode.h (`AT_FORALL_LOWER_PRECISION_FP`, `AT_FORALL_FP32`,
 `AT_FORALL_FP32_SET_OPT_DTYPE`, `AT_FORALL_PROMOTE`) and ATen/autocast_mode.cpp (`cached_cast`).
@@ -6,15 +8,17 @@ Source of the lists and rules: ATen/autocast_mode.h (`AT_FORALL_LOWER_PRECISION_
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from memexplore.torch_internals.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, schema_of
 from memexplore.torch_internals.tensors import is_view
+from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
 _LOWER = (
@@ -37,32 +41,22 @@ _FP32_DTYPE = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 ).split()
-_PROMOTE = [
-    "addcdiv",
-    "addcmul",
-    "atan2",
-    "bilinear",
-    "cross",
-    "dot",
-    "vdot",
-    "grid_sampler",
-    "index_put",
-    "tensordot",
-    "scatter_add",
-    "cat",
-    "stack",
-]
+_PROMOTE = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
+).split()
 
-# Ops that came onto the list later (compared: the header in the wheels of 2.11, 2.13 and 2.15).
+# Ops that later releases added to the list (compared: the header in the wheels of 2.11, 2.13 and 2.15).
 _SINCE = {torch.ops.aten.rms_norm.default: (2, 12)}
-_rules: dict[str, tuple[int, int]] = {"release": (2, 13)}
+_release: tuple[int, int] = (2, 13)
+"""The release whose rules apply; replaced while a virtual GPU is on."""
 
 _registered: list[torch.library.Library] = []
 _cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
-"""Cast weights by identity of the weight, until the outermost autocast context exits."""
+"""Weight, by id, and its cast; emptied when the outermost autocast context exits."""
 
 
 def _eligible(value: Any) -> bool:
+    """Whether autocast casts a value: a floating-point tensor on the device that is not double."""
     return (
         type(value) is VirtualTensor and not value.host and value.is_floating_point() and value.dtype != torch.float64
     )
@@ -98,8 +92,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _guard() -> Any:
-    key = DispatchKey.AutocastPrivateUse1
-    return ExcludeDispatchKeyGuard(DispatchKeySet(key))
+    return ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastPrivateUse1))
 
 
 def _lower(op: Any) -> Callable[..., Any]:
@@ -118,7 +111,7 @@ def _fp32(op: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _guard():
-            if _rules["release"] < since:
+            if _release < since:
                 return op(*args, **kwargs)
             args = tuple(_cast(value, torch.float32) for value in args)
             kwargs = {name: _cast(value, torch.float32) for name, value in kwargs.items()}
@@ -132,11 +125,10 @@ def _fp32_dtype(op: Any) -> Callable[..., Any]:
     position = names.index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = kwargs.get("dtype") if len(args) <= position else args[position]
+        dtype = kwargs.get("dtype") if len(args) <= position else args[position]
         first = args[0]
         with _guard():
-            low = _eligible(first) and first.dtype in (torch.float16, torch.bfloat16)
-            if given is None and low:
+            if dtype is None and _eligible(first) and first.dtype in (torch.float16, torch.bfloat16):
                 if len(args) > position:
                     args = (*args[:position], torch.float32, *args[position + 1 :])
                 else:
@@ -165,7 +157,7 @@ def _promote(op: Any) -> Callable[..., Any]:
 
 
 def _norm(op: Any) -> Callable[..., Any]:
-    # fp32_append_dtype: the overload that also takes the result's dtype.
+    # `fp32_append_dtype` calls the overload with an argument for the result's dtype.
     def kernel(tensor: Any, *args: Any) -> Any:
         with _guard():
             if _eligible(tensor) and tensor.dtype in (torch.float16, torch.bfloat16):
@@ -175,7 +167,7 @@ def _norm(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _banned(*args: Any, **kwargs: Any) -> Any:
+def _refuse_binary_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
         "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
@@ -187,8 +179,8 @@ def _banned(*args: Any, **kwargs: Any) -> Any:
 def _register() -> None:
     if _registered:
         return
-    everything = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
-    everything.fallback(torch.library.fallthrough_kernel)
+    fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    fallback.fallback(torch.library.fallthrough_kernel)
     aten = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     for names, make in ((_LOWER, _lower), (_FP32, _fp32), (_FP32_DTYPE, _fp32_dtype), (_PROMOTE, _promote)):
         for name in names:
@@ -201,12 +193,12 @@ def _register() -> None:
                 aten.impl(name, make(op))
     aten.impl("norm.Scalar", _norm(torch.ops.aten.norm.Scalar))
     aten.impl("norm.ScalarOpt_dim", _norm(torch.ops.aten.norm.ScalarOpt_dim))
-    aten.impl("binary_cross_entropy", _banned)
-    _registered.extend((everything, aten))
+    aten.impl("binary_cross_entropy", _refuse_binary_cross_entropy)
+    _registered.extend((fallback, aten))
 
 
 def _renaming(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for a device type, where `cuda`, or none at all, means the virtual device."""
+    """Return a function of a device type for which `cuda`, the default, is the virtual device."""
 
     def renamed(device_type: Any = "cuda", *args: Any) -> Any:
         if isinstance(device_type, bool):
@@ -216,34 +208,32 @@ def _renaming(function: Callable[..., Any]) -> Callable[..., Any]:
     return renamed
 
 
-@contextlib.contextmanager
-def on(release: tuple[int, int]) -> Iterator[None]:
-    """Make `torch.autocast("cuda")` work on the virtual device, by the rules of a torch release."""
-    _rules["release"] = release
-    _register()
-    before: dict[str, Any] = {}
+def functions() -> dict[str, Callable[..., Any]]:
+    """Return functions of `torch` by name, for which `torch.autocast("cuda")` is autocast of the virtual device."""
     clear = torch.clear_autocast_cache
 
     def clear_all() -> None:
         _cache.clear()
         clear()
 
-    replaced: dict[str, Any] = {
-        name: _renaming(getattr(torch, name))
-        for name in ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+    return {
+        **{
+            name: _renaming(getattr(torch, name))
+            for name in ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+        },
+        "clear_autocast_cache": clear_all,
+        "get_autocast_gpu_dtype": partial(torch.get_autocast_dtype, BACKEND.type),
+        "set_autocast_gpu_dtype": partial(torch.set_autocast_dtype, BACKEND.type),
     }
-    replaced["clear_autocast_cache"] = clear_all
-    device = BACKEND.type
-    replaced["get_autocast_gpu_dtype"] = lambda: torch.get_autocast_dtype(device)
-    replaced["set_autocast_gpu_dtype"] = lambda dtype: torch.set_autocast_dtype(device, dtype)
-    try:
-        for name, function in replaced.items():
-            before[name] = getattr(torch, name)
-            setattr(torch, name, function)
+
+
+def patches(release: tuple[int, int]) -> list[Patch]:
+    """Return patches that make autocast follow the rules of a torch release; `functions` are not among them."""
+    _register()
+    return [
+        Replace(sys.modules[__name__], "_release", release),
+        Keep(partial(torch.get_autocast_dtype, BACKEND.type), partial(torch.set_autocast_dtype, BACKEND.type)),
         # CUDA's default is half precision; PrivateUse1 may have another.
-        torch.set_autocast_dtype("cuda", torch.float16)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(torch, name, function)
-        _cache.clear()
+        Call(partial(torch.set_autocast_dtype, BACKEND.type, torch.float16)),
+        Call(unmake=_cache.clear),
+    ]

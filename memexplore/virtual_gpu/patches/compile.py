@@ -1,36 +1,44 @@
-"""`torch.compile` on the virtual GPU: the eager code runs, and the tape says so."""
+"""`torch.compile` on the virtual GPU: the eager code runs, and a note on the tape says so."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memexplore.torch_internals.state import compiler_is_imported, compiler_stance, set_compiler_stance
 from memexplore.virtual_gpu.tensors import values
 
+_NOTE = "torch.compile runs the eager code, which holds more or less than the compiled kernels would"
 
-class Compiling:
-    """`torch.compile` and `Module.compile` while a virtual GPU is on."""
 
-    def __init__(self, undo: contextlib.ExitStack) -> None:
+class EagerCompile:
+    """`torch.compile` and `Module.compile` while a virtual GPU is on. Make it while they are not replaced."""
+
+    def __init__(self) -> None:
         self._original = torch.compile
-        self._undo = undo
-        self._eager = False
-        if "torch._dynamo" in sys.modules:
-            # What was compiled in an earlier cell must run eagerly, too.
+        self._stance_before: Any = None
+        """The compiler's stance that `stop` restores; None while it is unchanged."""
+
+    def start(self) -> None:
+        """Run functions that were compiled in an earlier cell eagerly."""
+        if compiler_is_imported():
             self._run_eagerly()
 
+    def stop(self) -> None:
+        """Restore the compiler's stance."""
+        if self._stance_before is not None:
+            set_compiler_stance(self._stance_before)
+
     def _run_eagerly(self) -> None:
-        if not self._eager:
-            self._eager = True
-            self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+        if self._stance_before is None:
+            self._stance_before = compiler_stance()
+            torch.compiler.set_stance("force_eager")
 
     def function(self, model: Callable[..., Any] | None = None, **options: Any) -> Any:
         """`torch.compile`."""
-        values.assume("torch.compile runs the eager code, which holds more or less than the compiled kernels would")
+        values.assume(_NOTE)
         if options.get("disable"):
             return self._original(model, **options)
         self._run_eagerly()
@@ -39,4 +47,4 @@ class Compiling:
 
     def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         """`Module.compile`."""
-        values.assume("torch.compile runs the eager code, which holds more or less than the compiled kernels would")
+        values.assume(_NOTE)

@@ -1,20 +1,40 @@
-"""`torch.cuda` while the virtual GPU is on: the same names, answered from the allocator model."""
+"""`torch.cuda` and `torch.accelerator` of a virtual GPU: the device goes in, functions by name come out.
+
+Memory statistics come from the allocator model. There is one device, its work runs in order and takes no time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from memexplore.allocator import Allocator
+from memexplore.gpu_catalogue import Gpu
 from memexplore.torch_internals.cuda import EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
 from memexplore.virtual_gpu.patches import cuda_objects
 from memexplore.virtual_gpu.patches.cuda_objects import DeviceContext, Properties, VirtualEvent, VirtualStream
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
-if TYPE_CHECKING:
-    from memexplore.virtual_gpu.device import VirtualGpu
+_READ_PROPERTIES = frozenset(
+    "get_device_name get_device_properties mem_get_info memory_stats memory_stats_as_nested_dict memory_allocated "
+    "max_memory_allocated memory_reserved max_memory_reserved memory_snapshot empty_cache "
+    "set_per_process_memory_fraction".split()
+)
+"""Functions after which code may run differently on another GPU."""
+
+
+class Device(Protocol):
+    """A virtual GPU, as far as `torch.cuda` needs it."""
+
+    gpu: Gpu
+    allocator: Allocator
+    properties_read: bool
+
+    def empty_cache(self) -> None:
+        """`torch.cuda.empty_cache()`."""
 
 
 def _pass(*args: Any, **kwargs: Any) -> None:
@@ -29,7 +49,7 @@ def _always(answer: Any) -> Callable[..., Any]:
 
 
 def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
-    """What takes a device, of which there is one."""
+    """Return `answer` as a function of a device, which it checks."""
 
     def function(device: Any = None) -> Any:
         renamed(device)
@@ -38,27 +58,27 @@ def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
     return function
 
 
-def functions(gpu: VirtualGpu) -> dict[str, Any]:
-    """The names of `torch.cuda` and what they are while `gpu` is on."""
-    allocator = gpu.allocator
-    properties = Properties(gpu.gpu)
+def functions(device: Device) -> dict[str, Any]:
+    """Return the names of `torch.cuda` that are replaced while `device` is on, and their replacements."""
+    gpu, allocator = device.gpu, device.allocator
+    properties = Properties(gpu)
     stream = VirtualStream()
 
     def nested() -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name, value in allocator.stats().items():
             *parents, last = name.split(".")
-            place = result
+            group = result
             for parent in parents:
-                place = place.setdefault(parent, {})
-            place[last] = value
+                group = group.setdefault(parent, {})
+            group[last] = value
         return result
 
     def stat(name: str) -> Callable[..., int]:
         return _of_device(lambda: allocator.stats().get(name, 0))
 
     def free_and_total() -> tuple[int, int]:
-        return gpu.gpu.total - gpu.gpu.outside - allocator.reserved, gpu.gpu.total
+        return gpu.total - gpu.outside - allocator.reserved, gpu.total
 
     fraction = [1.0]
 
@@ -75,7 +95,7 @@ def functions(gpu: VirtualGpu) -> dict[str, Any]:
     def state(device: Any = None) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8)
 
-    return {
+    replacements: dict[str, Any] = {
         "is_available": _always(True),
         "is_initialized": _always(True),
         IS_IN_BAD_FORK.name: _always(False),
@@ -98,7 +118,7 @@ def functions(gpu: VirtualGpu) -> dict[str, Any]:
         "ipc_collect": _pass,
         "get_sync_debug_mode": lambda: sync_mode[0],
         "set_sync_debug_mode": set_sync_mode,
-        "empty_cache": lambda: gpu.empty_cache(),
+        "empty_cache": lambda: device.empty_cache(),
         "get_allocator_backend": _always("native"),
         "host_memory_stats": dict,
         "reset_peak_host_memory_stats": _pass,
@@ -142,10 +162,21 @@ def functions(gpu: VirtualGpu) -> dict[str, Any]:
         **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), cuda_objects.refused("a CUDA graph")),
         **dict.fromkeys(("MemPool", "use_mem_pool", "CUDAPluggableAllocator"), cuda_objects.refused("a memory pool")),
     }
+    for name in _READ_PROPERTIES & replacements.keys():
+        replacements[name] = _noting(device, replacements[name])
+    return replacements
+
+
+def _noting(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:
+    def note_and_call(*args: Any, **kwargs: Any) -> Any:
+        device.properties_read = True
+        return function(*args, **kwargs)
+
+    return note_and_call
 
 
 def accelerator(functions: dict[str, Any]) -> dict[str, Any]:
-    """The names of `torch.accelerator` and what they are while a virtual GPU is on, given those of `torch.cuda`."""
+    """Return the names of `torch.accelerator` and their replacements, given those of `torch.cuda`."""
     return {
         **{name: functions[name] for name in MEMORY_NAMES},
         "current_accelerator": _always(torch.device("cuda")),
@@ -161,7 +192,7 @@ def accelerator(functions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# The names that `torch.cuda.memory` and `torch.cuda.random` share with `torch.cuda`, for code that takes them there.
+# Names that `torch.cuda.memory` and `torch.cuda.random` share with `torch.cuda`.
 MEMORY_NAMES = (
     "empty_cache",
     "memory_stats",
@@ -196,6 +227,6 @@ RANDOM_NAMES = (
 
 
 def record_stream(tensor: Any, stream: Any) -> None:
-    """`Tensor.record_stream`: the virtual device runs in order, so nothing waits."""
+    """`Tensor.record_stream`: does nothing, because the virtual device runs in order."""
     if not isinstance(tensor, VirtualTensor):
         raise RuntimeError("record_stream needs a CUDA tensor")

@@ -1,4 +1,4 @@
-"""Objects that `torch.cuda` hands out, as they are on a virtual GPU: streams, events, generators, properties."""
+"""Classes of `torch.cuda` on a virtual GPU: streams, events, generators, device properties, tensor types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memexplore.virtual_gpu.tensors.values import NotSimulated
 
 
 class VirtualStream:
-    """A CUDA stream; the virtual device runs everything in order, so it only answers questions."""
+    """A CUDA stream of a device that runs all work in order, so that none is ever pending."""
 
     cuda_stream = 0
     stream_id = 0
@@ -25,16 +25,16 @@ class VirtualStream:
         pass
 
     def synchronize(self) -> None:
-        """Nothing is ever pending."""
+        """Return at once: no work is pending."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing is ever pending."""
+        """Return at once: no work is pending."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing is ever pending."""
+        """Return at once: no work is pending."""
 
     def record_event(self, event: Any = None) -> Any:
-        """An event that has already happened."""
+        """Return an event that has happened already."""
         return event or VirtualEvent()
 
     def query(self) -> bool:
@@ -53,19 +53,19 @@ class VirtualStream:
 
 
 class VirtualEvent:
-    """A CUDA event; the virtual device has no clock, so every time between two events is 0 ms."""
+    """A CUDA event. The virtual device has no clock: the time between two events is 0 ms."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def record(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Return at once: no work is pending."""
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Return at once: no work is pending."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: no work is pending."""
 
     def query(self) -> bool:
         """Whether the event has happened."""
@@ -77,7 +77,7 @@ class VirtualEvent:
 
 
 class Properties:
-    """What `torch.cuda.get_device_properties()` answers."""
+    """The result of `torch.cuda.get_device_properties()` for a GPU of the catalogue."""
 
     def __init__(self, gpu: Any) -> None:
         self.name = gpu.name
@@ -107,7 +107,7 @@ def on_stream(stream: Any = None) -> Iterator[None]:
 
 
 class DeviceContext:
-    """`with torch.cuda.device(0):` for one device that is always current."""
+    """`with torch.cuda.device(0):`; the one device is always current."""
 
     def __init__(self, device: Any = None) -> None:
         renamed(device)
@@ -121,7 +121,7 @@ class DeviceContext:
 
 
 class Nvtx:
-    """The profiler's marks, which nobody reads here."""
+    """NVTX, the profiler's ranges: every function does nothing and returns 0."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: 0
@@ -131,7 +131,7 @@ _RealGenerator = torch.Generator
 
 
 class _CudaGenerator(_RealGenerator):
-    """A generator that says it is on the GPU: numbers drawn there have no values anyway."""
+    """A generator whose device is the GPU; it draws from a CPU generator, since virtual numbers have no values."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -144,7 +144,7 @@ class _GeneratorMeta(type):
 
 
 class Generator(metaclass=_GeneratorMeta):
-    """`torch.Generator` while the device is on."""
+    """`torch.Generator` while a virtual GPU is on."""
 
     def __new__(cls, device: Any = "cpu") -> Any:  # noqa: D102
         return _RealGenerator(device) if renamed(device) is device else _CudaGenerator()
@@ -158,12 +158,12 @@ class _TensorTypeMeta(type):
 
 
 def tensor_type(name: str, dtype: torch.dtype) -> type:
-    """`torch.cuda.FloatTensor` and its like."""
+    """Return a class such as `torch.cuda.FloatTensor`."""
 
-    def make(cls: Any, *arguments: Any) -> torch.Tensor:
-        if len(arguments) == 1 and isinstance(arguments[0], list | tuple):
-            return torch.tensor(arguments[0], dtype=dtype, device="cuda")
-        return torch.empty(*(arguments or (0,)), dtype=dtype, device="cuda")
+    def make(cls: Any, *sizes_or_data: Any) -> torch.Tensor:
+        if len(sizes_or_data) == 1 and isinstance(sizes_or_data[0], list | tuple):
+            return torch.tensor(sizes_or_data[0], dtype=dtype, device="cuda")
+        return torch.empty(*(sizes_or_data or (0,)), dtype=dtype, device="cuda")
 
     return _TensorTypeMeta(name, (), {"dtype": dtype, "__new__": make, "__module__": "torch.cuda"})
 
@@ -183,7 +183,7 @@ TENSOR_TYPES = {
 
 
 def refused(what: str) -> type:
-    """Something of `torch.cuda` that a virtual GPU cannot be."""
+    """Return a class of `torch.cuda` whose use raises NotSimulated; `what` names it in the message."""
 
     def refuse(cls: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotSimulated(f"{what} cannot be simulated on a virtual GPU: leave it out, or profile on a real GPU")

@@ -1,7 +1,7 @@
-"""Code that says `cuda` means the virtual device: one function mode renames devices in arguments.
+"""Names of devices: a function mode that replaces `cuda` in the arguments of torch functions by the virtual device.
 
-C++ is told `meta`, which every build of torch has; the dispatch mode then knows it for the virtual device, except where
-the user's own words were `meta`.
+C++ gets `meta`, a device that every build of torch has. The dispatch mode then takes `meta` for the virtual device,
+except in calls in which the user's own code says `meta`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _Tensor = torch.Tensor
 
 
 def renamed(device: Any) -> Any:
-    """What C++ is told for `cuda` in any spelling; anything else as it is.
+    """Return `meta` for `cuda` in any spelling, such as ``0`` or ``"cuda:0"``; return any other value unchanged.
 
-    Raises RuntimeError for a second GPU: the virtual device is one.
+    Raises RuntimeError for the index of a second GPU.
     """
     if isinstance(device, str):
         if not device.startswith("cuda"):
@@ -34,18 +34,18 @@ def renamed(device: Any) -> Any:
         return device
     if device.index not in (None, 0):
         raise RuntimeError(
-            f"CUDA error: invalid device ordinal: the code asks for {device}, the virtual GPU is one device, cuda:0"
+            f"CUDA error: invalid device ordinal: the code uses {device}, and a virtual GPU is one device, cuda:0"
         )
     return META
 
 
-def _named(value: Any) -> bool:
+def _is_device_name(value: Any) -> bool:
     return isinstance(value, str | torch.device)
 
 
 def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = kwargs.get("device")
-    if device is None and len(args) > 1 and (_named(args[1]) or type(args[1]) is int):
+    if device is None and len(args) > 1 and (_is_device_name(args[1]) or type(args[1]) is int):
         device = args[1]
         args = (args[0], renamed(device), *args[2:])
     elif device is not None:
@@ -53,7 +53,7 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     else:
         return _Tensor.to(*args, **kwargs)
     if _is_meta(device):
-        return _to_meta(args, kwargs)
+        return _to_users_meta(args, kwargs)
     if args[0].is_meta and renamed(device) is not device:
         raise NotImplementedError(
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
@@ -62,12 +62,12 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _Tensor.to(*args, **kwargs)
 
 
-def _to_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _to_users_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not is_virtual(args[0]):
-        return _really_meta(_Tensor.to, args, kwargs)
-    # C++ takes a virtual tensor for a meta tensor already, and would hand it back.
+        return _on_users_meta(_Tensor.to, args, kwargs)
+    # To C++ a virtual tensor is on `meta` already: it would return the tensor itself.
     dtype = kwargs.get("dtype") or next((value for value in args[1:] if isinstance(value, torch.dtype)), None)
-    return _really_meta(torch.empty_like, args[:1], {"device": META, "dtype": dtype})
+    return _on_users_meta(torch.empty_like, args[:1], {"device": META, "dtype": dtype})
 
 
 def _cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,9 +79,12 @@ def _cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """`torch.tensor` and its like: C++ makes them on the CPU and moves them where no mode sees it, so we move them."""
+    """Return a handler of `torch.tensor` and its like, which makes a CPU tensor and moves it.
 
-    def made(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    C++ does the same, and no mode sees the move.
+    """
+
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs.pop("pin_memory", None)
         data = args[0] if args else kwargs["data"]
         device = kwargs.get("device")
@@ -89,16 +92,16 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
             device = data.device
         if device is None:
             device = _default_device()
-        told = renamed(device)
-        if type(data) is not VirtualTensor and told is device:
+        target = renamed(device)
+        if type(data) is not VirtualTensor and target is device:
             return make(*args, **kwargs)
         gradient = kwargs.pop("requires_grad", False)
         if isinstance(data, torch.Tensor):
-            result = data.detach().to(device=told, dtype=kwargs.get("dtype"), copy=make is torch.tensor)
+            result = data.detach().to(device=target, dtype=kwargs.get("dtype"), copy=make is torch.tensor)
             return result.requires_grad_(gradient) if gradient else result
-        return make(*args, **{**kwargs, "device": "cpu"}).to(told).requires_grad_(gradient)
+        return make(*args, **{**kwargs, "device": "cpu"}).to(target).requires_grad_(gradient)
 
-    return made
+    return handle
 
 
 def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,20 +112,20 @@ def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`Tensor.new`, the old way to make a tensor like another: sizes, or data, or an alias (legacy_tensor_new)."""
-    tensor, *given = args
+    """`Tensor.new` with sizes, data or a tensor, of which it makes an alias (legacy_tensor_new in C++)."""
+    tensor, *rest = args
     if not is_virtual(tensor) or kwargs:
         return _Tensor.new(*args, **kwargs)
-    first = given[0] if len(given) == 1 else None
+    first = rest[0] if len(rest) == 1 else None
     if isinstance(first, torch.Tensor):
         return first.detach()
     if isinstance(first, list | tuple) and not isinstance(first, torch.Size):
         return _new_tensor((tensor, first), {})
-    return tensor.new_empty(first if isinstance(first, torch.Size) else given or [0])
+    return tensor.new_empty(first if isinstance(first, torch.Size) else rest or [0])
 
 
 def _pin_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # Pinned memory is host memory outside the device: the copy matters to nobody here.
+    # Pinned memory is host memory, which is not simulated.
     return args[0]
 
 
@@ -152,8 +155,11 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
 _SET_DATA = _Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class Renaming(TorchFunctionMode):
-    """Renames `cuda` in the arguments of every torch function to the device under the mask."""
+class DeviceRenaming(TorchFunctionMode):
+    """Function mode that replaces `cuda` in the arguments of every torch function.
+
+    `exchange` gives a tensor the contents of another.
+    """
 
     def __init__(self, exchange: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         super().__init__()
@@ -174,16 +180,16 @@ class Renaming(TorchFunctionMode):
         device = kwargs.get("device")
         if device is not None:
             if _is_meta(device):
-                return _really_meta(func, args, kwargs)
-            told = renamed(device)
-            if told is not device:
-                kwargs = {**kwargs, "device": told}
+                return _on_users_meta(func, args, kwargs)
+            target = renamed(device)
+            if target is not device:
+                kwargs = {**kwargs, "device": target}
                 if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-                    return _really_cuda(func, args, kwargs)
+                    return _from_users_meta(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _set_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """`tensor.data = other`, where one of them is virtual: the object becomes what the other is."""
+        """`tensor.data = other`, where one of the two is virtual: exchange the contents."""
         tensor, other = args
         if is_virtual(tensor) == is_virtual(other) and tensor.device == other.device:
             _SET_DATA(tensor, other)
@@ -191,11 +197,11 @@ class Renaming(TorchFunctionMode):
             self._exchange(tensor, other)
 
 
-def in_backward(renaming: Renaming, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The entry of the autograd engine, with the renaming on while it runs.
+def in_backward(renaming: DeviceRenaming, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run`, the entry of the autograd engine, with `renaming` on while it runs.
 
-    A function mode is off inside `Tensor.backward`, since that went through it; so it would be for a checkpoint that
-    recomputes its block and for the backward of a `Function`, whose code says `cuda` too.
+    torch turns a function mode off inside the functions that the mode handles, such as `Tensor.backward`. A checkpoint
+    that recomputes its block and the backward of a `Function` run there, and their code may say `cuda` too.
     """
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -216,8 +222,8 @@ def _is_meta(device: Any) -> bool:
     return device.type == "meta" if isinstance(device, torch.device) else device == "meta"
 
 
-def _really_cuda(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a call on the user's own meta tensors whose words say `cuda`."""
+def _from_users_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function whose device argument is `cuda` on the user's own meta tensors."""
     DeviceState.cuda_calls_on_meta += 1
     try:
         return func(*args, **kwargs)
@@ -225,8 +231,8 @@ def _really_cuda(func: Any, args: Any, kwargs: Any) -> Any:
         DeviceState.cuda_calls_on_meta -= 1
 
 
-def _really_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a call whose own words say `meta`: elsewhere that is how C++ calls the virtual device."""
+def _on_users_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function whose device argument is `meta`: elsewhere that is C++'s name of the virtual device."""
     DeviceState.meta_calls += 1
     try:
         return func(*args, **kwargs)
@@ -235,5 +241,5 @@ def _really_meta(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def is_virtual(value: Any) -> bool:
-    """Whether a value is a tensor of the virtual GPU, or of a module built under it."""
+    """Whether a value is a virtual tensor: on the virtual GPU, or on the CPU in a module built while the GPU is on."""
     return type(value) is VirtualTensor

@@ -9,44 +9,44 @@ from typing import Any
 import torch
 
 SKIPPED_SINCE = (2, 9)
-"""The release from which `applySlice` hands back the tensor itself for a slice that takes all of a dimension.
+"""The release from which `applySlice` returns the tensor itself for a slice over all of a dimension.
 
 Before, it compared the slice's end, which for `:` is the largest integer, with the dimension's length: they were never
 equal (ATen/TensorIndexing.h of 2.6, 2.7, 2.8: `length.sym_eq(stop)`; of 2.9, 2.10: `length.sym_le(stop)`). The backward
 of each such view makes zeros of the whole tensor's size and copies the gradient into them.
 """
 
-_plain = torch.Tensor.__getitem__
+_installed_getitem = torch.Tensor.__getitem__
 _slice = torch.ops.aten.slice.Tensor
 
 
 def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """``tensor[index]`` with the views that releases before `SKIPPED_SINCE` made, one after the other.
+    """Return ``tensor[index]``, with one view after the other as releases before `SKIPPED_SINCE` made them.
 
     Python's booleans and masks of several dimensions among the indices are left to the installed release.
     """
-    if type(index) is not tuple or not any(type(entry) is slice for entry in index) or not _known(index):
-        return _plain(tensor, index)
-    given = sum(entry is not None and entry is not Ellipsis for entry in index)
+    if type(index) is not tuple or not any(type(entry) is slice for entry in index) or not _is_supported(index):
+        return _installed_getitem(tensor, index)
+    indexed_dims = sum(entry is not None and entry is not Ellipsis for entry in index)
     result, dim = tensor, 0
     advanced: list[Any] = []
     for entry in index:
         if entry is Ellipsis:
-            dim += tensor.dim() - given
+            dim += tensor.dim() - indexed_dims
             continue
         if type(entry) is slice and _takes_all(entry, result, dim):
             result = _slice(result, dim, 0, sys.maxsize)
         elif entry is None or type(entry) in (slice, int):
-            result = _plain(result, (*_all(dim), entry))
+            result = _installed_getitem(result, (*_full_slices(dim), entry))
         else:
-            advanced += [*_all(dim - len(advanced)), entry]
+            advanced += [*_full_slices(dim - len(advanced)), entry]
         dim += type(entry) is not int
     if advanced:
-        return _plain(result, tuple(advanced))
-    return result if result is not tensor else _plain(tensor, index)
+        return _installed_getitem(result, tuple(advanced))
+    return result if result is not tensor else _installed_getitem(tensor, index)
 
 
-def _known(index: tuple[Any, ...]) -> bool:
+def _is_supported(index: tuple[Any, ...]) -> bool:
     return all(
         entry is None
         or entry is Ellipsis
@@ -57,12 +57,12 @@ def _known(index: tuple[Any, ...]) -> bool:
     )
 
 
-def _all(count: int) -> tuple[slice, ...]:
+def _full_slices(count: int) -> tuple[slice, ...]:
     return (slice(None),) * count
 
 
 def _takes_all(entry: slice, tensor: torch.Tensor, dim: int) -> bool:
-    """Whether a slice is one that the installed release skips and an earlier one did not."""
+    """Whether the installed release skips a slice that earlier ones made a view of."""
     start, stop, step = entry.start, entry.stop, entry.step
     if start not in (None, 0) or step not in (None, 1) or dim >= tensor.dim():
         return False

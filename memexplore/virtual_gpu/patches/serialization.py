@@ -1,9 +1,9 @@
-"""Files: `torch.save` keeps shapes and no values, `torch.load` brings tensors onto the virtual device."""
+"""`torch.save` and `torch.load` on the virtual GPU: a file keeps shapes and no values of virtual tensors."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,19 +11,20 @@ import torch
 from memexplore.torch_internals.modules import apply_of
 from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.patches.device_names import renamed
+from memexplore.virtual_gpu.patches.install import Call, Patch
 from memexplore.virtual_gpu.tensors.tensor import META, map_locations, saved_on_a_virtual_gpu_without_values
 
-_restore = torch.serialization.default_restore_location
+_restore_location = torch.serialization.default_restore_location
 
 
 class _Storage:
-    """What a `map_location` function of the user gets for a storage: it says where it should go."""
+    """A storage as a `map_location` function of the user gets it: its methods note the device that it moves to."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> _Storage:
-        """Go to the virtual device."""
+        """Move to the virtual device."""
         renamed(0 if device is None else device)
         return _Storage("cuda:0")
 
@@ -32,10 +33,10 @@ class _Storage:
         return _Storage()
 
 
-def _places(map_location: Any) -> Callable[[Any, str], str]:
-    """Where `torch.load(..., map_location=...)` puts a storage that was saved on a device."""
+def _target_function(map_location: Any) -> Callable[[Any, str], str]:
+    """Return a function of a storage and the device it was saved on: where `torch.load(..., map_location)` puts it."""
 
-    def place(storage: Any, saved: str) -> str:
+    def target_of(storage: Any, saved: str) -> str:
         target = map_location
         if isinstance(map_location, dict):
             target = map_location.get(saved, saved)
@@ -44,36 +45,38 @@ def _places(map_location: Any) -> Callable[[Any, str], str]:
             target = saved if target is None else target.device
         elif map_location is None:
             target = saved
-        told = renamed(target if isinstance(target, torch.device) else torch.device(target))
-        return "cuda" if told is META else str(told)
+        device = renamed(target if isinstance(target, torch.device) else torch.device(target))
+        return "cuda" if device is META else str(device)
 
-    return place
+    return target_of
 
 
 class _Load:
-    """One `torch.load`: everything is read onto the CPU, and what belongs on the virtual device is moved afterwards."""
+    """One `torch.load`: all tensors are read onto the CPU, and those of the virtual device are moved afterwards."""
 
     def __init__(self, map_location: Any) -> None:
-        self.place = _places(map_location)
-        self._bound: dict[int, Any] = {}
+        self.target_of = _target_function(map_location)
+        self._storages: dict[int, Any] = {}
+        """Storages on the CPU that belong on the virtual device, by their address in C++."""
         self._moved: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._seen: dict[int, Any] = {}
+        self._results: dict[int, tuple[Any, Any]] = {}
+        """By id: a loaded object, and its replacement."""
 
     def locate(self, storage: Any, saved: str) -> Any:
-        """The `map_location` that torch gets."""
-        place = self.place(storage, saved)
-        if place != "cuda":
-            return _restore(storage, place)
-        self._bound[storage_key(storage)] = storage
+        """Return a storage at its device; the `map_location` that torch gets."""
+        target = self.target_of(storage, saved)
+        if target != "cuda":
+            return _restore_location(storage, target)
+        self._storages[storage_key(storage)] = storage
         return storage
 
     def moved(self, value: Any) -> Any:
-        """What was loaded, on the devices where it belongs; tensors that share memory still do."""
-        if not self._bound:
+        """Return what was loaded with its tensors on their devices. Tensors that shared memory still do."""
+        if not self._storages:
             return value
-        found = self._seen.get(id(value))
-        if found is not None:
-            return found[1]
+        entry = self._results.get(id(value))
+        if entry is not None:
+            return entry[1]
         result = value
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             result = self._tensor(value)
@@ -88,12 +91,12 @@ class _Load:
             result = tuple(self.moved(entry) for entry in value)
         elif isinstance(value, torch.optim.Optimizer):
             self.moved(value.__dict__)
-        self._seen[id(value)] = (value, result)
+        self._results[id(value)] = (value, result)
         return result
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage_key(storage) not in self._bound:
+        if storage_key(storage) not in self._storages:
             return tensor
         key = (storage_key(storage), tensor.dtype)
         whole = self._moved.get(key)
@@ -106,26 +109,29 @@ class _Load:
         return result.requires_grad_(tensor.requires_grad)
 
 
-@contextlib.contextmanager
-def on() -> Iterator[None]:
-    """Make `torch.load` know the virtual device."""
-    original = torch.load
+def load_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `torch.load` that brings tensors onto the virtual device."""
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        one = _Load(map_location)
-        map_locations.append(one.place)
+        loading = _Load(map_location)
+        map_locations.append(loading.target_of)
         try:
-            return one.moved(original(f, one.locate, *args, **kwargs))
+            return loading.moved(original(f, loading.locate, *args, **kwargs))
         finally:
             map_locations.pop()
 
-    try:
-        torch.load = load
-        torch.serialization.add_safe_globals([saved_on_a_virtual_gpu_without_values])
-        yield
-    finally:
-        torch.load = original
-        allowed = torch.serialization.get_safe_globals()
-        torch.serialization.clear_safe_globals()
-        kept = [entry for entry in allowed if entry is not saved_on_a_virtual_gpu_without_values]
-        torch.serialization.add_safe_globals(kept)
+    return load
+
+
+def patches() -> list[Patch]:
+    """Return patches that let `torch.load(weights_only=True)` read virtual tensors; `torch.load` is not among them."""
+    safe = [saved_on_a_virtual_gpu_without_values]
+    # Only the exit of this context manager removes an entry and leaves those of the user.
+    allowed = torch.serialization.safe_globals(safe)  # type: ignore[arg-type]
+    return [
+        Call(
+            partial(torch.serialization.add_safe_globals, safe),  # type: ignore[arg-type]
+            partial(allowed.__exit__, None, None, None),
+        ),
+        Call(unmake=map_locations.clear),
+    ]

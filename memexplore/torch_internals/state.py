@@ -1,0 +1,101 @@
+"""Private names of torch's global state: mode stacks, hooks on all modules and optimizers, the compiler's stance."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.table import NO_VIRTUAL_GPU, TABLE, Internal, attribute_of, look_up, replaceable
+
+_LEFT = "an interrupt while a virtual GPU goes on or off may leave torch changed"
+
+# --- mode stacks: `with mode` cannot be repeated after an interrupt, so the stacks are restored as a whole
+push_function_mode: Callable[[Any], None] = look_up(
+    "torch._C._push_on_torch_function_stack", "turns a function mode on", NO_VIRTUAL_GPU
+)
+pop_function_mode: Callable[[], Any] = look_up(
+    "torch._C._pop_torch_function_stack", "turns a function mode off", NO_VIRTUAL_GPU
+)
+push_dispatch_mode: Callable[[Any], None] = look_up(
+    "torch._C._push_on_torch_dispatch_stack", "turns a dispatch mode on", NO_VIRTUAL_GPU
+)
+pop_dispatch_mode: Callable[[None], Any] = look_up(
+    "torch._C._pop_torch_dispatch_stack", "turns a dispatch mode off", NO_VIRTUAL_GPU
+)
+dispatch_mode_stack: Callable[[], list[Any]] = look_up(
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    "which dispatch modes are on",
+    NO_VIRTUAL_GPU,
+    probe=lambda stack: isinstance(stack(), list),
+)
+DISPATCH_FLAGS = tuple(
+    replaceable(f"torch.utils._python_dispatch.{name}", "set by every dispatch mode that is on", _LEFT)
+    for name in (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+)
+set_compiled_code_sees_modes: Callable[[bool], None] = look_up(
+    "torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals",
+    "the last of these flags, as C++ keeps it",
+    _LEFT,
+)
+
+# --- hooks on all modules and optimizers: as entries of these tables they can be removed whatever was interrupted
+PARAMETER_REGISTRATION_HOOKS: MutableMapping[Any, Any] = look_up(
+    "torch.nn.modules.module._global_parameter_registration_hooks",
+    "which modules are built while a virtual GPU is on",
+    NO_VIRTUAL_GPU,
+)
+BUFFER_REGISTRATION_HOOKS: MutableMapping[Any, Any] = look_up(
+    "torch.nn.modules.module._global_buffer_registration_hooks",
+    "which modules are built while a virtual GPU is on",
+    NO_VIRTUAL_GPU,
+)
+OPTIMIZER_PRE_HOOKS: MutableMapping[Any, Any] = look_up(
+    "torch.optim.optimizer._global_optimizer_pre_hooks",
+    "an optimizer's state is kept before its first step on a virtual GPU",
+    "optimizers are not restored after a virtual GPU",
+)
+
+# --- tensors
+contents_key = attribute_of(
+    "torch.Tensor",
+    "_cdata",
+    lambda: torch.ones(1),
+    "identity of a tensor's contents (its address in C++), which `swap_tensors` exchanges",
+    "models cannot be moved to a virtual GPU",
+)
+
+# --- torch.compile
+_COMPILER = "torch._dynamo.eval_frame"
+
+
+def compiler_is_imported() -> bool:
+    """Whether `torch.compile` was used in this process."""
+    return _COMPILER in sys.modules
+
+
+def compiler_stance() -> Any:
+    """The stance of `torch.compile`. Imports the compiler, which takes seconds the first time."""
+    return importlib.import_module(_COMPILER)._stance
+
+
+def set_compiler_stance(stance: Any) -> None:
+    """Set the stance of `torch.compile` to one that `compiler_stance` returned."""
+    importlib.import_module(_COMPILER)._stance = stance  # type: ignore[attr-defined]
+
+
+TABLE.append(
+    Internal(
+        f"{_COMPILER}._stance",
+        "compiled functions run eagerly on a virtual GPU; `torch.compiler.set_stance` does not return the old stance",
+        "torch.compile on a virtual GPU",
+        lambda: compiler_stance() is not None,
+    )
+)

@@ -1,0 +1,198 @@
+"""Installing patches: a list of patches goes in, and torch is patched for a block, completely or not at all.
+
+An interrupt may arrive at any line. So what restores the state is written down, in one assignment, before anything is
+changed (`_journal`), every step of it may run twice, and `restore` runs under two `finally`: whichever one is
+interrupted, the other one completes. Originals are never read while patches are installed, hence a patched function is
+never taken for the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import weakref
+from collections.abc import Callable, Generator, MutableMapping, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+Value = TypeVar("Value")
+Undo = Callable[[], object]
+_MISSING = object()
+
+
+class Patch(Protocol):
+    """One change of global state."""
+
+    def undo(self) -> Undo:
+        """Return a function that restores the present state. It may be called twice, and without `install`."""
+
+    def install(self) -> None:
+        """Make the change."""
+
+
+class Replace(NamedTuple):
+    """An attribute of a module or a class, and what replaces it."""
+
+    owner: Any
+    name: str
+    replacement: Any
+
+    def undo(self) -> Undo:
+        """Return a function that restores the present value, or its absence."""
+        return partial(_set, self.owner, self.name, vars(self.owner).get(self.name, _MISSING))
+
+    def install(self) -> None:
+        """Set the attribute."""
+        setattr(self.owner, self.name, self.replacement)
+
+
+class Insert(NamedTuple):
+    """An entry of a dict, such as a table of hooks, under a key of its own."""
+
+    entries: MutableMapping[Any, Any]
+    key: Any
+    value: Any
+
+    def undo(self) -> Undo:
+        """Return a function that removes the entry."""
+        return partial(self.entries.pop, self.key, None)
+
+    def install(self) -> None:
+        """Add the entry."""
+        self.entries[self.key] = self.value
+
+
+class Keep(NamedTuple):
+    """State that later patches or the block change, and that is restored: how it is read and how it is written."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+    def undo(self) -> Undo:
+        """Return a function that writes the present state."""
+        return partial(self.write, self.read())
+
+    def install(self) -> None:
+        """Change nothing."""
+
+
+def _nothing() -> None:
+    pass
+
+
+class Call(NamedTuple):
+    """A function that makes a change, and one that undoes it; either may be left out."""
+
+    make: Callable[[], object] = _nothing
+    unmake: Callable[[], object] = _nothing
+
+    def undo(self) -> Undo:
+        """Return `unmake`."""
+        return self.unmake
+
+    def install(self) -> None:
+        """Call `make`."""
+        self.make()
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if value is not _MISSING:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
+
+
+class _Journal(NamedTuple):
+    """How everything that is patched is restored, in the order of installation, and the block that patched it."""
+
+    undo: Sequence[Undo]
+    block: Callable[[], Patched[Any] | None]
+
+
+_EMPTY = _Journal((), lambda: None)
+_journal = _EMPTY
+
+
+class Patched(contextlib.ContextDecorator, io.IOBase, Generic[Value]):
+    """Context manager that patches torch for a block. `switch` returns the block's value and the patches.
+
+    Its `__exit__` is that of `io.IOBase`, which is written in C and calls `close`, and `close` is that of a generator.
+    So no line of Python runs between the end of the block and the two `finally` of the generator, and an interrupt
+    cannot prevent them. `io.IOBase` calls `close` also when the object is collected.
+    """
+
+    def __init__(self, switch: Callable[[], tuple[Value, Sequence[Patch]]]) -> None:
+        self._switch = switch
+        # Neither holds the object itself, which is collected as soon as nothing refers to it.
+        self._block: Any = _block(switch, weakref.ref(self))
+        self.close = self._block.close  # type: ignore[method-assign]
+
+    def _recreate_cm(self) -> Patched[Value]:
+        # ContextDecorator: a decorated function may be called more than once.
+        return Patched(self._switch)
+
+    def __enter__(self) -> Value:  # type: ignore[override]
+        try:
+            return next(self._block)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether the block has begun and not ended."""
+        return _journal.block() is self and self._block.gi_frame is not None
+
+
+def _block(
+    switch: Callable[[], tuple[Value, Sequence[Patch]]], block: Callable[[], Patched[Value] | None]
+) -> Generator[Value, None, None]:
+    try:
+        try:
+            yield _install(switch, block)
+        finally:
+            if _journal.block is block:
+                restore()
+    finally:
+        if _journal.block is block:
+            restore()
+
+
+def _install(switch: Callable[[], tuple[Value, Sequence[Patch]]], block: Callable[[], Patched[Value] | None]) -> Value:
+    global _journal
+    if not block_is_running():
+        # Patches of a block whose end was interrupted more than once.
+        restore()
+    value, patches = switch()
+    if block_is_running():
+        raise RuntimeError("torch is patched by another block; leave that block first")
+    _journal = _Journal([patch.undo() for patch in patches], block)
+    for patch in patches:
+        patch.install()
+    return value
+
+
+def block_is_running() -> bool:
+    """Whether torch is patched for a block that has not ended."""
+    block = _journal.block()
+    return block is not None and block.running
+
+
+def restore() -> None:
+    """Undo all patches, the last one first, whatever block installed them. Without patches it does nothing.
+
+    An undo that fails does not keep the others from running; the first error is raised at the end.
+    """
+    global _journal
+    errors = []
+    for undo in reversed(_journal.undo):
+        try:
+            undo()
+        except Exception as error:
+            errors.append(error)
+    _journal = _EMPTY
+    if errors:
+        raise errors[0]
+
+
+__all__ = ["Call", "Insert", "Keep", "Patch", "Patched", "Replace", "Undo", "block_is_running", "restore"]

@@ -1,0 +1,50 @@
+"""Function modes, dispatch modes and the default device of a thread, restored as a whole.
+
+`with mode` and `torch.set_default_device` cannot be undone twice: each undo removes whatever lies on the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from memexplore.torch_internals.cuda import device_module, global_device_context
+from memexplore.torch_internals.dispatch import function_mode_stack
+from memexplore.torch_internals.state import (
+    DISPATCH_FLAGS,
+    dispatch_mode_stack,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+    set_compiled_code_sees_modes,
+)
+from memexplore.virtual_gpu.patches.install import Keep, Patch
+
+
+def kept() -> list[Patch]:
+    """Patches that restore the modes and the default device, and change nothing."""
+    return [
+        *(Keep(partial(getattr, *flag), partial(setattr, *flag)) for flag in DISPATCH_FLAGS),
+        Keep(lambda: DISPATCH_FLAGS[-1].value, set_compiled_code_sees_modes),
+        Keep(
+            dispatch_mode_stack,
+            partial(_set_stack, dispatch_mode_stack, push_dispatch_mode, partial(pop_dispatch_mode, None)),
+        ),
+        Keep(function_mode_stack, partial(_set_stack, function_mode_stack, push_function_mode, pop_function_mode)),
+        Keep(partial(getattr, device_module, "CURRENT_DEVICE"), partial(setattr, device_module, "CURRENT_DEVICE")),
+        Keep(
+            partial(getattr, global_device_context, "device_context", None),
+            partial(setattr, global_device_context, "device_context"),
+        ),
+    ]
+
+
+def _set_stack(
+    read: Callable[[], list[Any]], push: Callable[[Any], object], pop: Callable[[], object], modes: list[Any]
+) -> None:
+    while (stack := read()) != modes[: len(stack)]:
+        pop()
+    for mode in modes[len(stack) :]:
+        push(mode)

@@ -1,0 +1,135 @@
+"""The table of what is replaced in torch while a virtual GPU is on: the device goes in, rows come out.
+
+A row is the owner of a name, the name, and the replacement. Modes, hooks and other state are in the modules that need
+them; `memexplore.virtual_gpu.device` joins all patches in the order in which they are installed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.backends.cudnn.rnn as cudnn_rnn
+from torch import nn
+
+from memexplore.torch_internals import cuda as internal_cuda
+from memexplore.torch_internals import modules as internals
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.virtual_gpu.kernels import encoder, rnn
+from memexplore.virtual_gpu.patches import autocast, cuda_api, cuda_objects, getitem
+from memexplore.virtual_gpu.patches.compile import EagerCompile
+from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backward, is_virtual
+from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
+from memexplore.virtual_gpu.patches.serialization import load_function
+from memexplore.virtual_gpu.tensors.tensor import CUDA, VirtualTensor
+
+
+def rows(
+    device: cuda_api.Device, moves: ModuleMoves, renaming: DeviceRenaming, compiling: EagerCompile
+) -> list[Replace]:
+    """Return the names of torch that are replaced while `device` is on. Call it while nothing is replaced."""
+    functions = cuda_api.functions(device)
+    accelerator = cuda_api.accelerator(functions)
+    return [
+        *(Replace(torch.cuda, name, function) for name, function in functions.items()),
+        *(Replace(torch.cuda.memory, name, functions[name]) for name in cuda_api.MEMORY_NAMES),
+        *(Replace(torch.cuda.random, name, functions[name]) for name in cuda_api.RANDOM_NAMES),
+        *(
+            Replace(torch.accelerator, name, function)
+            for name, function in accelerator.items()
+            if hasattr(torch.accelerator, name)
+        ),
+        *(Replace(torch, name, function) for name, function in autocast.functions().items()),
+        Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
+        Replace(torch, "Generator", cuda_objects.Generator),
+        Replace(torch, "load", load_function(torch.load)),
+        Replace(torch, "compile", compiling.function),
+        Replace(nn.Module, "compile", _method(compiling.method)),
+        Replace(torch.Tensor, "record_stream", cuda_api.record_stream),
+        Replace(torch.autograd.graph, "save_on_cpu", _SaveOnCpu),
+        Replace(nn.DataParallel, "scatter", _scatter),
+        Replace(torch.backends.cudnn, "is_acceptable", _is_acceptable(torch.backends.cudnn.is_acceptable)),
+        Replace(torch.overrides, "has_torch_function", encoder.overrides),
+        Replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__),
+        # Names that torch calls private.
+        Replace(*internals.MODULE_APPLY, _method(moves.apply)),
+        Replace(*internals.PARSE_TO, parsing(internals.PARSE_TO.value)),
+        Replace(*internals.TRUNCATED_NORMAL, _truncated_normal(internals.TRUNCATED_NORMAL.value)),
+        Replace(*internals.ENGINE_RUN_BACKWARD, in_backward(renaming, internals.ENGINE_RUN_BACKWARD.value)),
+        Replace(*internals.USE_CUDNN_RNN, lambda: True),
+        Replace(*internals.GROUP_TENSORS, _grouped(internals.GROUP_TENSORS.value)),
+        *(Replace(*types, [*types.value, VirtualTensor]) for types in internals.FOREACH_TYPES),
+        # torch looks for an accelerator once in a process, and a checkpoint on the CPU has found none.
+        Replace(*internals.DEFAULT_DEVICE_TYPE, "cuda"),
+        Replace(*internal_cuda.EXCHANGE_DEVICE, lambda device: 0),
+        Replace(*internal_cuda.MAYBE_EXCHANGE_DEVICE, lambda device: 0),
+        Replace(*internal_cuda.NVTX, cuda_objects.Nvtx()),
+        # Pinned memory is host memory: the loader's own thread must not look for a device.
+        Replace(*internal_cuda.PIN_MEMORY, lambda data, device=None: data),
+    ]
+
+
+def rows_of_release(release: tuple[int, int]) -> list[Replace]:
+    """Return what is replaced under the rules of some releases of torch only."""
+    if release < getitem.SKIPPED_SINCE:
+        return [Replace(VirtualTensor, "__getitem__", getitem.getitem)]
+    return []
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plain function, which a class binds to its instance, that calls a bound method."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+def _device_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda device=None: original("cuda" if device is None else device)
+
+
+def _scatter(self: Any, inputs: tuple[Any, ...], kwargs: Any, device_ids: Any) -> tuple[Any, Any]:
+    """`DataParallel.scatter` onto one device."""
+    moved = pytree.tree_map_only(torch.Tensor, lambda value: value.cuda(), (inputs, kwargs or {}))
+    return (moved[0],), (moved[1],)
+
+
+class _SaveOnCpu(torch.autograd.graph.save_on_cpu):
+    """`save_on_cpu` without pinned memory: a pinned buffer would be a real one, as large as all that is saved."""
+
+    def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        super().__init__(False, device_type)
+
+
+def _truncated_normal(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`trunc_normal_`, whose rejection loop ends when no value lies outside: a virtual tensor has no values."""
+
+    @functools.wraps(original)
+    def truncated_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if is_virtual(tensor) else original(tensor, *args, **kwargs)
+
+    return truncated_normal
+
+
+def _is_acceptable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.backends.cudnn.is_acceptable`, with which `flatten_parameters` decides, for virtual tensors too."""
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+    def is_acceptable(tensor: torch.Tensor) -> bool:
+        if is_virtual(tensor) and tensor.is_cuda:
+            return torch.backends.cudnn.enabled and tensor.dtype in types
+        return original(tensor)
+
+    return is_acceptable
+
+
+def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that groups tensors by device and type, with virtual ones on `cuda`; C++ says `meta`."""
+
+    def group(tensors: Any, with_indices: bool = False) -> Any:
+        groups = original(tensors, with_indices)
+        if not any(device.type == "meta" for device, _ in groups):
+            return groups
+        return {(CUDA if device.type == "meta" else device, dtype): group for (device, dtype), group in groups.items()}
+
+    return group
