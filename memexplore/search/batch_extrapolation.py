@@ -25,7 +25,7 @@ def likely_batch(runs: dict[int, Tape], capacity: int, unit: int = 1) -> int | N
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
     >>> endless = dataclasses.replace(gpu_catalogue.find("T4"), total=1 << 50)
-    >>> tapes = {size: run(step, Knobs(batch=size), gpu=endless).tape for size in (1024, 2048)}
+    >>> tapes = {size: run(step, Knobs(batch=size), gpu=endless, release="2.13").tape for size in (1024, 2048)}
     >>> likely_batch(tapes, 64 << 20)
     1536
     """
