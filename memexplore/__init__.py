@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memexplore.gpu_catalogue import gpus
     from memexplore.knobs.apply import apply
     from memexplore.knobs.knobs import Knobs
-    from memexplore.notebook.explorers import explore
+    from memexplore.notebook.explore import explore
     from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
     from memexplore.notebook.view import view
     from memexplore.search.advise import advise
@@ -36,7 +36,7 @@ _HOMES = {
     "advise": "search.advise",
     "apply": "knobs.apply",
     "diff": "analysis.groups",
-    "explore": "notebook.explorers",
+    "explore": "notebook.explore",
     "gpus": "gpu_catalogue",
     "load": "snapshot",
     "load_ipython_extension": "notebook.magics",

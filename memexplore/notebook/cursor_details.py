@@ -1,4 +1,4 @@
-"""A moment of a Tape for a person: where it lies in the run, and which tensors were alive."""
+"""Text and table rows for one row of a Tape: its position in the run, and the tensors and lines alive after it."""
 
 from __future__ import annotations
 
@@ -16,114 +16,101 @@ _COLOUR_OF = {category.text: COLOURS[category] for category in Category}
 
 
 class Line(NamedTuple):
-    """A line of code: where it stands, and its text ("" where the file is not here)."""
+    """A line of code: file and line number as text, and its source ("" if the file cannot be read)."""
 
-    place: str
+    location: str
     code: str
 
 
 def code_line(line: str) -> Line:
-    """The line of code for ``file:line``; a cell of this notebook is called as tracebacks call it.
+    """Return the line of code at ``file:line``; a cell of this notebook is named as in tracebacks.
 
     >>> code_line("train.py:7")
-    Line(place='train.py, line 7', code='')
+    Line(location='train.py, line 7', code='')
     >>> code_line("")
-    Line(place='', code='')
+    Line(location='', code='')
     """
     if not line:
         return Line("", "")
     filename, _, number = line.rpartition(":")
-    if not number.isdigit():  # the autograd engine has nodes in place of lines
+    if not number.isdigit():  # rows of the autograd engine name a node instead of a line
         return Line(line, "")
     shell = get_ipython()
-    # Newer shells tell how a cell's file is called in a traceback: ("Cell", "In[3]").
+    # IPython knows what a cell is called in tracebacks, for example ("Cell", "In[3]").
     name = getattr(shell.compile, "format_code_name", lambda _: None)(filename) if shell is not None else None
-    place = name[1] if name else filename.replace("\\", "/").rsplit("/", 1)[-1]
-    return Line(f"{place}, line {number}", linecache.getline(filename, int(number)).strip())
+    location = name[1] if name else filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return Line(f"{location}, line {number}", linecache.getline(filename, int(number)).strip())
 
 
-def moment_text(tape: Tape, row: int) -> str:
-    """Where a row lies in the run, and what was allocated after it.
+def cursor_text(tape: Tape, row: int) -> str:
+    """Return the position of a row in the run, and the allocated bytes after it.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [2048], "step": [1], "phase": [Phase.FORWARD]},
     ...                          meta=Meta(Source.MEASURED, "cpu"))
-    >>> moment_text(tape, 0)
+    >>> cursor_text(tape, 0)
     'At the peak · event 0 · step 1, forward · 2.00 KiB allocated'
     """
     if row < 0:
         return "No memory was allocated."
     step, phase, module = int(tape.step[row]), Phase(int(tape.phase[row])), int(tape.module[row])
-    place = f"step {step}" if step else "set-up"
+    position = f"step {step}" if step else "set-up"
     if phase is not Phase.OTHER:
-        place += f", {phase.text}"
+        position += f", {phase.text}"
     if module >= 0:
-        place += f" of {tape.modules[module]}"
+        position += f" of {tape.modules[module]}"
     allocated = size_text(int(curves.curve(tape, "allocated")[row]))
     peak = "At the peak · " if row == curves.peak(tape)[1] else ""
-    return f"{peak}event {row:,} · {place} · {allocated} allocated"
+    return f"{peak}event {row:,} · {position} · {allocated} allocated"
 
 
-def lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
-    """Who was alive after a row, by line, in words: `size`, `blocks`, `category`, `colour`, `place` and `code`."""
+def live_tensors(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
+    """Return the largest tensors alive after a row as text: size, category, colour, layer, op, location and code."""
+    if row < 0:
+        return []
+    return [
+        {
+            "size": size_text(tensor.size),
+            **_category(tensor.category),
+            "layer": tensor.layer,
+            "op": tensor.op,
+            **code_line(tensor.line)._asdict(),
+        }
+        for tensor in tables.tensors(tape, row, count).itertuples()
+    ]
+
+
+def live_lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
+    """Return the lines of code with the most memory alive after a row.
+
+    All values are text: size, blocks, category, colour, location and code.
+    """
     if row < 0:
         return []
     table = groups.by_line(tape, row).head(count)
-    words = []
-    for size, blocks, category, line in zip(*(table[name] for name in table.columns), strict=True):
-        told = code_line(line)
-        words.append(
-            {
-                "size": size_text(int(size)),
-                "blocks": f"{blocks:,}",
-                "category": category,
-                "colour": _COLOUR_OF[category],
-                "place": told.place,
-                "code": told.code,
-            }
-        )
-    return words
+    return [
+        {"size": size_text(int(size)), "blocks": f"{blocks:,}", **_category(category), **code_line(line)._asdict()}
+        for size, blocks, category, line in zip(*(table[name] for name in table.columns), strict=True)
+    ]
 
 
-def growing(tape: Tape, count: int = 50) -> dict[str, Any]:
-    """What grew from step to step: `text`, `steps` (at most three of them), and `rows` of words."""
+def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
+    """Return what grew from step to step: `text`, titles of at most three `steps`, and `rows` of text."""
     table = groups.growth(tape)
     steps = [column for column in table.columns if isinstance(column, int)]
-    told = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
-    rows = []
-    for entry in table.head(count).to_dict("records"):
-        line = code_line(entry["line"])
-        rows.append(
-            {
-                "grew": f"+{size_text(int(entry['grew']))}",
-                "category": entry["category"],
-                "colour": _COLOUR_OF[entry["category"]],
-                "layer": entry["layer"],
-                "sizes": [size_text(int(entry[step])) for step in told],
-                "place": line.place,
-                "code": line.code,
-            }
-        )
-    return {"text": groups.growth_text(tape), "steps": [f"Step {step}" for step in told], "rows": rows}
+    columns = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
+    rows = [
+        {
+            "grew": f"+{size_text(int(entry['grew']))}",
+            **_category(entry["category"]),
+            "layer": entry["layer"],
+            "sizes": [size_text(int(entry[step])) for step in columns],
+            **code_line(entry["line"])._asdict(),
+        }
+        for entry in table.head(count).to_dict("records")
+    ]
+    return {"text": groups.growth_text(tape), "steps": [f"Step {step}" for step in columns], "rows": rows}
 
 
-def alive(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
-    """The largest tensors alive after a row, as words: `size`, `category`, `colour`, `layer`, `op`, `place`, `code`."""
-    if row < 0:
-        return []
-    table = tables.tensors(tape, row, count)
-    words = []
-    for tensor in table.itertuples():
-        line = code_line(tensor.line)
-        words.append(
-            {
-                "size": size_text(tensor.size),
-                "category": tensor.category,
-                "colour": _COLOUR_OF[tensor.category],
-                "layer": tensor.layer,
-                "op": tensor.op,
-                "place": line.place,
-                "code": line.code,
-            }
-        )
-    return words
+def _category(category: str) -> dict[str, str]:
+    return {"category": category, "colour": _COLOUR_OF[category]}

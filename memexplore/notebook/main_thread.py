@@ -1,4 +1,4 @@
-"""The kernel's main thread: what is to be run on it as soon as it has nothing else to do."""
+"""The kernel's main thread: callbacks that run on it when it is idle, and comm messages received while it is busy."""
 
 from __future__ import annotations
 
@@ -12,34 +12,45 @@ Action = Callable[[], Any]
 
 
 class MainThread:
-    """Runs things one after the other on the main thread of a kernel; where there is no kernel, at once."""
+    """Runs callbacks one after the other on the main thread of a kernel; without a kernel, immediately."""
 
     def __init__(self) -> None:
         self._loop = getattr(getattr(get_ipython(), "kernel", None), "io_loop", None)
 
     @property
     def is_kernel(self) -> bool:
-        """Whether there is a kernel, so that things wait for the cell that runs."""
+        """Whether a kernel is running, so that callbacks wait for the end of the running cell."""
         return self._loop is not None
 
     def run(self, action: Action) -> None:
-        """Run something when the main thread is idle; may be called from any thread."""
+        """Run a callback when the main thread is idle. May be called from any thread."""
         if self._loop is None:
             action()
         else:
             self._loop.add_callback(action)
 
     def run_after(self, seconds: float, action: Action) -> None:
-        """Run something when some time has gone; never where there is no kernel."""
+        """Run a callback after some seconds; never without a kernel."""
         if self._loop is not None:
             loop = self._loop
             loop.add_callback(lambda: loop.call_later(seconds, action))
 
-    def is_wanted(self) -> bool:
-        """Whether something waits for the main thread, such as a message of the browser.
+    def has_pending_events(self) -> bool:
+        """Return whether an event, such as a message from the browser, waits for the main thread.
 
-        Asks the selector of the event loop, which takes nothing away from whoever is waiting; where the loop has none
-        the answer is always yes.
+        Polls the selector of the event loop, which removes no event from its queue. True in another thread, and with an
+        event loop without a selector.
         """
         selector = getattr(getattr(self._loop, "asyncio_loop", None), "_selector", None)
         return selector is None or threading.current_thread() is not threading.main_thread() or bool(selector.select(0))
+
+
+def receive_while_busy(*widgets: Any) -> None:
+    """Receive the browser's messages to some widgets while a cell runs, on kernels that support it (ipykernel >= 7).
+
+    ipykernel 7.4 routes an incoming message to the shell that last sent one on the same comm: during a cell that is
+    the busy main shell.
+    """
+    for widget in widgets:
+        if hasattr(widget.comm, "_reply_subshell_for"):
+            widget.comm._reply_subshell_for = lambda data, default: default

@@ -1,17 +1,20 @@
-"""The first line of a profiled cell: how it is read."""
+"""Options of `%%memprofile`: from the first line of a cell to their values and the statement after them."""
 
 from __future__ import annotations
 
 import contextlib
+import keyword
 import pathlib
 import re
 from typing import Any, NamedTuple
 
+from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
 _WITHOUT_VALUE = ("--explore",)
+_MAX_SLIDER_STEPS = 1000
 
 
 class Options(NamedTuple):
@@ -24,26 +27,31 @@ class Options(NamedTuple):
     explore: bool
     sliders: list[tuple[str, list[Any]]]
 
+    @property
+    def runs_again(self) -> bool:
+        """Whether an explorer will run the cell again."""
+        return self.explore or bool(self.sliders)
 
-def begin_natively(lines: list[str]) -> list[str]:
-    """Turn the first line `%%memprofile OPTIONS` into a call, so that the rest of the cell runs as any other cell does.
 
-    The cell keeps its lines, hence the line numbers of its tracebacks; it may `await`, and end in an expression.
+def rewrite_first_line(lines: list[str]) -> list[str]:
+    """Replace the first line `%%memprofile OPTIONS` by a call, so that IPython runs the cell as an ordinary cell.
 
-    >>> begin_natively(["%%memprofile --gpu T4\\n", "train()\\n"])
+    The cell keeps its line numbers in tracebacks, and may use `await` and end in an expression.
+
+    >>> rewrite_first_line(["%%memprofile --gpu T4\\n", "train()\\n"])
     ["get_ipython().run_line_magic('_memprofile_cell', '--gpu T4')\\n", 'train()\\n']
-    >>> begin_natively(["train()\\n"])
+    >>> rewrite_first_line(["train()\\n"])
     ['train()\\n']
     """
     match = _FIRST_LINE.match(lines[0]) if lines else None
-    # A lone first line is left to the real cell magic, which says that the cell is empty.
+    # A first line without a cell below is left to the cell magic, which raises the error.
     if match is None or not any(line.strip() for line in lines[1:]):
         return lines
     return [f"get_ipython().run_line_magic('_memprofile_cell', {match['options'].strip()!r})\n", *lines[1:]]
 
 
 def split_options(line: str) -> tuple[list[str], str]:
-    """Split a line into the options at its front and the statement after them; `--` ends the options early.
+    """Split a line into its leading options and the statement after them; `--` ends the options.
 
     >>> split_options("--gpu 'RTX 4090' -o tape x = a - b")
     (['--gpu', 'RTX 4090', '-o', 'tape'], 'x = a - b')
@@ -65,14 +73,24 @@ def split_options(line: str) -> tuple[list[str], str]:
     return options, line[position:].strip()
 
 
-def parser() -> MagicArgumentParser:
-    """What reads the options at the front of a line."""
+def parse(line: str) -> tuple[Options, str]:
+    """Return the options of a line and the statement after them. Raises UsageError before anything runs."""
+    arguments, statement = split_options(line)
+    options = Options(**vars(_parser().parse_args(arguments)))
+    if options.name is not None and (not options.name.isidentifier() or keyword.iskeyword(options.name)):
+        raise UsageError(f"{options.name!r} is not a variable name: write -o NAME, such as -o tape")
+    if options.html is not None and not options.html.expanduser().absolute().parent.is_dir():
+        raise UsageError(f"--html {options.html}: the folder {options.html.parent} does not exist: create it first")
+    return options, statement
+
+
+def _parser() -> MagicArgumentParser:
     parser = MagicArgumentParser("%%memprofile")
     parser.add_argument("--gpu", help="a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB")
     parser.add_argument("--release", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
-    parser.add_argument("-o", dest="name", help="keep the Tape in this variable")
+    parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
-    parser.add_argument("--explore", action="store_true", help="show the knobs beside the picture")
+    parser.add_argument("--explore", action="store_true", help="show controls for the knobs beside the chart")
     parser.add_argument(
         "--slider", dest="sliders", action="append", default=[], type=slider, help="NAME=LOW:HIGH:STEP, a slider"
     )
@@ -80,27 +98,26 @@ def parser() -> MagicArgumentParser:
 
 
 def slider(text: str) -> tuple[str, list[Any]]:
-    """Read the option of a slider: a variable and its values, LOW to HIGH, both included, by STEP (1 unless given).
+    """Parse ``NAME=LOW:HIGH:STEP`` to a variable and its values from LOW to HIGH, both included (STEP is 1 by default).
 
     >>> slider("batch=8:32:8")
     ('batch', [8, 16, 24, 32])
     >>> slider("rate=0.1:0.3:0.1")
     ('rate', [0.1, 0.2, 0.3])
 
-    Raises ValueError for what is no slider.
+    Raises ValueError for other text.
     """
     name, _, span = text.partition("=")
     numbers = [_number(part) for part in span.split(":")]
     if not name.isidentifier() or len(numbers) not in (2, 3) or None in numbers:
-        raise ValueError(f"{text!r} is no slider: write NAME=LOW:HIGH:STEP, such as batch=8:256:8")
+        raise ValueError(f"{text!r} is not a slider: write NAME=LOW:HIGH:STEP, such as batch=8:256:8")
     low, high, step = (*numbers, 1)[:3]
-    if not step > 0 or high < low or (high - low) / step > 1000:
-        raise ValueError(f"{text!r} is no slider: it must rise from LOW to HIGH in at most 1000 steps")
+    if not step > 0 or high < low or (high - low) / step > _MAX_SLIDER_STEPS:
+        raise ValueError(f"{text!r} does not rise from LOW to HIGH in at most {_MAX_SLIDER_STEPS} steps: change them")
     # Decimal steps are not exact in binary: 0.1 + 0.2 is not 0.3.
     count = int((high - low) / step + 1e-9)
-    return name, [
-        value if isinstance(value := low + step * number, int) else round(value, 12) for number in range(count + 1)
-    ]
+    values = [low + step * number for number in range(count + 1)]
+    return name, [value if isinstance(value, int) else round(value, 12) for value in values]
 
 
 def _number(text: str) -> Any:

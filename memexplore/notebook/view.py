@@ -1,130 +1,72 @@
-"""The one widget that draws a Tape: a sentence, the timeline, and below it layers, tensors, lines and blocks."""
+"""The widget that shows a Tape: summary, timeline, and tabs for layers, tensors, lines, blocks and growth."""
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import functools
 import gzip
-import html
-import json
 import pathlib
 import threading
 import uuid
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import anywidget
 import numpy as np
 
-# Questions are answered in another thread while a cell runs: plotly would find a pandas there that is half imported.
+# Messages are answered in another thread while a cell runs, where plotly could find a half-imported pandas.
 import pandas  # noqa: F401
 import plotly.offline
 import traitlets
 from IPython.display import display
 
-from memexplore.analysis import curves, groups, summary, tables
-from memexplore.analysis.addresses import fragmentation_text
+from memexplore.analysis import curves, tables
 from memexplore.figures.alignment import same_moment, window_on
-from memexplore.figures.blocks import blocks_figure
-from memexplore.figures.highlight import highlight
-from memexplore.figures.layers import layer_of, layers_figure
-from memexplore.figures.static import svg
+from memexplore.figures.layers import layer_of
 from memexplore.figures.text import timeline_text
-from memexplore.figures.timeline import (
-    HEIGHT,
-    NARROWEST,
-    Window,
-    hovering,
-    named,
-    outline_trace,
-    timeline_frame,
-    timeline_traces,
-)
-from memexplore.notebook.cursor_details import alive, growing, lines, moment_text
+from memexplore.figures.timeline import HEIGHT, Window
+from memexplore.notebook import view_content
+from memexplore.notebook.bundle import bundle
+from memexplore.notebook.main_thread import receive_while_busy
+from memexplore.notebook.packing import pack
+from memexplore.notebook.static_output import image_html, static_output
+from memexplore.notebook.view_content import Scene
 from memexplore.tape import Tape
 
-_HERE = pathlib.Path(__file__).parent
-_WIDGET = "application/vnd.jupyter.widget-view+json"
+FRONTEND = pathlib.Path(__file__).parent / "frontend"
+
+Tab = dict[str, Any]
+"""Content of an added tab: `kind` ("figure", "table" or "code") and the fields of that kind (`frontend/types.d.ts`)."""
 
 
 @functools.cache
 def _plotly_source() -> bytes:
-    """plotly.js of the installed plotly, compressed to a third: it may travel to a far browser."""
+    """Return plotly.js of the installed plotly, compressed to a third for browsers far from the kernel."""
     return gzip.compress(plotly.offline.get_plotlyjs().encode(), compresslevel=6)
 
 
-class Shown(NamedTuple):
-    """What the browser has on the screen."""
+class Screen(NamedTuple):
+    """What the browser shows at present."""
 
-    number: int = 0
-    """How many tapes were there before this one: what is asked about an earlier one is stale."""
+    tape_number: int = 0
+    """Number of tapes shown before this one; requests about earlier tapes are stale."""
     window: Window = None
     width: int | None = None
-    told: bool = True
-    """Whether a change of cursor or selection is news to the browser."""
-
-
-Sheet = dict[str, Any]
-"""A tab beside those of the tape: `kind` ("figure", "table" or "code") and what that kind shows (view.js)."""
-
-_drawings: weakref.WeakKeyDictionary[Tape, dict[Any, list[bytes]]] = weakref.WeakKeyDictionary()
-
-
-def keep_live(*widgets: Any) -> None:
-    """Have the browser's messages to some widgets taken while a cell runs, where the kernel can do that.
-
-    ipykernel 7.4 routes them to the shell that spoke last, which is busy while a cell runs.
-    """
-    for widget in widgets:
-        if hasattr(widget.comm, "_reply_subshell_for"):
-            widget.comm._reply_subshell_for = lambda data, default: default
-
-
-_LONG = 1 << 15
-"""Bytes of text beyond which it travels compressed: unpacking a shorter one takes longer than its way."""
-
-
-def _packed(content: dict[str, Any]) -> list[bytes]:
-    """Two buffers: text, and the float arrays, which the text names by their first place and their length."""
-    arrays: list[np.ndarray[Any, Any]] = []
-    place = 0
-
-    def put_aside(value: Any) -> Any:
-        nonlocal place
-        array = np.ascontiguousarray(value)
-        if array.dtype != np.float64:
-            return array.tolist()
-        arrays.append(array)
-        place += array.size
-        return {"place": place - array.size, "length": array.size}
-
-    text = json.dumps(content, default=put_aside).encode()
-    if len(text) > _LONG:
-        text = gzip.compress(text, compresslevel=1)
-    return [text, b"".join(array.tobytes() for array in arrays)]
-
-
-def _cut(window: Window, count: int) -> Window:
-    """A window cut to a tape; None where nothing is left of it."""
-    if window is None:
-        return None
-    low, high = max(window[0], 0.0), min(window[1], count - 1.0)
-    return (low, high) if high - low >= 1 else None
+    """Width of the timeline in pixels, None before a browser has reported it."""
 
 
 class View(anywidget.AnyWidget):
-    """A Tape on the screen; make one with `view`.
+    """Widget that shows a Tape. Create it with `view`.
 
-    `cursor` is the row that was clicked in the timeline (the row of the peak at first, -1 on an empty tape), and
-    `selection` the layer that was clicked, None for all. Both can be set too: the picture follows. So does it when
-    `tape` is set to another tape, and `before` to one whose curve is to be a pale outline behind it.
+    `cursor` is the row that was clicked in the timeline (initially the row of the peak, -1 on an empty tape).
+    `selection` is the layer that was clicked, None for all layers. `tape` is the tape shown, and `before` a tape drawn
+    as a pale outline behind it. Assigning any of the four updates the browser.
     """
 
-    _esm = "".join((_HERE / f"{part}.js").read_text(encoding="utf-8") for part in ("wire", "areas", "view"))
-    _css = (_HERE / "view.css").read_text(encoding="utf-8")
+    _esm = bundle(FRONTEND / "index.js")
+    _css = (FRONTEND / "view.css").read_text(encoding="utf-8")
 
-    # These are all the state that a notebook could save: what is drawn is asked for by the browser.
+    # The only state that a notebook can save: the browser requests everything it draws.
     height = traitlets.Int(HEIGHT).tag(sync=True)
     picture = traitlets.Unicode().tag(sync=True)
     plotly = traitlets.Unicode().tag(sync=True)
@@ -135,11 +77,12 @@ class View(anywidget.AnyWidget):
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._before: Tape | None = None
-        self._shown = Shown()
-        self._sheets: dict[str, Sheet] = {}
-        self._pickers: list[Callable[[str, int], None]] = []
-        self._drawn: Callable[[], None] | None = None
-        # The browser's questions may be answered in another thread than the one that changes the tape.
+        self._screen = Screen()
+        self._is_silent = False
+        self._tabs: dict[str, Tab] = {}
+        self._click_handlers: list[Callable[[str, int], None]] = []
+        self._on_drawn: Callable[[], None] | None = None
+        # Requests may be answered in another thread than the one that changes the tape.
         self._lock = threading.RLock()
         super().__init__(
             picture=f"memexplore-picture-{uuid.uuid4().hex[:12]}",
@@ -147,19 +90,19 @@ class View(anywidget.AnyWidget):
             cursor=curves.peak(tape)[1],
         )
         self.on_msg(self._answer)
-        keep_live(self)
+        receive_while_busy(self)
 
-    # -- what a person reads and sets
+    # -- public state
 
     @property
     def tape(self) -> Tape:
-        """The tape that is drawn."""
+        """The tape shown."""
         return self._tape
 
     @tape.setter
     def tape(self, tape: Tape) -> None:
         self.show(tape, self._before)
-        self.tell_details()
+        self.send_details()
 
     @property
     def before(self) -> Tape | None:
@@ -169,235 +112,196 @@ class View(anywidget.AnyWidget):
     @before.setter
     def before(self, before: Tape | None) -> None:
         self.show(self._tape, before)
-        self.tell_details()
+        self.send_details()
 
-    def show(self, tape: Tape, before: Tape | None = None, drawn: Callable[[], None] | None = None) -> None:
-        """Draw another tape in place of this one; zoom, cursor and selection go to the same moment and layer of it.
+    def show(self, tape: Tape, before: Tape | None = None, on_drawn: Callable[[], None] | None = None) -> None:
+        """Replace the tape. Zoom, cursor and selection move to the same position in the run and the same layer.
 
-        Tables and the chart of the layers stay those of the old tape until `tell_details`. `drawn` is called once, when
-        a browser has drawn the tape, and not where another is shown before.
+        Tables and the chart of layers stay those of the old tape until `send_details`. `on_drawn` is called once, when
+        a browser has drawn the tape; never if another tape is shown first.
 
-        Raises ValueError where a tape is not placed; then nothing is changed.
+        Raises ValueError, and changes nothing, if a tape has no addresses.
         """
-        peak = curves.peak(tape)[1]
+        peak_row = curves.peak(tape)[1]
         if before is not None:
             curves.peak(before)
         with self._lock:
-            old, at_peak = self._tape, self.cursor == curves.peak(self._tape)[1]
-            cursor = peak
-            if not at_peak and peak >= 0:
-                cursor = min(round(float(same_moment(np.array([float(self.cursor)]), old, tape)[0])), len(tape) - 1)
-            kept = self.selection in (None, tables.NO_LAYER) or self.selection in tables.module_parents(tape.modules)
-            window = _cut(window_on(self._shown.window, old, tape), len(tape))
-            self._tape, self._before, self._drawn = tape, before, drawn
-            self._shown = self._shown._replace(number=self._shown.number + 1, window=window, told=False)
-            self.cursor, self.selection = cursor, self.selection if kept else None
-            self._shown = self._shown._replace(told=True)
-            self.send({"answer": "tape", "tape": self._shown.number}, [*self._lasting(), *_packed(self._passing())])
+            old, is_at_peak = self._tape, self.cursor == curves.peak(self._tape)[1]
+            cursor = peak_row
+            if not is_at_peak and peak_row >= 0:
+                aligned = same_moment(np.array([float(self.cursor)]), old, tape)[0]
+                cursor = min(round(float(aligned)), len(tape) - 1)
+            has_layer = self.selection in (None, tables.NO_LAYER) or self.selection in tables.module_parents(
+                tape.modules
+            )
+            window = _clipped(window_on(self._screen.window, old, tape), len(tape))
+            self._tape, self._before, self._on_drawn = tape, before, on_drawn
+            self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
+            with self._silently():
+                self.cursor, self.selection = cursor, self.selection if has_layer else None
+            scene = self._scene()
+            buffers = [*view_content.packed_tape_content(scene), *pack(view_content.scene_content(scene))]
+            self.send({"type": "tape", "tape": self._screen.tape_number}, buffers)
 
-    def tell_details(self) -> None:
-        """Draw tables and layers of the tape that `show` has put on the screen."""
+    def send_details(self) -> None:
+        """Send tables, hover texts and the chart of layers of the tape that `show` has drawn."""
         with self._lock:
-            self.send({"answer": "details", "tape": self._shown.number}, self._detailed())
+            buffers = view_content.packed_details_content(self._scene())
+            self.send({"type": "details", "tape": self._screen.tape_number}, buffers)
 
-    def put_sheets(self, sheets: dict[str, Sheet]) -> None:
-        """Add tabs beside those of the tape, in this order, or change what they hold."""
+    def put_tabs(self, tabs: dict[str, Tab]) -> None:
+        """Add tabs after the built-in ones, in this order, or replace their content."""
         with self._lock:
-            self._sheets.update(sheets)
-            self._tell("sheets", sheets=[{"name": name, **sheet} for name, sheet in sheets.items()])
+            self._tabs.update(tabs)
+            self._send_packed("tabs", tabs=_named(tabs))
 
-    def on_pick(self, picker: Callable[[str, int], None]) -> None:
-        """Have a function called with tab and number when something on one of the added tabs is clicked."""
-        self._pickers.append(picker)
+    def on_tab_click(self, handler: Callable[[str, int], None]) -> None:
+        """Call a function with the tab's name and the number of the row or point clicked on an added tab."""
+        self._click_handlers.append(handler)
 
-    def open_tab(self, tab: str) -> None:
+    def open_tab(self, name: str) -> None:
         """Show a tab."""
-        self._tell("open", tab=tab)
+        self._send_packed("open", tab=name)
 
-    def working(self, is_working: bool) -> None:
-        """Say that another tape is being made, or that it is not coming."""
-        self.send({"answer": "working" if is_working else "rest"})
+    def set_working(self, is_working: bool) -> None:
+        """Show that another tape is being computed, or that none is any more."""
+        self.send({"type": "working" if is_working else "idle"})
+
+    @contextlib.contextmanager
+    def _silently(self) -> Iterator[None]:
+        """Change cursor and selection without sending a message."""
+        self._is_silent = True
+        try:
+            yield
+        finally:
+            self._is_silent = False
 
     @traitlets.validate("cursor")
     def _check_cursor(self, proposal: Any) -> int:
         row = proposal["value"]
         if not (0 <= row < len(self.tape) or row == -1 == curves.peak(self.tape)[1]):
-            raise traitlets.TraitError(f"row {row} is not on this tape of {len(self.tape)} rows")
+            raise traitlets.TraitError(
+                f"row {row} is not on this tape of {len(self.tape)} rows: set cursor to a row from 0 to the last"
+            )
         return row
 
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> str | None:
         layer = proposal["value"]
         if layer is not None and layer != tables.NO_LAYER and layer not in tables.module_parents(self.tape.modules):
-            raise traitlets.TraitError(f"there is no layer {layer!r} on this tape: tables.layers(tape) lists them")
+            raise traitlets.TraitError(f"this tape has no layer {layer!r}: tables.layers(tape) lists the layers")
         return layer
 
     @traitlets.observe("cursor")
-    def _tell_moment(self, _: Any) -> None:
-        if self.comm is not None and self._shown.told:  # it is None while the view is made
-            self._tell("moment", **self._moment())
+    def _send_cursor(self, _: Any) -> None:
+        if self.comm is not None and not self._is_silent:  # the comm is None while the widget is constructed
+            self._send_packed("cursor", **view_content.cursor_content(self._scene()))
 
     @traitlets.observe("selection")
-    def _tell_selection(self, _: Any) -> None:
-        if self._shown.told:
-            self._tell("selection", layer=self.selection)
+    def _send_selection(self, _: Any) -> None:
+        if not self._is_silent:
+            self._send_packed("selection", layer=self.selection)
 
-    # -- what the browser asks
+    # -- requests of the browser
 
-    def _answer(self, _: Any, question: dict[str, Any], buffers: Any) -> None:
+    def _answer(self, _: Any, request: dict[str, Any], buffers: Any) -> None:
         with self._lock:
             try:
-                # What was asked about a tape that is no longer on the screen needs no answer.
-                if question.get("tape", self._shown.number) == self._shown.number:
-                    self._answer_now(question)
+                # A request about a tape that is no longer shown needs no answer.
+                if request.get("tape", self._screen.tape_number) == self._screen.tape_number:
+                    self._answer_request(request)
             except Exception as error:
-                # A traceback in a comm message is seen by nobody, so the picture says what went wrong.
-                self.send({"answer": "error", "text": f"{type(error).__name__}: {error}"})
+                # Jupyter shows no traceback of a message handler, so the widget shows the error.
+                self.send({"type": "error", "text": f"{type(error).__name__}: {error}", **_identity(request)})
                 raise
 
-    def _answer_now(self, question: dict[str, Any]) -> None:
-        asked = question["ask"]
-        if asked == "plotly":
-            self.send({"answer": "plotly"}, [_plotly_source()])
-        elif asked == "everything":
-            self._shown = self._shown._replace(window=None, width=question.get("width"))
+    def _answer_request(self, request: dict[str, Any]) -> None:
+        kind = request["type"]
+        if kind == "plotly":
+            self.send({"type": "plotly"}, [_plotly_source()])
+        elif kind == "everything":
+            self._screen = self._screen._replace(window=None, width=request.get("width"))
             tab = "Layers" if any(self.tape.modules) else "Lines"
-            sheets = [{"name": name, **sheet} for name, sheet in self._sheets.items()]
-            told = {"tab": tab, "sheets": sheets, **self._drawing(), **self._passing(), **self._details()}
-            self.send({"answer": "everything", "tape": self._shown.number}, _packed(told))
-        elif asked == "timeline":
-            window = question["window"]
+            scene = self._scene()
+            content = {"tab": tab, "tabs": _named(self._tabs), **view_content.tape_content(scene)}
+            content |= view_content.scene_content(scene) | view_content.details_content(scene)
+            message = {"type": "everything", "tape": self._screen.tape_number, **_identity(request)}
+            self.send(message, pack(content))
+        elif kind == "timeline":
+            window = request["window"]
             window = (window[0], window[1]) if window else None
-            self._shown = self._shown._replace(window=window, width=question.get("width"))
-            self._tell("timeline", number=question["number"], timeline=self._timeline())
-        elif asked == "blocks":
-            figure = blocks_figure(self.tape, max(self.cursor, 0) if len(self.tape) else None, self.selection)
-            words = fragmentation_text(self.tape, self.cursor) if self.cursor >= 0 else ""
-            self._tell("blocks", number=question["number"], blocks=json.loads(figure.to_json()), text=words)
-        elif asked == "drawn":
-            drawn, self._drawn = self._drawn, None
-            if drawn is not None:
-                drawn()
-        elif asked == "cursor":
-            # A click can land a little beside the first or the last row.
-            self.cursor = min(max(round(question["row"]), 0), len(self.tape) - 1)
-        elif asked == "select":
-            self.selection = layer_of(question["box"]) if question["box"] else None
-        elif asked == "block":
-            module = int(self.tape.module[question["row"]])
+            self._screen = self._screen._replace(window=window, width=request.get("width"))
+            self._reply(request, timeline=view_content.timeline_content(self._scene()))
+        elif kind == "blocks":
+            self._reply(request, **view_content.blocks_content(self._scene()))
+        elif kind == "drawn":
+            on_drawn, self._on_drawn = self._on_drawn, None
+            if on_drawn is not None:
+                on_drawn()
+        elif kind == "cursor":
+            # A click can be slightly left of the first row or right of the last one.
+            self.cursor = min(max(round(request["row"]), 0), len(self.tape) - 1)
+        elif kind == "select":
+            self.selection = layer_of(request["box"]) if request["box"] else None
+        elif kind == "block":
+            module = int(self.tape.module[request["row"]])
             self.selection = (self.tape.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER
-        elif asked == "pick":
-            for picker in self._pickers:
-                picker(question["sheet"], question["number"])
+        elif kind == "tab click":
+            for handler in self._click_handlers:
+                handler(request["tab"], request["row"])
 
-    def _tell(self, answer: str, **content: Any) -> None:
-        self.send({"answer": answer}, _packed(content))
+    def _reply(self, request: dict[str, Any], **content: Any) -> None:
+        self.send({"type": request["type"], **_identity(request)}, pack(content))
 
-    def _lasting(self) -> list[bytes]:
-        """What `show` tells of a tape whatever was there before; remembered, so that what was seen is drawn at once."""
-        if self._shown.window is not None or self.selection is not None:
-            return _packed(self._drawing())
-        known = _drawings.setdefault(self.tape, {})
-        if "drawing" not in known:
-            known["drawing"] = _packed(self._drawing())
-        return known["drawing"]
+    def _send_packed(self, kind: str, **content: Any) -> None:
+        self.send({"type": kind}, pack(content))
 
-    def _detailed(self) -> list[bytes]:
-        if self._shown.window is not None or self.cursor != curves.peak(self.tape)[1]:
-            return _packed(self._details())
-        known = _drawings.setdefault(self.tape, {})
-        if "details" not in known:
-            known["details"] = _packed(self._details())
-        return known["details"]
+    def _scene(self) -> Scene:
+        return Scene(self._tape, self.cursor, self.selection, self._before, self._screen.window, self._screen.width)
 
-    def _drawing(self) -> dict[str, Any]:
-        return {
-            "sentence": summary.sentence(self.tape).splitlines(),
-            "notes": self.tape.meta.notes,
-            "oom": groups.oom_text(self.tape),
-            "data": self._traces(),
-        }
+    # -- display
 
-    def _passing(self) -> dict[str, Any]:
-        return {
-            "outline": self._outline(),
-            "layout": self._frame(),
-            "row": self.cursor,
-            "selection": self.selection,
-            "window": self._shown.window,
-        }
-
-    def _details(self) -> dict[str, Any]:
-        layers = json.loads(layers_figure(self.tape).to_json())
-        hover = {"window": self._shown.window, **hovering(self.tape, named(self._traces(), "allocated")["x"])}
-        return {"growth": growing(self.tape), "layers": layers, "hover": hover, **self._moment()}
-
-    def _timeline(self) -> dict[str, Any]:
-        traces = self._traces()
-        allocated = named(traces, "allocated")
-        allocated |= hovering(self.tape, allocated["x"])
-        return {"data": [*traces, *self._outline()], "layout": self._frame()}
-
-    def _traces(self) -> list[dict[str, Any]]:
-        traces = timeline_traces(self.tape, self._shown.window)
-        if self.selection is None:
-            return traces
-        return highlight(traces, self.tape, self.selection)
-
-    def _outline(self) -> list[dict[str, Any]]:
-        return [] if self._before is None else [outline_trace(self._before, self.tape, self._shown.window)]
-
-    def _frame(self) -> dict[str, Any]:
-        layout = timeline_frame(
-            self.tape, self._shown.window, width=self._shown.width or NARROWEST, before=self._before
-        )
-        # However far the mouse is from an event, a click means the nearest one.
-        return {**layout, "hoverdistance": -1, "spikedistance": -1}
-
-    def _moment(self) -> dict[str, Any]:
-        return {
-            "row": self.cursor,
-            "text": moment_text(self.tape, self.cursor),
-            "tensors": alive(self.tape, self.cursor),
-            "lines": lines(self.tape, self.cursor),
-        }
-
-    # -- where no kernel is alive
-
-    def _picture(self) -> str:
-        """The static picture as HTML."""
-        data = base64.b64encode(svg(self.tape).encode()).decode()
-        words = html.escape(summary.sentence(self.tape))
-        source = f"data:image/svg+xml;base64,{data}"
-        return f'<img class="{self.picture}" style="max-width: 100%" alt="{words}" src="{source}">'
+    def static_output(self, sentence: str = "") -> dict[str, str]:
+        """Return the static image as an output of its own, shown in a notebook without a kernel."""
+        return static_output(self.tape, self.picture, sentence)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         data, metadata = super()._repr_mimebundle_() or ({}, {})
-        return {**data, "text/plain": timeline_text(self.tape), "text/html": self._picture()}, metadata
+        text, image = timeline_text(self.tape), image_html(self.tape, self.picture)
+        return {**data, "text/plain": text, "text/html": image}, metadata
 
     def _ipython_display_(self) -> None:
-        # A trusted notebook without a kernel shows an error in place of a widget, and none of its other formats. So
-        # the picture is an output of its own: the widget hides it while it is alive, and it hides a dead widget.
         data, metadata = super()._repr_mimebundle_() or ({}, {})
-        display({**data, "text/plain": f"A view of {len(self.tape):,} events"}, raw=True, metadata=metadata)
-        display(self.still(), raw=True)
+        display({**data, "text/plain": f"View of a tape of {len(self.tape):,} events"}, raw=True, metadata=metadata)
+        display(self.static_output(), raw=True)
 
-    def still(self) -> dict[str, str]:
-        """The static picture as an output of its own, which hides a dead widget before it."""
-        live, dead = ".memexplore", f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{self.picture})"
-        style = f"<style>{dead}:not(:has({live})) {{ display: none }}</style>"
-        return {"text/html": style + self._picture(), "text/plain": timeline_text(self.tape)}
+
+def _identity(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that identify a request among those of all views of the widget, to be echoed in its reply."""
+    return {key: request[key] for key in ("view", "number") if key in request}
+
+
+def _named(tabs: dict[str, Tab]) -> list[dict[str, Any]]:
+    return [{"name": name, **tab} for name, tab in tabs.items()]
+
+
+def _clipped(window: Window, count: int) -> Window:
+    """Return a window clipped to the rows of a tape; None if less than a row remains."""
+    if window is None:
+        return None
+    low, high = max(window[0], 0.0), min(window[1], count - 1.0)
+    return (low, high) if high - low >= 1 else None
 
 
 def view(tape: Tape) -> View:
-    """Show a tape in a notebook: the sentence, the timeline, and what was alive at the moment that is clicked.
+    """Show a tape in a notebook: its summary, its timeline, and what was alive at the cursor.
 
-    The tabs tell of layers, tensors, lines of code, blocks in their segments, and what grew from step to step.
+    Tabs show layers, tensors, lines of code, blocks in their segments, and what grew from step to step.
 
-    Drag over the timeline to zoom, double click to see all again, click to move the cursor; click a layer or a block to
-    light what the layer holds. `view(tape).cursor` and `.selection` are what was clicked. Where no kernel is alive, a
-    static picture remains.
+    Drag over the timeline to zoom, double-click to show all of it, click to move the cursor. Click a layer or a block
+    to highlight the memory of that layer. `view(tape).cursor` and `.selection` hold what was clicked. In a notebook
+    without a kernel a static image remains.
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError if the tape has no addresses.
     """
     return View(tape)

@@ -27,10 +27,10 @@ SEEN = 60
 RUNS = 20
 CELL = """import torch, memexplore as mx
 from memexplore.notebook.explorer import Explorer
-from memexplore.notebook.explorers import explore
+from memexplore.notebook.explore import explore
 from memexplore.steps.step import Step
 from tests.models import MODELS
-Explorer._prepare = lambda *_: None
+Explorer._prefetch = lambda *_: None
 build, make, loss = MODELS[{name!r}]
 step = Step(build if {name!r} == "llama7b" else build(), make("cpu"), compute_loss=loss)
 explorer = explore(step, gpu="192GiB")

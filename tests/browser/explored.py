@@ -15,7 +15,7 @@ from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 
 SET_UP = """import memexplore as mx
-from memexplore.notebook.explorers import explore
+from memexplore.notebook.explore import explore
 from tests.browser.explored import small_step
 explorer = explore(small_step())"""
 HEAD = "document.querySelector('.memexplore-headline')"

@@ -165,11 +165,11 @@ def test_history_code_and_trade_offs(explored: Any) -> None:
         "() => document.querySelector('.memexplore-figure')?.querySelectorAll('.scatterlayer .point').length === 2"
     )
     page.get_by_role("tab", name="History", exact=True).click()
-    page.locator(".memexplore-sheet button", has_text="as written").press("Enter")
+    page.locator(".memexplore-settings button", has_text="as written").press("Enter")
     wait_for(explored, Knobs(), Knobs(precision="bf16"))
-    rows = page.locator(".memexplore-sheet tbody tr")
+    rows = page.locator(".memexplore-settings tbody tr")
     page.wait_for_function(
-        "() => document.querySelector('.memexplore-sheet [aria-current] button').textContent === 'as written'"
+        "() => document.querySelector('.memexplore-settings [aria-current] button').textContent === 'as written'"
     )
     assert rows.count() == 2
 
@@ -203,7 +203,7 @@ def test_what_would_fit(explored: Any) -> None:
     page.get_by_role("tab", name="Advice", exact=True).wait_for(timeout=240_000)
     page.get_by_text("It fits as written").filter(visible=True).wait_for()
     # The first row is the step as it is.
-    assert page.locator(".memexplore-sheet button").filter(visible=True).first.inner_text() == "as written"
+    assert page.locator(".memexplore-settings button").filter(visible=True).first.inner_text() == "as written"
 
 
 def test_zoom_stays_at_its_moment(explored: Any) -> None:

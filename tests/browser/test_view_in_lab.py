@@ -132,7 +132,7 @@ def test_click_moves_the_cursor_and_the_next_cell_knows(shown: Any) -> None:
         f"row => {{ {GRAPH} return graph.layout.shapes.find(shape => shape.name === 'cursor')?.x0 === row }}", arg=row
     )
     shown.page.get_by_role("tab", name="Tensors", exact=True).click()
-    assert shown.page.locator(".memexplore-moment").inner_text().startswith(f"event {row:,} · ")
+    assert shown.page.locator(".memexplore-position").inner_text().startswith(f"event {row:,} · ")
     assert visible(shown, ".memexplore-tensors tbody tr") > 10
     shown.run(2)
     assert shown.text(2) == f"{row} None\n"
@@ -169,7 +169,7 @@ def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
     shown.page.wait_for_function(DRAWN)
     peak, _ = curves.peak(tape)
     assert shown.page.evaluate(ALLOCATED) == peak
-    assert " are allocated; " in shown.page.locator(".memexplore-gaps").inner_text()
+    assert " are allocated; " in shown.page.locator(".memexplore-fragmentation").inner_text()
     row = click_timeline(shown, 3000)
     # a block whose free was asked for and is not done is still there
     active = int(curves.curve(tape, "active")[row])

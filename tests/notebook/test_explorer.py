@@ -17,7 +17,7 @@ from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.notebook import controls, tabs
 from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import Explorer
-from memexplore.notebook.explorers import explore, explore_cell
+from memexplore.notebook.explore import explore, explore_cell
 from memexplore.notebook.main_thread import MainThread
 from memexplore.search.advise import advise
 from memexplore.search.sweep import Progress
@@ -148,7 +148,7 @@ def test_failing_setting_keeps_the_last_picture_and_tells_why(shown: Explorer) -
     good = shown.trial
     turn(shown, "frozen", "nowhere")
     assert "nowhere" in headline(shown)
-    assert "The picture is still that of the setting before" in headline(shown)
+    assert "The chart still shows the previous setting" in headline(shown)
     assert shown.trial is good
     assert shown.view.tape is good.tape
     turn(shown, "frozen", "")
@@ -174,47 +174,49 @@ def test_chosen_layers_need_a_layer(shown: Explorer) -> None:
     [("checkpoint", Knobs(checkpoint="layers 1")), ("frozen", Knobs(frozen="1")), ("lora", Knobs(lora="1"))],
 )
 def test_selected_layer_is_taken_and_given_back(shown: Explorer, field: str, knobs: Knobs) -> None:
-    assert shown._takers[field].disabled
+    assert shown._layer_buttons[field].disabled
     shown.view.selection = "1"
-    assert not shown._takers[field].disabled
-    shown._takers[field].click()
+    assert not shown._layer_buttons[field].disabled
+    shown._layer_buttons[field].click()
     assert shown.trial.knobs == knobs
-    shown._takers[field].click()
+    shown._layer_buttons[field].click()
     assert shown.trial.knobs == Knobs()
 
 
 def test_whole_model_is_no_layer_to_choose(shown: Explorer) -> None:
     shown.view.selection = "Sequential"
-    assert shown._takers["frozen"].disabled
+    assert shown._layer_buttons["frozen"].disabled
 
 
 def test_selection_that_the_new_tape_lacks_is_dropped_and_zoom_stays(shown: Explorer) -> None:
     shown.view.selection = "1"
-    shown.view._handle_custom_msg({"ask": "timeline", "window": [10, 20], "number": 1}, [])
+    shown.view._handle_custom_msg({"type": "timeline", "window": [10, 20], "number": 1}, [])
     turn(shown, "batch", 32)
     assert shown.view.selection == "1"
     # the tape has the same events: the same rows
-    assert shown.view._shown.window == pytest.approx((10, 20))
+    assert shown.view._screen.window == pytest.approx((10, 20))
 
 
 def test_history_leads_back(shown: Explorer) -> None:
     turn(shown, "batch", 32)
     turn(shown, "precision", "bf16")
-    shown.view._handle_custom_msg({"ask": "pick", "sheet": tabs.HISTORY, "number": 1}, [])
+    shown.view._handle_custom_msg({"type": "tab click", "tab": tabs.HISTORY, "row": 1}, [])
     assert shown.trial.knobs == Knobs(batch=32)
     assert control(shown, "precision").widget.value.value == "as written"
-    rows = shown.view._sheets[tabs.HISTORY]["rows"]
+    rows = shown.view._tabs[tabs.HISTORY]["rows"]
     assert [row["cells"][0] for row in rows] == ["as written", "batch 32", "precision bf16, batch 32"]
     assert [row["current"] for row in rows] == [False, True, False]
 
 
 def test_code_and_trade_offs_are_those_of_the_setting(shown: Explorer) -> None:
-    assert "Nothing is changed" in shown.view._sheets[tabs.CODE]["text"]
+    assert "The step runs as written" in shown.view._tabs[tabs.CODE]["text"]
     turn(shown, "precision", "bf16")
-    assert "torch.autocast" in shown.view._sheets[tabs.CODE]["text"]
-    figure = shown.view._sheets[tabs.TRADE_OFFS]["figure"]
+    assert "torch.autocast" in shown.view._tabs[tabs.CODE]["text"]
+    figure = shown.view._tabs[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
-    assert list(points["y"]) == [curves.peak(shown._tried[knobs].trial.tape, "reserved")[0] for knobs in shown.history]
+    assert list(points["y"]) == [
+        curves.peak(shown._results[knobs].trial.tape, "reserved")[0] for knobs in shown.history
+    ]
 
 
 def test_what_was_left_out_is_listed_with_its_reason(shown: Explorer) -> None:
@@ -259,7 +261,7 @@ def test_model_is_as_it_was() -> None:
 
 def test_static_picture_has_the_sentence(shown: Explorer) -> None:
     turn(shown, "batch", 32)
-    still = shown._still()
+    still = shown.view.static_output(shown._sentence())
     assert headline(shown) in still["text/plain"]
     assert "Batch of 32" in still["text/html"]
     assert "<img" in still["text/html"]
@@ -310,7 +312,7 @@ def test_slider_drawn_quickly_runs_the_last_value_only(shown: Explorer, monkeypa
 def test_chores_of_a_setting_that_is_passed_are_dropped(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, told = Loop(), []
     monkeypatch.setattr(shown._thread, "_loop", loop)
-    monkeypatch.setattr(shown.view, "tell_details", lambda: told.append(shown.trial.knobs.batch))
+    monkeypatch.setattr(shown.view, "send_details", lambda: told.append(shown.trial.knobs.batch))
     turn(shown, "batch", 1)
     loop.waiting.pop(0)()  # draws, and leaves the chores for later
     turn(shown, "batch", 2)
@@ -323,11 +325,11 @@ def test_chores_wait_for_the_browser_and_no_longer_than_a_second(
 ) -> None:
     loop, told = Loop(), []
     monkeypatch.setattr(shown._thread, "_loop", loop)
-    monkeypatch.setattr(shown.view, "tell_details", lambda: told.append(shown.trial.knobs.batch))
+    monkeypatch.setattr(shown.view, "send_details", lambda: told.append(shown.trial.knobs.batch))
     turn(shown, "batch", 1)
     loop.pass_time(0.9)
     assert told == []
-    shown.view._handle_custom_msg({"ask": "drawn", "tape": shown.view._shown.number}, [])
+    shown.view._handle_custom_msg({"type": "drawn", "tape": shown.view._screen.tape_number}, [])
     loop.pass_time(0.1)
     assert told == [1]
     # a browser that is not there says nothing
@@ -336,20 +338,20 @@ def test_chores_wait_for_the_browser_and_no_longer_than_a_second(
     assert told == [1, 2]
 
 
-def test_neighbours_are_prepared_and_stop_when_something_comes(
+def test_neighbours_are_prefetchd_and_stop_when_something_comes(
     shown: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn(shown, "batch", 32)
-    monkeypatch.setattr(MainThread, "is_wanted", lambda _: False)
-    shown._prepare(shown._shown)
-    assert Knobs(batch=16) in shown._tried
+    monkeypatch.setattr(MainThread, "has_pending_events", lambda _: False)
+    shown._prefetch(shown._shown)
+    assert Knobs(batch=16) in shown._results
     assert shown.history == (Knobs(), Knobs(batch=32))
     turn(shown, "batch", 16)
     # idle at first, and then, amid the run, somebody comes
     answers = iter([False, False, False, *[True] * 1000])
-    monkeypatch.setattr(MainThread, "is_wanted", lambda _: next(answers))
-    shown._prepare(shown._shown)
-    assert Knobs(batch=8) not in shown._tried
+    monkeypatch.setattr(MainThread, "has_pending_events", lambda _: next(answers))
+    shown._prefetch(shown._shown)
+    assert Knobs(batch=8) not in shown._results
     turn(shown, "batch", 8)
     assert shown.trial.knobs == Knobs(batch=8)
 
@@ -386,24 +388,24 @@ def test_knobs_that_a_cpu_does_not_have_are_greyed_with_the_reason(real: Explore
     for number in range(4):
         widget = control(real, "settings", number).widget
         assert (widget.disabled, widget.tooltip) == (True, "a CPU has no caching allocator")
-    assert real._asks.disabled
-    assert "gpu= the name of one" in real._asks.tooltip
+    assert real._advise_button.disabled
+    assert "gpu= the name of a GPU" in real._advise_button.tooltip
 
 
 def test_nothing_is_run_ahead_on_a_real_device(real: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     turn(real, "batch", 32)
-    monkeypatch.setattr(MainThread, "is_wanted", lambda _: False)
+    monkeypatch.setattr(MainThread, "has_pending_events", lambda _: False)
     monkeypatch.setattr(real, "_run_step", lambda knobs: pytest.fail(f"{knobs} was run"))
-    real._prepare(real._shown)
+    real._prefetch(real._shown)
 
 
 def test_tabs_of_a_real_device_tell_time_and_memory(real: Explorer) -> None:
     turn(real, "batch", 32)
-    figure = real.view._sheets[tabs.TRADE_OFFS]["figure"]
+    figure = real.view._tabs[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
-    assert list(points["y"]) == [curves.peak(real._tried[knobs].trial.tape, "reserved")[0] for knobs in real.history]
+    assert list(points["y"]) == [curves.peak(real._results[knobs].trial.tape, "reserved")[0] for knobs in real.history]
     assert figure["layout"]["yaxis"]["title"]["text"] == "peak reserved, measured"
-    assert [row["cells"][0] for row in real.view._sheets[tabs.HISTORY]["rows"]] == ["as written", "batch 32"]
+    assert [row["cells"][0] for row in real.view._tabs[tabs.HISTORY]["rows"]] == ["as written", "batch 32"]
 
 
 def test_failing_setting_on_a_real_device_keeps_the_last_picture(real: Explorer) -> None:
@@ -425,23 +427,23 @@ def test_without_a_place_the_gpu_is_the_real_one_or_a_t4(shown: Explorer, monkey
 
 def test_advice_is_a_tab_whose_settings_can_be_taken(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown, "_search", lambda knobs, told: advise(step(), budget=6, progress=told))
-    shown._asks.click()
-    rows = shown.view._sheets[tabs.ADVICE]["rows"]
+    shown._advise_button.click()
+    rows = shown.view._tabs[tabs.ADVICE]["rows"]
     assert rows
-    assert shown._asks.description == "What would fit?"
-    shown.view._handle_custom_msg({"ask": "pick", "sheet": tabs.ADVICE, "number": len(rows) - 1}, [])
+    assert shown._advise_button.description == "What would fit?"
+    shown.view._handle_custom_msg({"type": "tab click", "tab": tabs.ADVICE, "row": len(rows) - 1}, [])
     assert str(shown.trial.knobs) == rows[-1]["cells"][0]
 
 
 def test_turned_knob_ends_the_search(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     def search(knobs: Knobs, told: Callable[[Any], object]) -> Any:
-        shown._pending = True
+        shown._is_requested = True
         told(Progress(1, 0, 10, 1.0, None))
         raise AssertionError("the search went on")
 
     monkeypatch.setattr(shown, "_search", search)
     shown._advise()
-    assert tabs.ADVICE not in shown.view._sheets
+    assert tabs.ADVICE not in shown.view._tabs
 
 
 # -- a cell
@@ -472,7 +474,7 @@ def test_knobs_that_a_cell_cannot_have_are_greyed_with_the_reason(of_cell: Explo
         widget = control(of_cell, field).widget
         assert widget.disabled
         assert widget.tooltip == Cell(CODE, {}).greyed()[field]
-    assert of_cell._asks.disabled
+    assert of_cell._advise_button.disabled
     assert not control(of_cell, "precision").widget.disabled
 
 
@@ -502,7 +504,7 @@ def test_checkpoint_value_is_one(shown: Explorer) -> None:
     [(1, 1, 64), (8, 1, 512), (64, 1, 1024), (4096, 64, 65_536)],
 )
 def test_batches_reach_as_far_up_as_a_small_batch_is_likely_to_go(own: int, least: int, most: int) -> None:
-    (batches, *_) = controls.of_batch(Step(nn.Linear(2, 2), torch.zeros(own, 2), loss=torch.mean))
+    (batches, *_) = controls.batch_controls(Step(nn.Linear(2, 2), torch.zeros(own, 2), loss=torch.mean))
     values = [value for _, value in batches.widget.options]
     assert (values[0], values[-1]) == (least, most)
     assert own in values

@@ -24,7 +24,7 @@ from memexplore import capture
 from memexplore.analysis import curves, tables
 from memexplore.gpu_catalogue import find
 from memexplore.knobs.knobs import Knobs
-from memexplore.notebook import magics
+from memexplore.notebook import magics, profile
 from memexplore.tape import Action, Tape
 from memexplore.units import size_text
 
@@ -59,7 +59,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[S
     InteractiveShell.clear_instance()
     config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
     shell = Shell(InteractiveShell.instance(config=config))
-    monkeypatch.setattr(magics, "_show", shell.shown.append)
+    monkeypatch.setattr(profile, "show_view", shell.shown.append)
     shell.shell.user_ns["torch"] = torch
     shell.run("%load_ext memexplore")
     yield shell
@@ -161,9 +161,9 @@ def test_second_run_gives_the_same_tape(shell: Shell) -> None:
         ("--gpu", "expected one argument"),
         ("--gpu T44", "no GPU 'T44' in the catalogue"),
         ("--gpu T4 --release 1.0", "1.0"),
-        ("-o 3", "'3' is none"),
-        ("-o class", "'class' is none"),
-        ("--html nowhere/page.html", "there is no folder nowhere"),
+        ("-o 3", "'3' is not a variable name"),
+        ("-o class", "'class' is not a variable name"),
+        ("--html nowhere/page.html", "the folder nowhere does not exist"),
         ("T4", "takes options only"),
     ],
 )
@@ -187,7 +187,7 @@ def test_page_is_written(shell: Shell, tmp_path: pathlib.Path) -> None:
 def explored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The explorers that a person would have seen."""
     seen: list[Any] = []
-    monkeypatch.setattr(magics, "display", seen.append)
+    monkeypatch.setattr(profile, "display", seen.append)
     return seen
 
 
@@ -288,14 +288,14 @@ def test_memgpu_tells_its_state(shell: Shell) -> None:
     assert "No virtual GPU is on" in shell.text
     shell.run("%memgpu T4")
     shell.run("%memgpu")
-    assert f"Virtual Tesla T4 is on: {size_text(find('T4').under(torch.__version__).capacity)} usable" in shell.text
+    assert f"The virtual Tesla T4 is on: {size_text(find('T4').under(torch.__version__).capacity)} usable" in shell.text
     shell.run("%memgpu off")
     assert "Tesla T4 is off" in shell.text
 
 
 def test_another_gpu_while_one_is_on_is_an_error(shell: Shell) -> None:
     shell.run("%memgpu T4").raise_error()
-    assert "run %memgpu off first" in str(shell.run("%%memprofile --gpu A100\nran = True").error_in_exec)
+    assert "Run %memgpu off first" in str(shell.run("%%memprofile --gpu A100\nran = True").error_in_exec)
     assert "run %memgpu off before" in str(shell.run("%memgpu A100").error_in_exec)
     assert "ran" not in shell.shell.user_ns
     shell.run("%%memprofile --gpu 'Tesla T4'\nran = True").raise_error()
@@ -347,8 +347,8 @@ def test_cell_is_explored_on_the_real_gpu_where_there_is_one(
     shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(magics, "_as_again", lambda device, gpu: capture.record() if device is None else None)
-    monkeypatch.setattr(magics, "_explore", lambda explored, tape, options: contexts.append("explored"))
+    monkeypatch.setattr(profile, "record_like_replay", lambda device, gpu: capture.record() if device is None else None)
+    monkeypatch.setattr(profile, "show_explorer", lambda explored, tape, options: contexts.append("explored"))
     shell.run("%%memprofile --explore\n1").raise_error()
     assert contexts == ["enter record", "leave record", "explored"]
 
@@ -394,7 +394,7 @@ def test_the_real_gpu_is_taken_where_there_is_one(
 
 def test_loading_twice_changes_nothing(shell: Shell) -> None:
     shell.run("from memexplore import load_ipython_extension as load\nload(get_ipython())").raise_error()
-    assert shell.shell.input_transformers_cleanup.count(magics.begin_natively) == 1
+    assert shell.shell.input_transformers_cleanup.count(magics.rewrite_first_line) == 1
     shell.run("%%memprofile --gpu T4\n1").raise_error()
     assert len(shell.shown) == 1
 

@@ -14,7 +14,7 @@ from traitlets import TraitError
 from memexplore.analysis import summary
 from memexplore.analysis.addresses import fragmentation_text
 from memexplore.figures.timeline import timeline
-from memexplore.notebook.cursor_details import alive, moment_text
+from memexplore.notebook.cursor_details import cursor_text, live_tensors
 from memexplore.notebook.view import View, view
 from memexplore.tape import Tape
 from tests.sample_tapes import CPU, big_tape, oom_tape, small_tape, training_tape
@@ -34,8 +34,8 @@ def _numbers_of(numbers: bytes) -> Any:
     values = memoryview(numbers).cast("d")
 
     def filled(part: dict[str, Any]) -> Any:
-        if part.keys() == {"place", "length"}:
-            return list(values[part["place"] : part["place"] + part["length"]])
+        if part.keys() == {"offset", "length"}:
+            return list(values[part["offset"] : part["offset"] + part["length"]])
         return part
 
     return filled
@@ -50,7 +50,7 @@ class Browser:
         monkeypatch.setattr(shown, "send", self._hear)
 
     def _hear(self, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
-        unpacked = {} if content["answer"] in ("plotly", "error") else unpack(buffers or [])
+        unpacked = {} if content["type"] in ("plotly", "error") else unpack(buffers or [])
         self.heard.append({**content, **unpacked, "buffers": buffers})
 
     def ask(self, **question: Any) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def test_tape_that_is_not_placed_is_refused() -> None:
 
 
 def test_everything_is_told(browser: Browser) -> None:
-    (answer,) = browser.ask(ask="everything")
+    (answer,) = browser.ask(type="everything")
     assert answer["sentence"] == summary.sentence(browser.view.tape).splitlines()
     assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
     assert answer["layers"]["data"][0]["type"] == "icicle"
@@ -108,32 +108,32 @@ def test_everything_is_told(browser: Browser) -> None:
 
 def test_window_has_its_rows_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     browser = Browser(view(big_tape(rows=20_000)), monkeypatch)
-    (whole,) = browser.ask(ask="timeline", window=None, number=1)
-    (part,) = browser.ask(ask="timeline", window=[5000.4, 5100.2], number=2)
+    (whole,) = browser.ask(type="timeline", window=None, number=1)
+    (part,) = browser.ask(type="timeline", window=[5000.4, 5100.2], number=2)
     assert len(rows(whole["timeline"])) <= 2000
     assert rows(part["timeline"]) == list(range(5000, 5102))
     assert part["number"] == 2
 
 
 def test_click_moves_the_cursor_and_tells_the_moment(browser: Browser) -> None:
-    (answer,) = browser.ask(ask="cursor", row=2.2)
+    (answer,) = browser.ask(type="cursor", row=2.2)
     assert browser.view.cursor == 2
-    assert answer["answer"] == "moment"
+    assert answer["type"] == "cursor"
     # after row 2: weight 400 and input 100
     assert [tensor["size"] for tensor in answer["tensors"]] == ["400 B", "100 B"]
-    browser.ask(ask="cursor", row=99)
+    browser.ask(type="cursor", row=99)
     assert browser.view.cursor == 14
 
 
 def test_cursor_set_in_python_is_told(browser: Browser) -> None:
     browser.view.cursor = 0
-    assert [(answer["answer"], answer["row"]) for answer in browser.heard] == [("moment", 0)]
+    assert [(answer["type"], answer["row"]) for answer in browser.heard] == [("cursor", 0)]
 
 
 def test_selected_layer_is_lit(browser: Browser) -> None:
-    assert [answer["answer"] for answer in browser.ask(ask="select", box="fc · activation")] == ["selection"]
+    assert [answer["type"] for answer in browser.ask(type="select", box="fc · activation")] == ["selection"]
     assert browser.view.selection == "fc"
-    (answer,) = browser.ask(ask="timeline", window=None, number=1)
+    (answer,) = browser.ask(type="timeline", window=None, number=1)
     lit = [trace["name"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "layer"]
     assert lit == ["parameter", "optimizer state", "gradient", "activation"]
     behind = [trace["fillcolor"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "allocated"]
@@ -144,7 +144,7 @@ def test_selected_layer_is_lit(browser: Browser) -> None:
 def test_mistake_is_told_and_raised(browser: Browser) -> None:
     browser.heard.clear()
     with pytest.raises(TraitError):
-        browser.view._answer(browser.view, {"ask": "select", "box": "nothing"}, [])
+        browser.view._answer(browser.view, {"type": "select", "box": "nothing"}, [])
     assert "no layer 'nothing'" in browser.heard[0]["text"]
 
 
@@ -155,14 +155,14 @@ def test_state_that_could_be_saved_is_small() -> None:
 
 
 def test_moment_in_words() -> None:
-    assert moment_text(small_tape(), 3) == "event 3 · step 1, forward of fc · 700 B allocated"
-    assert moment_text(small_tape(), PEAK_ROW) == "At the peak · event 4 · step 1, forward of Net · 750 B allocated"
-    assert moment_text(Tape.from_columns({}, meta=CPU), -1) == "No memory was allocated."
+    assert cursor_text(small_tape(), 3) == "event 3 · step 1, forward of fc · 700 B allocated"
+    assert cursor_text(small_tape(), PEAK_ROW) == "At the peak · event 4 · step 1, forward of Net · 750 B allocated"
+    assert cursor_text(Tape.from_columns({}, meta=CPU), -1) == "No memory was allocated."
 
 
 def test_tensor_tells_its_layer_and_line() -> None:
-    tensor = alive(small_tape(), 3)[1]
-    assert (tensor["category"], tensor["layer"], tensor["op"], tensor["place"]) == (
+    tensor = live_tensors(small_tape(), 3)[1]
+    assert (tensor["category"], tensor["layer"], tensor["op"], tensor["location"]) == (
         "activation",
         "fc",
         "addmm",
@@ -176,9 +176,9 @@ def test_tensor_made_in_a_cell_tells_the_cell(monkeypatch: pytest.MonkeyPatch) -
     name = shell.compile.cache("a = 1\nb = 2\n", 7)
     tape = small_tape()
     stacks = tuple(tuple(frame._replace(filename=name, line=2) for frame in stack[1:]) for stack in tape.stacks)
-    tensor = alive(tape.replace(stacks=stacks), 3)[1]
+    tensor = live_tensors(tape.replace(stacks=stacks), 3)[1]
     InteractiveShell.clear_instance()
-    assert (tensor["place"], tensor["code"]) == ("In[7], line 2", "b = 2")
+    assert (tensor["location"], tensor["code"]) == ("In[7], line 2", "b = 2")
 
 
 def test_out_of_memory_view_has_a_picture() -> None:
@@ -207,7 +207,7 @@ def test_blocks_are_told_at_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = view(tape)
     asked = Browser(shown, monkeypatch)
     shown.cursor = 1000
-    (told,) = [answer for answer in asked.ask(ask="blocks", number=1) if answer["answer"] == "blocks"]
+    (told,) = [answer for answer in asked.ask(type="blocks", number=1) if answer["type"] == "blocks"]
     assert told["number"] == 1
     assert told["text"] == fragmentation_text(tape, 1000)
     assert told["blocks"]["data"][0]["name"] == "free"
@@ -216,14 +216,14 @@ def test_blocks_are_told_at_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_click_on_a_block_selects_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = view(small_tape())
     asked = Browser(shown, monkeypatch)
-    asked.ask(ask="block", row=3)  # an activation of `fc`
+    asked.ask(type="block", row=3)  # an activation of `fc`
     assert shown.selection == "fc"
-    asked.ask(ask="block", row=2)  # the input, which no layer made
+    asked.ask(type="block", row=2)  # the input, which no layer made
     assert shown.selection == "(no layer)"
 
 
 def test_an_oom_is_told_with_who_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    (told,) = Browser(view(oom_tape()), monkeypatch).ask(ask="everything")
+    (told,) = Browser(view(oom_tape()), monkeypatch).ask(type="everything")
     assert told["oom"].startswith("2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved")
     assert told["growth"]["rows"] == []
     assert [line["size"] for line in told["lines"]] == ["2.00 GiB", "1.00 GiB"]
@@ -233,7 +233,7 @@ def test_labels_are_chosen_for_the_width_that_is_drawn(browser: Browser) -> None
     words = {
         width: [
             note["text"]
-            for note in browser.ask(ask="timeline", window=None, number=1, width=width)[0]["timeline"]["layout"][
+            for note in browser.ask(type="timeline", window=None, number=1, width=width)[0]["timeline"]["layout"][
                 "annotations"
             ]
         ]

@@ -1,0 +1,71 @@
+// One graph that plotly draws: its size, its colours, and its buttons.
+import { themedLayout } from "./theme.js";
+
+/** @typedef {import("./types").Trace} Trace */
+/** @typedef {import("./types").Layout} Layout */
+
+// Every button is listed by name: among plotly's default buttons is one that uploads the chart.
+// Two clicks within 600 ms are a double click: plotly's own 300 ms are too short on a busy machine.
+const CONFIG = { displaylogo: false, responsive: false, doubleClick: false, doubleClickDelay: 600 };
+const MIN_HEIGHT = 200; // pixels
+
+/** What all charts of a view share; `plotly` is null until plotly.js has loaded. */
+/** @typedef {{ root: HTMLElement, plotly: import("./types").Plotly | null }} Context */
+
+export class Chart {
+  /**
+   * @param {Context} context
+   * @param {import("./types").Graph} graph
+   * @param {() => number} availableHeight pixels
+   */
+  constructor(context, graph, availableHeight) {
+    this.context = context;
+    this.graph = graph;
+    this.availableHeight = availableHeight;
+  }
+
+  get plotly() {
+    if (!this.context.plotly) throw new Error("plotly.js has not loaded");
+    return this.context.plotly;
+  }
+
+  get isDrawn() {
+    return Boolean(this.graph.data);
+  }
+
+  get colour() {
+    return getComputedStyle(this.context.root).color;
+  }
+
+  /** Return width and height in pixels; undefined, which plotly replaces by its own, while the graph is hidden. */
+  size() {
+    const width = Math.round(this.graph.parentElement?.getBoundingClientRect().width ?? 0) || undefined;
+    return { width, height: width && Math.max(this.availableHeight(), MIN_HEIGHT) };
+  }
+
+  /**
+   * Draw or redraw.
+   * @param {Trace[]} data
+   * @param {Layout} layout
+   * @param {import("./types").Config} config
+   */
+  async draw(data, layout, config) {
+    const sized = themedLayout({ ...layout, ...this.size() }, this.colour);
+    await this.plotly.react(this.graph, data, sized, { ...CONFIG, ...config });
+  }
+
+  /** Use the page's present text colour. */
+  async recolour() {
+    const { font, modebar } = themedLayout({ font: this.graph.layout.font }, this.colour);
+    await this.plotly.relayout(this.graph, { font, modebar });
+  }
+
+  /** Fit the size to the space available. */
+  async resize() {
+    const { width, height } = this.size();
+    const { layout } = this.graph;
+    if (width && (width !== layout.width || height !== layout.height)) {
+      await this.plotly.relayout(this.graph, { width, height });
+    }
+  }
+}

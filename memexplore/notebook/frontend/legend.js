@@ -1,0 +1,56 @@
+// Legend of the timeline: a button per trace that hides it or shows it again.
+import { element, replaceKeepingFocus } from "./dom.js";
+
+/** @typedef {import("./types").Trace} Trace */
+
+const DEFAULT_RANK = 1000; // plotly's
+
+/**
+ * Return the traces that the legend lists, in plotly's order.
+ * @param {Trace[]} traces
+ */
+export function listedTraces(traces) {
+  const rank = (/** @type {Trace} */ trace) => trace.legendrank ?? DEFAULT_RANK;
+  return traces.filter((trace) => trace.showlegend !== false).sort((one, other) => rank(one) - rank(other));
+}
+
+export class Legend {
+  /** @param {() => void} onChange called when a trace is hidden or shown */
+  constructor(onChange) {
+    this.root = element("div", "legend");
+    this.onChange = onChange;
+    /** @type {Set<string>} */
+    this.hidden = new Set();
+  }
+
+  /**
+   * Return the traces that are not hidden.
+   * @param {Trace[]} traces
+   */
+  visible(traces) {
+    return traces.filter(({ name }) => !this.hidden.has(name));
+  }
+
+  /** @param {Trace[]} traces */
+  draw(traces) {
+    replaceKeepingFocus(this.root, listedTraces(traces).map((trace) => this.entry(trace)));
+  }
+
+  /** @param {Trace} trace */
+  entry({ name, stackgroup, fillcolor, line }) {
+    const button = element("button", "entry", name);
+    const swatch = element("span", stackgroup ? "swatch" : "stroke");
+    if (stackgroup) swatch.style.background = fillcolor ?? "";
+    else if (line) swatch.style.borderTop = `${line.width}px ${line.dash === "dash" ? "dashed" : "solid"} ${line.color}`;
+    button.prepend(swatch);
+    button.title = `Show or hide ${name}`;
+    const update = () => button.setAttribute("aria-pressed", String(!this.hidden.has(name)));
+    update();
+    button.addEventListener("click", () => {
+      if (!this.hidden.delete(name)) this.hidden.add(name);
+      update();
+      this.onChange();
+    });
+    return button;
+  }
+}

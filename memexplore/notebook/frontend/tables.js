@@ -1,0 +1,81 @@
+// Tables of tensors, lines and growth, and tables of settings.
+import { element } from "./dom.js";
+
+/** @typedef {import("./types").MemoryRow} MemoryRow */
+
+/**
+ * @param {string[]} titles
+ * @param {HTMLTableRowElement[]} rows
+ */
+function parts(titles, rows) {
+  const head = element("thead");
+  const line = element("tr");
+  line.append(
+    ...titles.map((title) => {
+      const cell = element("th", "", title);
+      cell.scope = "col";
+      return cell;
+    }),
+  );
+  head.append(line);
+  const body = element("tbody");
+  body.append(...rows);
+  return [head, body];
+}
+
+/** @param {MemoryRow} row */
+function categoryCell(row) {
+  const cell = element("td", "kind");
+  const swatch = element("span", "swatch");
+  swatch.style.background = row.colour;
+  cell.append(swatch, row.category);
+  return cell;
+}
+
+/** @param {MemoryRow} row */
+function lineCell(row) {
+  const cell = element("td");
+  cell.append(element("span", "location", row.location));
+  if (row.code) cell.append(element("code", "", row.code));
+  return cell;
+}
+
+/**
+ * Fill a table: the cells of a row, among them its category, then its line of code.
+ * @template {MemoryRow} Row
+ * @param {HTMLTableElement} table
+ * @param {string[]} titles
+ * @param {Row[]} rows
+ * @param {(row: Row) => [string, ...string[]]} cells size, then the cells after the category
+ */
+export function fillMemoryTable(table, titles, rows, cells) {
+  const lines = rows.map((row) => {
+    const line = element("tr");
+    const [size, ...others] = cells(row).map((cell) => element("td", "", cell));
+    line.append(size, categoryCell(row), ...others, lineCell(row));
+    return line;
+  });
+  table.replaceChildren(...parts(titles, lines));
+}
+
+/**
+ * Return a table whose first cells are buttons, for the keyboard.
+ * @param {Extract<import("./types").AddedTab, { kind: "table" }>} content
+ * @param {(row: number) => void} onClick
+ */
+export function settingsTable({ titles, rows }, onClick) {
+  const lines = rows.map(({ cells: [setting, ...others], current, hint }, row) => {
+    const line = element("tr", "row");
+    if (current) line.setAttribute("aria-current", "true");
+    if (hint) line.title = hint;
+    const button = element("button", "pick", setting);
+    button.addEventListener("click", () => onClick(row));
+    const first = element("td");
+    first.append(button);
+    line.append(first, ...others.map((cell) => element("td", "", cell)));
+    return line;
+  });
+  const table = element("table", "settings");
+  table.append(...parts(titles, lines));
+  return table;
+}

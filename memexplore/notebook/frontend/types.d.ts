@@ -1,0 +1,161 @@
+// Types of messages, figures and of what Jupyter and plotly.js provide. Read by the type checker only.
+
+export type Numbers = ArrayLike<number>;
+
+export interface Line {
+  color: string;
+  width: number;
+  dash?: string;
+}
+
+/** A plotly trace, with the fields that the widget reads. */
+export interface Trace {
+  name: string;
+  x: Numbers;
+  y: Numbers;
+  text?: string[];
+  mode?: string;
+  stackgroup?: string;
+  fillcolor?: string;
+  line?: Line;
+  marker?: { size: number; color: string; line: Line };
+  showlegend?: boolean;
+  legendrank?: number;
+  ids?: string[];
+  level?: string;
+}
+
+export interface UpdateMenu {
+  buttons: { label: string; args: [Record<string, unknown>, number[]?] }[];
+}
+
+export interface Layout {
+  width?: number;
+  height?: number;
+  font?: Record<string, unknown>;
+  margin?: Record<string, number>;
+  shapes?: Record<string, unknown>[];
+  xaxis?: { range?: Range; [key: string]: unknown };
+  updatemenus?: UpdateMenu[];
+  [key: string]: unknown;
+}
+
+export interface Figure {
+  data: Trace[];
+  layout: Layout;
+}
+
+/** First and last row of a zoomed timeline. */
+export type Range = [number, number];
+/** The rows shown, null for all. */
+export type Window = Range | null;
+
+interface Axis {
+  range: Range;
+  _offset: number;
+  _length: number;
+}
+
+export interface Click {
+  points: { x: number; id: string; customdata: number | number[] }[];
+}
+
+/** An element that plotly has drawn into. */
+export interface Graph extends HTMLDivElement {
+  data?: Trace[];
+  layout: Layout;
+  _fullLayout: { xaxis: Axis; yaxis: Axis };
+  /** The figure on the screen, for browser tests. */
+  figure?: Figure;
+  on(event: "plotly_relayout" | "plotly_relayouting", handler: (change: Record<string, any>) => void): void;
+  on(event: "plotly_doubleclick", handler: () => void): void;
+  on(event: "plotly_click" | "plotly_icicleclick", handler: (click: Click) => void): void;
+}
+
+export interface Config {
+  modeBarButtons?: unknown[][];
+  [key: string]: unknown;
+}
+
+export interface Plotly {
+  Icons: Record<string, unknown>;
+  react(graph: Graph, data: Trace[], layout: Layout, config: Config): Promise<unknown>;
+  relayout(graph: Graph, change: Record<string, unknown>): Promise<unknown>;
+  restyle(graph: Graph, change: Record<string, unknown>, traces?: number[]): Promise<unknown>;
+  purge(graph: Graph): void;
+  downloadImage(figure: Figure, options: { format: string; filename: string }): Promise<unknown>;
+}
+
+/** The widget's model, as anywidget passes it. */
+export interface Model {
+  get(name: "plotly" | "picture"): string;
+  get(name: "height"): number;
+  send(request: Record<string, unknown>): void;
+  on(event: "msg:custom", handler: (message: Message, buffers: DataView[]) => void): void;
+  off(event: "msg:custom", handler: (message: Message, buffers: DataView[]) => void): void;
+}
+
+/** A row of the tables of tensors, lines and growth. */
+export interface MemoryRow {
+  category: string;
+  colour: string;
+  location: string;
+  code: string;
+}
+export type TensorRow = MemoryRow & { size: string; layer: string; op: string };
+export type LineRow = MemoryRow & { size: string; blocks: string };
+export type GrowthRow = MemoryRow & { grew: string; layer: string; sizes: string[] };
+
+/** Content of a tab that Python has added (`Tab` in view.py). */
+export type AddedTab = { name: string } & (
+  | { kind: "table"; titles: string[]; rows: { cells: string[]; current?: boolean; hint?: string }[]; text?: string }
+  | { kind: "code"; text: string }
+  | { kind: "figure"; figure: Figure }
+);
+
+export interface CursorContent {
+  row: number;
+  text: string;
+  tensors: TensorRow[];
+  lines: LineRow[];
+}
+
+export interface TapeContent {
+  tape: number;
+  sentence: [string, string];
+  notes: string[];
+  oom: string;
+  data: Trace[];
+  outline: Trace[];
+  layout: Layout;
+  row: number;
+  selection: string | null;
+  window: Window;
+}
+
+export interface Hover {
+  window: Window;
+  text: string[];
+  [key: string]: unknown;
+}
+
+export interface DetailsContent extends CursorContent {
+  tape: number;
+  growth: { text: string; steps: string[]; rows: GrowthRow[] };
+  layers: Figure;
+  hover: Hover;
+}
+
+export interface BlocksContent {
+  blocks: Figure;
+  text: string;
+}
+
+/** A message of the kernel before its buffers are unpacked. `view` and `number` identify the request it replies to. */
+export interface Message {
+  type: string;
+  tape?: number;
+  view?: string;
+  number?: number;
+  text?: string;
+}

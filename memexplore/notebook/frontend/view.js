@@ -1,0 +1,326 @@
+// One view of the widget on the page: draws the kernel's messages and sends requests. Figures and tables come from the
+// kernel ready to be drawn, and only what is on the screen is kept.
+import { AddedTabs } from "./added_tabs.js";
+import { Details } from "./details.js";
+import { element, uniqueId } from "./dom.js";
+import { loadPlotly, receivePlotly } from "./library.js";
+import { LiveRegion } from "./live_region.js";
+import { explorerOf, hideStaticImage, prepareSurroundings } from "./page.js";
+import { PointerHold } from "./pointer_hold.js";
+import { Requests } from "./requests.js";
+import { Summary } from "./summary.js";
+import { Tabs } from "./tabs.js";
+import { TaskQueue } from "./task_queue.js";
+import { markTheme, watchTheme } from "./theme.js";
+import { Timeline } from "./timeline.js";
+import { unpackAll } from "./unpacking.js";
+import { Zoom } from "./zoom.js";
+
+/** @typedef {import("./types").Message} Message */
+/** @typedef {import("./types").TapeContent} TapeContent */
+/** @typedef {import("./types").DetailsContent} DetailsContent */
+/** @typedef {import("./types").CursorContent} CursorContent */
+
+const STATIC_AFTER_MS = 1500; // without an answer the static image is shown
+const LAYERS_AFTER_MS = 150; // without another tape the chart of layers is drawn
+const DRAWN_AFTER_MS = 100; // pages in the background draw no frames
+const LABELS_PX = 40; // change of width after which the timeline chooses its labels again
+
+export class View {
+  /**
+   * @param {import("./types").Model} model
+   * @param {HTMLElement} root
+   */
+  constructor(model, root) {
+    this.model = model;
+    this.root = root;
+    /** @type {import("./chart.js").Context} */
+    this.context = { root, plotly: null };
+    this.isAlive = true;
+    this.isStarted = false;
+    this.isWorking = false; // the kernel computes another tape
+    this.detailsTape = 0; // number of the tape whose details are drawn
+    /** @type {number | undefined} */
+    this.labelledWidth = undefined; // width for which the kernel chose the labels
+    /** @type {[Message, any][]} */
+    this.early = []; // messages before plotly.js has loaded
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.layersTimer = undefined;
+    this.requests = new Requests((request) => model.send(request), uniqueId());
+    this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
+    this.zoom = new Zoom(() => this.requestTimeline(), () => this.updateBusy());
+    this.summary = new Summary();
+    this.live = new LiveRegion();
+    this.tabs = new Tabs((name) => this.onOpen(name));
+    this.chip = this.createChip();
+    this.timeline = new Timeline(this.context, model.get("height"), {
+      onZoom: (window) => this.zoom.show(window),
+      onCursor: (row) => this.requests.send("cursor", { row }),
+    });
+    this.details = new Details(this.context, this.tabs, {
+      onSelectLayer: (box) => this.requests.send("select", { box }),
+      onSelectBlock: (row) => this.requests.send("block", { row }),
+      enqueue: (task) => this.queue.add(task),
+    });
+    this.added = new AddedTabs(this.context, this.tabs, (tab, row) => model.send({ type: "tab click", tab, row }));
+    this.hold = new PointerHold(this.timeline.graph, (task) => this.queue.add(task));
+    this.build();
+    this.cleanups = this.listen();
+    this.staticTimer = setTimeout(() => this.root.classList.add("memexplore-late"), STATIC_AFTER_MS);
+    this.labelledWidth = this.timeline.size().width;
+    this.requests.transmit({ type: "everything", view: this.requests.view, width: this.labelledWidth });
+  }
+
+  // -- elements
+
+  build() {
+    this.root.classList.add("memexplore");
+    markTheme(this.root);
+    const bar = element("div", "tabs");
+    bar.append(this.tabs.list, this.chip);
+    this.root.append(...this.summary.elements, this.timeline.stage, bar, this.details.position, this.tabs.panels);
+    this.root.append(this.live.root);
+    this.tabs.open("Layers");
+  }
+
+  createChip() {
+    const chip = element("button", "chip");
+    chip.hidden = true;
+    chip.addEventListener("click", () => this.requests.send("select", { box: null }));
+    return chip;
+  }
+
+  listen() {
+    const resizes = new ResizeObserver(() => this.queue.add(() => this.resize()));
+    resizes.observe(this.root);
+    const listen = (/** @type {Message} */ message, /** @type {DataView[]} */ buffers) =>
+      this.queue.add(() => this.receive(message, buffers));
+    this.model.on("msg:custom", listen);
+    return [
+      () => resizes.disconnect(),
+      () => this.model.off("msg:custom", listen),
+      () => this.hold.close(),
+      watchTheme(() => this.queue.add(() => this.recolour())),
+    ];
+  }
+
+  /** Update `aria-busy`: screen readers and tests wait while the view changes by itself. */
+  updateBusy() {
+    const isDrawing = this.queue.pending > 0 || this.zoom.isSettling || this.detailsTape < this.requests.tape;
+    this.root.setAttribute("aria-busy", String(isDrawing || this.requests.isWaiting || this.isWorking));
+    this.root.classList.toggle("memexplore-working", this.isWorking);
+  }
+
+  /** @param {unknown} error */
+  showProblem(error) {
+    this.summary.showProblem(error);
+    console.error(error);
+  }
+
+  // -- messages
+
+  /**
+   * @param {Message} message
+   * @param {DataView[]} buffers
+   */
+  async receive(message, buffers) {
+    if (!this.requests.concerns(message)) return;
+    const { type } = message;
+    if (type === "error") {
+      this.requests.settleAll();
+      this.showProblem(message.text);
+    } else if (type === "plotly") {
+      await receivePlotly(this.model.get("plotly"), buffers[0]);
+    } else if (type === "working" || type === "idle") {
+      this.isWorking = type === "working";
+      if (this.isWorking) this.live.announce("Running the step…");
+      this.updateBusy();
+    } else {
+      const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
+      if (type === "everything") this.start(content);
+      else if (!this.context.plotly) this.early.push([message, content]);
+      else await this.draw(message, content);
+    }
+  }
+
+  /**
+   * @param {Message} message
+   * @param {any} content
+   */
+  async draw(message, content) {
+    const { type } = message;
+    if (type === "tape") await this.hold.run(() => this.drawTape(content));
+    else if (type === "details") await this.drawDetails(content);
+    else if (type === "tabs") await this.added.put(content.tabs);
+    else if (type === "open") this.tabs.open(content.tab);
+    else if (type === "cursor") await this.drawCursor(content, true);
+    else if (type === "selection") this.drawSelection(content.layer);
+    else if (type === "timeline" && this.requests.isLatest(message)) {
+      await this.hold.run(() => this.requests.isLatest(message) && this.timeline.drawFigure(content.timeline));
+      this.requests.settle(type);
+    } else if (type === "blocks" && this.requests.isLatest(message)) {
+      await this.details.blocks.drawBlocks(content);
+      this.requests.settle(type);
+    }
+  }
+
+  /** @param {any} content */
+  start(content) {
+    if (this.isStarted) return;
+    this.isStarted = true;
+    this.early = [];
+    // plotly.js may come in a message after this one.
+    loadPlotly(this.model, () => this.isAlive).then((plotly) => this.queue.add(() => this.drawFirst(plotly, content)));
+  }
+
+  /**
+   * @param {import("./types").Plotly | null} plotly
+   * @param {any} content
+   */
+  async drawFirst(plotly, content) {
+    this.context.plotly = plotly;
+    this.tabs.open(content.tab);
+    prepareSurroundings(this.root);
+    clearTimeout(this.staticTimer);
+    this.root.classList.remove("memexplore-late");
+    this.root.classList.add("memexplore-drawn");
+    this.cleanups.push(hideStaticImage(this.model.get("picture")));
+    await this.added.put(content.tabs);
+    await this.drawTape(content);
+    await this.drawDetails(content);
+    for (const [message, early] of this.early) await this.draw(message, early);
+  }
+
+  // -- drawing
+
+  /**
+   * Draw summary and timeline; the details follow in a message of their own.
+   * @param {TapeContent} content
+   */
+  async drawTape(content) {
+    if (content.tape < this.requests.tape) return; // postponed by a drag, and replaced since
+    const isNew = content.tape > this.requests.tape;
+    this.requests.tape = content.tape;
+    this.requests.settleAll(); // the kernel ignores requests about earlier tapes
+    this.isWorking = false;
+    this.zoom.window = content.window;
+    this.timeline.row = content.row;
+    this.summary.draw(content);
+    this.drawChip(content.selection);
+    // The headline of an explorer is a live region itself.
+    if (isNew && !explorerOf(this.root)) this.live.announce(content.sentence.join(" "));
+    await this.timeline.drawFigure({ data: [...content.data, ...content.outline], layout: content.layout });
+    this.reportDrawn(content.tape);
+  }
+
+  /**
+   * Tell the kernel that a tape is on the screen, after the next frame: it begins with the details then.
+   * @param {number} tape
+   */
+  reportDrawn(tape) {
+    const report = () => {
+      if (tape === this.requests.tape) this.requests.send("drawn");
+    };
+    const timer = setTimeout(report, DRAWN_AFTER_MS);
+    requestAnimationFrame(() => {
+      clearTimeout(timer);
+      setTimeout(report);
+    });
+  }
+
+  /** @param {DetailsContent} content */
+  async drawDetails(content) {
+    if (content.tape < this.requests.tape) return;
+    this.details.drawGrowth(content.growth);
+    await this.hold.run(() => this.timeline.addHover(content.hover, this.zoom.window));
+    await this.drawCursor(content);
+    if (!this.details.layers.isDrawn) return this.drawLayers(content);
+    // The chart of layers takes longer than all the rest: a slider that is being dragged does not wait for it.
+    clearTimeout(this.layersTimer);
+    this.layersTimer = setTimeout(() => this.queue.add(() => this.drawLayers(content)), LAYERS_AFTER_MS);
+  }
+
+  /** @param {DetailsContent} content */
+  async drawLayers(content) {
+    if (content.tape < this.requests.tape) return;
+    await this.details.layers.drawFigure(content.layers);
+    this.detailsTape = content.tape;
+  }
+
+  /**
+   * @param {CursorContent} content
+   * @param {boolean} [isAnnounced]
+   */
+  async drawCursor(content, isAnnounced = false) {
+    this.details.drawCursor(content);
+    if (isAnnounced) this.live.announce(content.text);
+    this.requestBlocks();
+    await this.hold.run(() => this.timeline.moveCursor(content.row));
+  }
+
+  /** @param {string | null} layer */
+  drawSelection(layer) {
+    this.drawChip(layer);
+    this.live.announce(layer === null ? "All layers are shown." : `${layer} is highlighted.`);
+    this.zoom.settle();
+    this.requestBlocks();
+  }
+
+  /** @param {string | null} layer */
+  drawChip(layer) {
+    this.chip.hidden = layer === null;
+    this.chip.textContent = `${layer} ✕`;
+    this.chip.title = `${layer} is highlighted in the timeline and the blocks. Click to show all layers.`;
+  }
+
+  // -- requests
+
+  requestTimeline() {
+    this.labelledWidth = this.timeline.size().width;
+    this.requests.sendNumbered("timeline", { window: this.zoom.window, width: this.labelledWidth });
+    this.updateBusy();
+  }
+
+  /** Request the map of blocks if it is visible: thousands of blocks are more than everything else. */
+  requestBlocks() {
+    if (!this.tabs.isOpen("Blocks")) return;
+    this.requests.sendNumbered("blocks");
+    this.updateBusy();
+  }
+
+  // -- changes of the page
+
+  /** @param {string} name */
+  onOpen(name) {
+    this.details.update();
+    if (name === "Blocks") this.requestBlocks();
+    this.queue.add(() => this.added.draw(name));
+    this.queue.add(() => this.resize());
+  }
+
+  get charts() {
+    const charts = [this.timeline, this.details.layers, this.details.blocks, ...this.added.charts];
+    return charts.filter((chart) => chart.isDrawn);
+  }
+
+  async recolour() {
+    markTheme(this.root);
+    for (const chart of this.charts) await chart.recolour();
+  }
+
+  async resize() {
+    if (!this.context.plotly) return;
+    for (const chart of this.charts) await this.hold.run(() => chart.resize());
+    const { width } = this.timeline.size();
+    if (width && Math.abs(width - (this.labelledWidth ?? 0)) > LABELS_PX) this.zoom.show(this.zoom.window);
+  }
+
+  close() {
+    this.isAlive = false;
+    this.queue.close();
+    this.zoom.cancel();
+    for (const timer of [this.staticTimer, this.layersTimer]) clearTimeout(timer);
+    for (const cleanup of this.cleanups) cleanup();
+    for (const chart of this.charts) this.context.plotly?.purge(chart.graph);
+  }
+}

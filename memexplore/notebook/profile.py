@@ -1,0 +1,207 @@
+"""Profile of one cell or statement: from options to the contexts that record it, then to the widget of its Tape."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from memexplore.notebook.options import Options
+
+if TYPE_CHECKING:
+    from memexplore.capture import Recording
+    from memexplore.gpu_catalogue import Gpu
+    from memexplore.steps.cell import Cell
+    from memexplore.steps.cost import Meter
+    from memexplore.tape import Tape
+
+
+class Replay(NamedTuple):
+    """The start of an explorer: the cell with the names from before its run, and the meter of that run."""
+
+    cell: Cell
+    meter: Meter
+
+
+class Profile(NamedTuple):
+    """A running profile."""
+
+    options: Options
+    contexts: contextlib.ExitStack
+    recording: Recording
+    cell: str | None
+    """Text of the cell at whose end the profile ends; None if it ends with a statement."""
+    replay: Replay | None = None
+    """Present if an explorer will run the cell again."""
+
+
+def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebook_gpu: Gpu | None) -> Profile:
+    """Start recording, on a virtual GPU if the options or the machine require one.
+
+    Raises UsageError, and leaves nothing switched on, for options that contradict each other or the notebook's GPU.
+    """
+    from memexplore import capture
+
+    gpu = _virtual_gpu(options, notebook_gpu)
+    replay = None
+    with contextlib.ExitStack() as contexts:
+        # Copies the names before the GPU is on: a later run begins with them as they are now.
+        again = replayable_cell(shell, cell or "", options) if options.runs_again else None
+        device: Any = None
+        if gpu is not None:
+            try:
+                device = contexts.enter_context(capture.virtual(gpu, release=options.release))
+            except (ValueError, RuntimeError) as error:
+                raise UsageError(str(error)) from None
+        if again is None:
+            is_cpu = options.gpu == "cpu"
+            recording = contexts.enter_context(capture.record(device="cpu") if is_cpu else capture.record())
+        else:
+            replay = Replay(again, contexts.enter_context(_metered(device)))
+            recording = contexts.enter_context(record_like_replay(device, options.gpu))
+        return Profile(options, contexts.pop_all(), recording, cell, replay)
+
+
+def finish(shell: InteractiveShell, profile: Profile, error: BaseException | None = None) -> None:
+    """Stop recording, then store, show and write the Tape as the options say; `error` is the cell's exception."""
+    profile.contexts.close()
+    tape = profile.recording.tape
+    if profile.options.name is not None:
+        shell.user_ns[profile.options.name] = tape
+    if profile.replay is not None and _can_run_again(error):
+        if error is not None:
+            from memexplore.steps.out_of_memory import without_locals
+
+            # On a real GPU the tensors in the frames of the traceback would leave no memory for another run.
+            without_locals(error)
+        show_explorer(profile.replay, tape, profile.options)
+    else:
+        show_view(tape)
+    if profile.options.html is not None:
+        from memexplore import report
+
+        path = profile.options.html.expanduser()
+        path.write_text(report.html(tape), encoding="utf-8")
+        print(f"Wrote {path}")
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return a GPU of the catalogue. Raises UsageError for an unknown name."""
+    from memexplore import gpu_catalogue
+
+    try:
+        return gpu_catalogue.find(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _virtual_gpu(options: Options, notebook_gpu: Gpu | None) -> str | None:
+    """Return the virtual GPU to switch on; None if one is on already, or the profile runs on a real device."""
+    from memexplore import targets
+    from memexplore.virtual_gpu.device import active
+
+    if notebook_gpu is not None and options.runs_again:
+        raise UsageError(
+            f"--explore and --slider switch their own GPU on, and the virtual {notebook_gpu.name} is on: "
+            f"run %memgpu off first"
+        )
+    if notebook_gpu is None and active() is not None and options.gpu is None and not options.runs_again:
+        return None
+    target = options.gpu or ("" if notebook_gpu is not None else targets.default_target())
+    if targets.is_real(target):
+        if options.release is not None:
+            raise UsageError("--release has no effect on a real device: add --gpu with the name of a virtual GPU")
+        if options.gpu is not None:
+            try:
+                targets.real_device(target)
+            except (ValueError, RuntimeError) as error:
+                raise UsageError(str(error)) from None
+        return None
+    if notebook_gpu is None:
+        if options.gpu is not None:
+            find_gpu(options.gpu)
+        return target
+    if options.gpu is not None and find_gpu(options.gpu) != notebook_gpu:
+        raise UsageError(
+            f"--gpu {options.gpu} contradicts %memgpu: the virtual {notebook_gpu.name} is on. "
+            f"Run %memgpu off first, or remove --gpu"
+        )
+    if options.release is not None:
+        raise UsageError(
+            f"--release contradicts %memgpu: the virtual {notebook_gpu.name} is on. Run %memgpu off first, "
+            f"or remove --release"
+        )
+    return None
+
+
+def replayable_cell(shell: InteractiveShell, raw: str, options: Options) -> Cell:
+    """Return the running cell for later runs, with its line numbers and its file name in tracebacks."""
+    from memexplore.steps.cell import Cell
+
+    transformed = shell.transform_cell(raw)
+    name = shell.compile.cache(transformed, shell.execution_count, raw)
+    # The first line is the call that started the profile.
+    try:
+        cell = Cell("\n" + transformed.partition("\n")[2], shell.user_ns, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    assigned = cell.assigned()
+    for variable, _ in options.sliders:
+        if variable not in assigned:
+            raise UsageError(
+                f"--slider {variable}: the cell assigns no variable {variable!r}; "
+                f"it assigns {', '.join(assigned) or 'none'}"
+            )
+    return cell
+
+
+def _can_run_again(error: BaseException | None) -> bool:
+    """Return whether the cell ended normally or ran out of memory, which other knobs may avoid."""
+    import torch
+
+    return error is None or isinstance(error, torch.OutOfMemoryError)
+
+
+def _metered(device: Any) -> contextlib.AbstractContextManager[Meter]:
+    """Meter the operations of a virtual GPU; on a real device the meter stays empty."""
+    from memexplore.steps.cost import Meter, measuring
+
+    return contextlib.nullcontext(Meter()) if device is None else measuring(device.mode)
+
+
+@contextlib.contextmanager
+def record_like_replay(device: Any, gpu: str | None) -> Iterator[Recording]:
+    """Record a cell under the same conditions as its later runs (`Cell.run`)."""
+    from memexplore import capture, targets
+    from memexplore.recorder import isolation
+    from memexplore.recorder.real_device import Unrelated
+
+    if device is not None:
+        with capture.record() as recording:
+            yield recording
+        return
+    target = targets.real_device(gpu or targets.CUDA)
+    with isolation.isolated(target), capture.record(target, Unrelated.DROPPED) as recording:
+        yield recording
+
+
+def show_explorer(replay: Replay, tape: Tape, options: Options) -> None:
+    """Display an explorer of a cell that has run as written."""
+    from memexplore.knobs.knobs import Knobs
+    from memexplore.knobs.report import Applied
+    from memexplore.notebook.explore import explore_cell
+    from memexplore.steps.trial import Trial
+
+    trial = Trial(Knobs(), tape, Applied(), replay.meter.total())
+    display(explore_cell(replay.cell, trial, dict(options.sliders), options.gpu, release=options.release))
+
+
+def show_view(tape: Tape) -> None:
+    """Display a view of a tape."""
+    from memexplore.notebook.view import view
+
+    display(view(tape))

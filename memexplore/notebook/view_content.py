@@ -1,0 +1,131 @@
+"""What a view sends to the browser about a Tape: dictionaries of text, plotly figures and table rows."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from memexplore.analysis import curves, groups, summary
+from memexplore.analysis.addresses import fragmentation_text
+from memexplore.figures.blocks import blocks_figure
+from memexplore.figures.highlight import highlight
+from memexplore.figures.layers import layers_figure
+from memexplore.figures.timeline import (
+    NARROWEST,
+    Window,
+    hovering,
+    named,
+    outline_trace,
+    timeline_frame,
+    timeline_traces,
+)
+from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors
+from memexplore.notebook.packing import pack
+from memexplore.tape import Tape
+
+
+class Scene(NamedTuple):
+    """Everything that determines what a view shows."""
+
+    tape: Tape
+    cursor: int
+    """Row of the cursor, -1 on an empty tape."""
+    selection: str | None = None
+    before: Tape | None = None
+    """The tape drawn as an outline."""
+    window: Window = None
+    width: int | None = None
+    """Width of the timeline in pixels, None if unknown."""
+
+
+def tape_content(scene: Scene) -> dict[str, Any]:
+    """Return summary sentences, notes and timeline traces of the tape."""
+    return {
+        "sentence": summary.sentence(scene.tape).splitlines(),
+        "notes": scene.tape.meta.notes,
+        "oom": groups.oom_text(scene.tape),
+        "data": _traces(scene),
+    }
+
+
+def scene_content(scene: Scene) -> dict[str, Any]:
+    """Return what depends on more than the tape: outline, axes, cursor row, selection and window."""
+    return {
+        "outline": _outline(scene),
+        "layout": _layout(scene),
+        "row": scene.cursor,
+        "selection": scene.selection,
+        "window": scene.window,
+    }
+
+
+def details_content(scene: Scene) -> dict[str, Any]:
+    """Return tables, the chart of layers and hover texts, which are sent after the timeline."""
+    layers = json.loads(layers_figure(scene.tape).to_json())
+    hover = {"window": scene.window, **hovering(scene.tape, named(_traces(scene), "allocated")["x"])}
+    return {"growth": growth_table(scene.tape), "layers": layers, "hover": hover, **cursor_content(scene)}
+
+
+def timeline_content(scene: Scene) -> dict[str, Any]:
+    """Return the figure of the timeline with its hover texts."""
+    traces = _traces(scene)
+    allocated = named(traces, "allocated")
+    allocated |= hovering(scene.tape, allocated["x"])
+    return {"data": [*traces, *_outline(scene)], "layout": _layout(scene)}
+
+
+def cursor_content(scene: Scene) -> dict[str, Any]:
+    """Return text and tables of the cursor's row."""
+    return {
+        "row": scene.cursor,
+        "text": cursor_text(scene.tape, scene.cursor),
+        "tensors": live_tensors(scene.tape, scene.cursor),
+        "lines": live_lines(scene.tape, scene.cursor),
+    }
+
+
+def blocks_content(scene: Scene) -> dict[str, Any]:
+    """Return the map of blocks at the cursor's row, and its fragmentation as text."""
+    figure = blocks_figure(scene.tape, max(scene.cursor, 0) if len(scene.tape) else None, scene.selection)
+    text = fragmentation_text(scene.tape, scene.cursor) if scene.cursor >= 0 else ""
+    return {"blocks": json.loads(figure.to_json()), "text": text}
+
+
+_packed: weakref.WeakKeyDictionary[Tape, dict[str, list[bytes]]] = weakref.WeakKeyDictionary()
+
+
+def packed_tape_content(scene: Scene) -> list[bytes]:
+    """Return `tape_content` packed; cached per tape without window and selection, so that a tape is redrawn at once."""
+    return _cached("tape", tape_content, scene, scene.window is None and scene.selection is None)
+
+
+def packed_details_content(scene: Scene) -> list[bytes]:
+    """Return `details_content` packed; cached per tape without window and with the cursor at the peak."""
+    is_cached = scene.window is None and scene.cursor == curves.peak(scene.tape)[1]
+    return _cached("details", details_content, scene, is_cached)
+
+
+def _cached(name: str, content: Callable[[Scene], dict[str, Any]], scene: Scene, is_cached: bool) -> list[bytes]:
+    if not is_cached:
+        return pack(content(scene))
+    cache = _packed.setdefault(scene.tape, {})
+    if name not in cache:
+        cache[name] = pack(content(scene))
+    return cache[name]
+
+
+def _traces(scene: Scene) -> list[dict[str, Any]]:
+    traces = timeline_traces(scene.tape, scene.window)
+    return traces if scene.selection is None else highlight(traces, scene.tape, scene.selection)
+
+
+def _outline(scene: Scene) -> list[dict[str, Any]]:
+    return [] if scene.before is None else [outline_trace(scene.before, scene.tape, scene.window)]
+
+
+def _layout(scene: Scene) -> dict[str, Any]:
+    layout = timeline_frame(scene.tape, scene.window, width=scene.width or NARROWEST, before=scene.before)
+    # A click selects the nearest event, however far from the mouse.
+    return {**layout, "hoverdistance": -1, "spikedistance": -1}
