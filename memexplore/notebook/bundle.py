@@ -14,8 +14,8 @@ def bundle(entry: Path) -> str:
     """Return the source of a module with everything that it imports; its default export is that of `entry`.
 
     Every other module becomes a function that is called once and returns its exports, so that modules share no names.
-    Modules use only ``import { a, b } from "./file.js";`` and ``export`` before a function, class or const; `entry` also
-    ``export default``.
+    Modules use only ``import { a, b } from "./file.js";`` and ``export`` before a function, class or const; `entry`
+    also ``export default``.
 
     Raises ValueError for other forms of import and export, and for modules that import each other.
     """

@@ -241,7 +241,10 @@ def rank_control() -> Control:
 
 
 def device_controls(gpu: str) -> list[Control]:
-    """Return the controls of the GPU and its allocator settings. `gpu` is the initial target: a real one is listed first."""
+    """Return the controls of the GPU and its allocator settings.
+
+    `gpu` is the initial target; a real one is listed first.
+    """
     names = [str(key) for key in gpu_catalogue.gpus().index]
     initial = gpu if targets.is_real(gpu) else gpu_catalogue.find(gpu).key
     options = (

@@ -1,4 +1,4 @@
-"""The explorer widget: controls for the knobs of a step beside the view of its tape; each change runs the step again."""
+"""The explorer widget: controls for the knobs of a step, the view of its tape, and the run after each change."""
 
 from __future__ import annotations
 

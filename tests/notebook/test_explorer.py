@@ -16,8 +16,8 @@ from memexplore.analysis import curves
 from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.notebook import controls, tabs
 from memexplore.notebook.controls import Control
-from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explore import explore, explore_cell
+from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.main_thread import MainThread
 from memexplore.search.advise import advise
 from memexplore.search.sweep import Progress

@@ -1,0 +1,67 @@
+// Zoom, cursor, hover and legend of the timeline.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { rowAfterKey, shapesWithCursor } from "../../../memexplore/notebook/frontend/cursor.js";
+import { hoverChange } from "../../../memexplore/notebook/frontend/hover.js";
+import { listedTraces } from "../../../memexplore/notebook/frontend/legend.js";
+import { isSameWindow, windowOf, Zoom } from "../../../memexplore/notebook/frontend/zoom.js";
+
+test("plotly tells a zoom in two ways, and other changes are none", () => {
+  assert.deepEqual(windowOf({ "xaxis.range[0]": 3, "xaxis.range[1]": 9 }), [3, 9]);
+  assert.deepEqual(windowOf({ "xaxis.range": [3, 9] }), [3, 9]);
+  assert.equal(windowOf({ width: 900 }), undefined);
+});
+
+test("windows are compared by their rows", () => {
+  assert.ok(isSameWindow([1, 2], [1, 2]) && isSameWindow(null, null));
+  assert.ok(!isSameWindow([1, 2], [1, 3]) && !isSameWindow([1, 2], null));
+});
+
+test("a zoom is requested once, when it has settled", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const requested = [];
+  const zoom = new Zoom(() => requested.push(zoom.window), () => {});
+  zoom.show([0, 5]);
+  context.mock.timers.tick(149);
+  zoom.show([0, 4]);
+  context.mock.timers.tick(149);
+  assert.deepEqual([requested, zoom.isSettling], [[], true]);
+  context.mock.timers.tick(1);
+  assert.deepEqual([requested, zoom.isSettling], [[[0, 4]], false]);
+});
+
+const FIGURE = { data: [{ name: "peak", x: [4], y: [750] }], layout: { shapes: [{ name: "phase" }] } };
+
+test("the cursor has a line, except at the peak", () => {
+  const names = (row) => shapesWithCursor(FIGURE, row, "black").map(({ name }) => name);
+  assert.deepEqual(names(4), ["phase"]);
+  assert.deepEqual(names(3), ["phase", "cursor"]);
+  assert.equal(shapesWithCursor(FIGURE, 3, "black")[1].x0, 3);
+});
+
+test("an empty tape has no cursor", () => {
+  assert.deepEqual(shapesWithCursor({ data: [], layout: {} }, -1, "black"), []);
+  assert.equal(rowAfterKey("ArrowRight", -1), undefined);
+});
+
+test("arrows move the cursor by a row", () => {
+  assert.deepEqual([rowAfterKey("ArrowLeft", 7), rowAfterKey("ArrowRight", 7), rowAfterKey("Home", 7)], [6, 8, undefined]);
+});
+
+test("hover texts of another window are dropped", () => {
+  const hover = { window: [1, 3], text: ["a", "b"], hoverinfo: "text" };
+  assert.deepEqual(hoverChange(hover, [1, 3], 2), { text: [["a", "b"]], hoverinfo: "text" });
+  assert.equal(hoverChange(hover, null, 2), null);
+  assert.equal(hoverChange(hover, [1, 3], 5), null);
+});
+
+test("the legend lists traces by rank, and not those that hide", () => {
+  const traces = [
+    { name: "reserved", legendrank: 1002 },
+    { name: "layer", showlegend: false },
+    { name: "gradient" },
+    { name: "parameter", legendrank: 1 },
+  ];
+  assert.deepEqual(listedTraces(traces).map(({ name }) => name), ["parameter", "gradient", "reserved"]);
+});
