@@ -171,7 +171,11 @@ def batch_controls(step: Step | None) -> list[Control]:
         batch = knobs.batch or batch_size
         return _numbers(number for number in range(1, batch + 1) if batch % number == 0)
 
-    sizes = [1] if step is None or input_size is None else _input_sizes(input_size, are_images=step.size_dimensions.start > 1)
+    sizes = (
+        [1]
+        if step is None or input_size is None
+        else _input_sizes(input_size, are_images=step.size_dimensions.start > 1)
+    )
     return [
         Control(
             "batch",
@@ -248,7 +252,9 @@ def device_controls(gpu: str) -> list[Control]:
     names = [str(key) for key in gpu_catalogue.gpus().index]
     initial = gpu if targets.is_real(gpu) else gpu_catalogue.find(gpu).key
     options = (
-        [(targets.display_name(initial) if targets.is_real(initial) else initial, initial)] if initial not in names else []
+        [(targets.display_name(initial) if targets.is_real(initial) else initial, initial)]
+        if initial not in names
+        else []
     )
     options += [(name, name) for name in names]
     widget = widgets.Dropdown(options=options, value=initial, description="GPU", style=_STYLE, layout=_LAYOUT)
