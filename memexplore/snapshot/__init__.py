@@ -1,4 +1,12 @@
-"""PyTorch's memory snapshots: read as Tapes without running anything in them, checked against the model, written."""
+"""PyTorch's memory snapshots: read as Tapes without running code from them, verified against the allocator, written.
+
+- `unpickle`, with `events` and `plain`: a pickle of plain data; every class is refused.
+- `recorded`: the fields of a snapshot as columns, one `Recorded` a device.
+- `history`: from a `Recorded` to a Tape, with the state before the first event.
+- `stacks`, `imported`: facts about stacks; steps, phases and categories inferred from them.
+- `verify`: a recorded device replayed and compared with the allocator model.
+- `write`: a Tape as a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +31,10 @@ _PARQUET = b"PAR1"
 
 
 def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
-    """The tapes of a file by device: a PyTorch snapshot, plain or gzip, or a tape that `Tape.save` wrote.
+    """Load a PyTorch snapshot, plain or gzip, or a tape that `Tape.save` wrote, and return its tapes by device.
 
-    Raises ValueError with one sentence where the file is neither or is damaged; a file that asks for code is refused
-    and nothing of it runs.
+    Raises ValueError with one sentence if the file is neither or is damaged. A file that asks for code is refused, and
+    nothing of it runs.
     """
     with open(path, "rb") as file:
         start = file.read(len(_PARQUET))
@@ -34,13 +42,13 @@ def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
         tape = Tape.load(path)
         number = tape.meta.device.rpartition(":")[2]
         return {int(number) if number.isdigit() else 0: tape}
-    tapes = {recorded.device: _named(path, tape_of, recorded) for recorded in read(path)}
-    _give_back()
+    tapes = {recorded.device: _with_path(path, tape_of, recorded) for recorded in read(path)}
+    _return_free_memory()
     return tapes
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the allocator model reproduces of a snapshot file, device by device.
+    """Replay a snapshot file and count what the allocator model reproduces, device by device.
 
     Each of `devices` has `device`, `alloc_addresses`, `segment_allocs`, `segment_frees`, `segment_maps`,
     `segment_unmaps` and `final_blocks` as `[as recorded, all]`, `peak_allocated` and `peak_reserved` in bytes, and
@@ -48,18 +56,18 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises ValueError as `load` does.
     """
-    return {"devices": [_named(path, verify_device, recorded) for recorded in read(path)]}
+    return {"devices": [_with_path(path, verify_device, recorded) for recorded in read(path)]}
 
 
-def _give_back() -> None:
-    """Let the system have what reading took: glibc keeps it otherwise, four times the tape for a million events."""
+def _return_free_memory() -> None:
+    """Return freed memory to the system: glibc keeps it otherwise, four times the tape for a million events."""
     if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # there are other C libraries
+        with contextlib.suppress(AttributeError, OSError):  # other C libraries lack malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _named(path: str | os.PathLike[str], function: Callable[[Recorded], _Result], recorded: Recorded) -> _Result:
-    """What a function makes of a recorded device; an error tells the file."""
+def _with_path(path: str | os.PathLike[str], function: Callable[[Recorded], _Result], recorded: Recorded) -> _Result:
+    """Call a function with a recorded device; its errors become a ValueError that names the file."""
     try:
         return function(recorded)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -67,10 +75,10 @@ def _named(path: str | os.PathLike[str], function: Callable[[Recorded], _Result]
 
 
 def event_count(tape: Tape) -> int:
-    """The number of a tape's rows that happened, without those that tell what was there before."""
+    """Return the number of a tape's events, without the rows that describe the state before the first of them."""
     return len(tape) - initial_row_count(tape)
 
 
 def segment_count(tape: Tape) -> int:
-    """The number of segments at the end of a tape; a mapped run of an expandable segment counts as one."""
+    """Return the number of segments at the end of a tape; a mapped run of an expandable segment counts as one."""
     return len(segments_at_end(tape))

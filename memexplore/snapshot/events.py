@@ -1,8 +1,8 @@
-"""Reading a snapshot's events from a pickle with a regular expression, straight into columns.
+"""Events of a pickled snapshot, read with a regular expression: bytes of the pickle in, columns out.
 
-A snapshot is nearly all events, dictionaries with the same keys in the same order. Once one was read the ordinary way
-a regular expression made from it reads the others, which is faster than Python's own unpickler and takes a tenth of
-the memory of a million dictionaries.
+Nearly all of a snapshot is events: dictionaries with the same keys in the same order. After `unpickle` has read one of
+them, an `EventPattern` made from it reads the others, faster than Python's own unpickler and in a tenth of the memory
+of a million dictionaries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from memexplore.snapshot.plain import EVENT_COLUMNS, Plain
+from memexplore.snapshot.plain import EVENT_COLUMNS, PlainData
 
 _REFERENCE = rb"h.|j.{4}"
 _INTEGER = rb"K.|M..|J.{4}|" + b"|".join(rb"\x8a" + re.escape(bytes([n])) + b".{%d}" % n for n in range(1, 9))
@@ -26,15 +26,14 @@ _MEMOIZED_PAIR = re.compile(_PAIR + rb"\x94", re.DOTALL).fullmatch
 PATTERNS = {"action": _REFERENCE, "frames": _FRAMES} | dict.fromkeys(("addr", "size", "stream", "time_us"), _INTEGER)
 
 
-class Template:
-    """Reads events with certain keys, written as references to earlier texts, from the pickle into the columns.
+class EventPattern:
+    """A matcher for events with given keys, which the pickle writes as references to earlier texts.
 
-    The values from the first text or list of frames on, the tail of an event, are the same in many events: what they
-    mean is found once.
+    The values from the first text or list of frames on, the tail, are equal in many events and are decoded once.
     """
 
     def __init__(
-        self, data: bytes, plain: Plain, memo: list[Any], keys: tuple[str, ...], text_lengths: tuple[int, ...]
+        self, data: bytes, plain: PlainData, memo: list[Any], keys: tuple[str, ...], text_lengths: tuple[int, ...]
     ) -> None:
         self.data = data
         self.plain = plain
@@ -44,56 +43,56 @@ class Template:
         self.head = {name: at for at, name in enumerate(keys[:head]) if name in EVENT_COLUMNS}
         self.tail = {name: at for at, name in enumerate(keys[head:]) if name in EVENT_COLUMNS}
         self.match, self.match_tail = _compile(keys, head, text_lengths, self.memo)
-        self.integers = _Memory(_integer)
-        self.actions = _Memory(lambda text: self.plain.action_number(_dereference(text, self.memo)))
-        self.stacks = _Memory(self._stack)
-        self.memo_of = _Memory(self._memoized)
+        self.integers = _Cache(_integer)
+        self.actions = _Cache(lambda text: self.plain.action_number(_dereference(text, self.memo)))
+        self.stacks = _Cache(self._stack)
+        self.memo_entries = _Cache(self._memo_entries)
 
     def read_events(self, position: int, stack: list[Any], memo: list[Any]) -> int:
-        """Read the events from a position on, put their rows on the stack and return the position after the last."""
+        """Read events from a position on, push their rows on the stack and return the position behind them."""
         if self.match is None:
             return position
-        match, data, memo_of = self.match, self.data, self.memo_of
-        found_rows: list[tuple[bytes, ...]] = []
-        add_row, extend_memo = found_rows.append, memo.extend
+        match, data, memo_entries = self.match, self.data, self.memo_entries
+        matches: list[tuple[bytes, ...]] = []
+        add_row, extend_memo = matches.append, memo.extend
         while (found := match(data, position)) is not None:
             values = found.groups()
             add_row(values)
-            extend_memo(memo_of[values[-1]])
+            extend_memo(memo_entries[values[-1]])
             position = found.end()
-        if found_rows:
+        if matches:
             begin = len(self.plain.columns["action"])
-            self._decode(list(zip(*found_rows, strict=True)), len(found_rows))
-            stack.extend(range(begin, begin + len(found_rows)))
+            self._decode(list(zip(*matches, strict=True)), len(matches))
+            stack.extend(range(begin, begin + len(matches)))
         return position
 
     def _decode(self, values: list[tuple[bytes, ...]], count: int) -> None:
-        """Put columns of pickled values behind the columns of events."""
+        """Append columns of pickled values to the columns of events."""
         columns, head, tails = self.plain.columns, self.head, values[-1]
         columns["action"].extend(map(self.actions.__getitem__, values[head["action"]]))
         columns["frames"].extend(map(self.stacks.__getitem__, tails))
         for name, missing in (("addr", -1), ("size", 0), ("stream", 0), ("time_us", -1)):
             if name in self.tail:
-                texts: tuple[bytes, ...] = tuple(self._of_tail(tail)[self.tail[name]] for tail in tails)
+                texts: tuple[bytes, ...] = tuple(self._tail_values(tail)[self.tail[name]] for tail in tails)
             elif name in head:
                 texts = values[head[name]]
             else:
                 columns[name].extend([missing] * count)
                 continue
-            numbers = _alike(texts) if name in ("addr", "time_us") else None
+            numbers = _long1_column(texts) if name in ("addr", "time_us") else None
             columns[name].extend(map(self.integers.__getitem__, texts) if numbers is None else numbers)
 
-    def _of_tail(self, tail: bytes) -> tuple[bytes, ...]:
-        """The values of a tail, as the pickle has them."""
+    def _tail_values(self, tail: bytes) -> tuple[bytes, ...]:
+        """Return the pickled values of a tail."""
         assert self.match_tail is not None
         found = self.match_tail(tail)
         assert found is not None
         return found.groups()
 
-    def _memoized(self, tail: bytes) -> tuple[Any, ...]:
-        """What an event adds to the memo: itself, a text, a tuple, a list of frames, for which its bytes stand."""
+    def _memo_entries(self, tail: bytes) -> tuple[Any, ...]:
+        """Return what an event adds to the memo: None for itself and for tuples, texts, bytes for a list of frames."""
         entries: list[Any] = [None]
-        for text in self._of_tail(tail):
+        for text in self._tail_values(tail):
             if text[0] == 0x5D:
                 entries.append(text)
             elif text[0] == 0x8C:
@@ -106,7 +105,7 @@ class Template:
         at = self.tail.get("frames")
         if at is None:
             return -1
-        text = self._of_tail(tail)[at]
+        text = self._tail_values(tail)[at]
         if text[0] != 0x5D:
             return self.plain.stack_number(_dereference(text, self.memo))
         number = self.plain.stack_of_text.get(text)
@@ -117,8 +116,8 @@ class Template:
         return number
 
 
-class _Memory(dict[Any, Any]):
-    """Remembers what a function makes of some bytes."""
+class _Cache(dict[Any, Any]):
+    """Results of a function, by its argument."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -135,7 +134,10 @@ _Match = Callable[..., re.Match[bytes] | None]
 def _compile(
     keys: tuple[str, ...], head: int, text_lengths: tuple[int, ...], memo: list[Any]
 ) -> tuple[_Match | None, _Match | None]:
-    """The matchers of one event with these keys, memoized before, and other texts of these lengths; and of its tail."""
+    """Return the matchers of an event with these keys and texts of these lengths, and of its tail; None without keys.
+
+    The keys must be in the memo.
+    """
     texts = [re.escape(bytes((0x8C, length))) + rb"[\x00-\x7f]{%d}" % length for length in text_lengths]
     other = _OTHER % b"|".join([*texts, _PAIR])
     named = []
@@ -160,8 +162,8 @@ def _dereference(reference: bytes, memo: list[Any]) -> Any:
     return memo[reference[1] if reference[0] == 0x68 else int.from_bytes(reference[1:], "little")]
 
 
-def _alike(texts: tuple[bytes, ...]) -> array.array[int] | None:
-    """The numbers of texts that are all LONG1 of one length, as addresses and times are; None where they are not."""
+def _long1_column(texts: tuple[bytes, ...]) -> array.array[int] | None:
+    """Return the numbers of texts that are all LONG1 of one length, as addresses and times are; otherwise None."""
     length = len(texts[0])
     joined = np.frombuffer(b"".join(texts), dtype=np.uint8)
     if not 3 <= length <= 9 or len(joined) != length * len(texts):

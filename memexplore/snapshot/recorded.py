@@ -1,4 +1,8 @@
-"""What a snapshot file recorded, device by device; every field that PyTorch has or had is read here and only here."""
+"""A snapshot file as columns, device by device; the only module that reads the fields of PyTorch's format.
+
+A path goes in, one `Recorded` a device comes out (docs/allocator.md section 15). Old and new spellings of a field
+are both read.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import Settings
-from memexplore.snapshot.plain import EVENT_COLUMNS, Plain
+from memexplore.snapshot.plain import EVENT_COLUMNS, PlainData
 from memexplore.snapshot.unpickle import unpickle
 from memexplore.tape import Action
 
 _ACTIONS = {action.name.lower(): int(action) for action in Action if action.name not in ("PREEXISTING", "MARK")}
 _MIB = 1024**2
-_MOST = 1 << 60  # no device has addresses or sizes beyond this
+_LIMIT = 1 << 60  # devices have no larger addresses or sizes
 _EXPANSION = 400  # a real snapshot shrinks to a tenth or a hundredth by gzip, an empty file to a thousandth
 _LIVE, _PENDING, _FREE = "live", "pending", "free"
 _STATES = {
@@ -63,21 +67,21 @@ class Recorded:
     size: NDArray[np.int64]
     stream: NDArray[np.int64]
     time: NDArray[np.int64]
-    """Microseconds; -1 where there is no clock."""
+    """Microseconds; -1 without a clock."""
     stack: NDArray[np.int64]
-    """Row numbers into `stacks`, -1 for none."""
+    """Positions in `stacks`, -1 for none."""
     segments: tuple[RecordedSegment, ...]
     settings: Settings
     device_free: int | None
-    """Bytes that the device had left at the first oom; None without one."""
+    """Free bytes of the device at the first oom; None without an oom."""
     stacks: tuple[list[Any], ...]
-    """Lists of frame dictionaries as the file has them, shared by all devices."""
+    """Lists of frame dictionaries as in the file, shared by all devices."""
 
 
 def read(path: str | os.PathLike[str]) -> list[Recorded]:
-    """The devices of a snapshot file, plain or gzip, that hold events or segments.
+    """Read the devices with events or segments from a snapshot file, plain or gzip.
 
-    Raises ValueError with one sentence where the file is no snapshot, FileNotFoundError where there is none.
+    Raises ValueError with one sentence if the file is no snapshot, FileNotFoundError if it does not exist.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
@@ -91,23 +95,23 @@ def read(path: str | os.PathLike[str]) -> list[Recorded]:
 
 
 def sentence(error: Exception) -> str:
-    """What is wrong with a file, in words."""
+    """Return the text of an error; for a KeyError the missing field."""
     return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _decompress(data: bytes) -> bytes:
-    """The content of a gzip file.
+    """Return the content of a gzip file.
 
-    Raises ValueError where it is damaged or would grow beyond what a snapshot can.
+    Raises ValueError if it is damaged, or larger than a snapshot of its compressed size can be.
     """
-    most = len(data) * _EXPANSION + 64 * _MIB
+    limit = len(data) * _EXPANSION + 64 * _MIB
     parts = []
     try:
         while data:
             stream = zlib.decompressobj(wbits=31)
-            part = stream.decompress(data, most + 1)
-            most -= len(part)
-            if most < 0:
+            part = stream.decompress(data, limit + 1)
+            limit -= len(part)
+            if limit < 0:
                 raise ValueError("it unpacks to more than a snapshot of its length can hold")
             if not stream.eof:
                 raise ValueError("it ends early")
@@ -118,7 +122,7 @@ def _decompress(data: bytes) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _devices(plain: Plain) -> list[Recorded]:
+def _devices(plain: PlainData) -> list[Recorded]:
     root = plain.root
     if type(root) is list:  # what torch.cuda.memory_snapshot() returns
         root = {"segments": root}
@@ -130,7 +134,7 @@ def _devices(plain: Plain) -> list[Recorded]:
     if len({id(trace) for trace in traces}) < len(traces):
         raise ValueError("it holds one trace several times")
     rows = [_rows(plain, trace) for trace in traces]
-    # Only now, because events that were read one by one came last.
+    # Only now, because `_rows` adds the events that were read one by one.
     columns = [np.frombuffer(plain.columns[name], dtype=np.int64) for name in EVENT_COLUMNS]
     codes = np.array([*(_ACTIONS.get(name, -1) for name in plain.actions), -1])
     segments = _segments(plain, root["segments"])
@@ -167,12 +171,12 @@ def _devices(plain: Plain) -> list[Recorded]:
 
 def _check_events(action: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]) -> None:
     placed = (action != Action.OOM) & (action != Action.SNAPSHOT)
-    if (size < 0).any() or (size >= _MOST).any() or (placed & ((address < 0) | (address >= _MOST))).any():
+    if (size < 0).any() or (size >= _LIMIT).any() or (placed & ((address < 0) | (address >= _LIMIT))).any():
         raise ValueError("an event has a size or an address that no device has")
 
 
-def _rows(plain: Plain, trace: list[Any]) -> NDArray[np.int64]:
-    """The rows of a trace; the events that are still dictionaries get theirs now."""
+def _rows(plain: PlainData, trace: list[Any]) -> NDArray[np.int64]:
+    """Return the rows of a trace; events that are still dictionaries are added to the columns."""
     for index, event in enumerate(trace):
         if type(event) is dict:
             trace[index] = plain.add_event(event)
@@ -182,10 +186,10 @@ def _rows(plain: Plain, trace: list[Any]) -> NDArray[np.int64]:
     return rows
 
 
-def _segments(plain: Plain, found: list[Any]) -> list[tuple[int, RecordedSegment]]:
+def _segments(plain: PlainData, entries: list[Any]) -> list[tuple[int, RecordedSegment]]:
     segments = []
     seen = set()
-    for each in found:
+    for each in entries:
         blocks = each["blocks"]
         if id(blocks) in seen or type(blocks) is not list:
             raise ValueError("it holds one list of blocks several times")
@@ -216,14 +220,14 @@ def _segments(plain: Plain, found: list[Any]) -> list[tuple[int, RecordedSegment
     return segments
 
 
-def _blocks(plain: Plain, address: int, blocks: list[Any]) -> list[RecordedBlock]:
+def _blocks(plain: PlainData, address: int, blocks: list[Any]) -> list[RecordedBlock]:
     result = []
     for block in blocks:
         state = _STATES.get(block["state"])
         if state is None:
             raise ValueError(f"a block has an unknown state {block['state']!r:.40}")
         size = _whole(block["size"])
-        # Before torch 2.1 a block had no address of its own: blocks simply follow one another.
+        # Before torch 2.1 a block had no address field: each block follows the one before.
         address = _whole(block.get("address", address))
         requested = _whole(block.get("requested_size", size))
         result.append(RecordedBlock(address, size, requested, state, plain.stack_number(block.get("frames"))))
@@ -232,28 +236,28 @@ def _blocks(plain: Plain, address: int, blocks: list[Any]) -> list[RecordedBlock
 
 
 def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
+    if type(value) is not int or not 0 <= value < _LIMIT:
         raise ValueError(f"an address or a size is a whole number of bytes, not {value!r:.40}")
     return value
 
 
-def _settings(found: object, expandable: bool) -> Settings:
-    """The settings that a snapshot tells (since torch 2.2); what it cannot tell has PyTorch's defaults."""
-    if type(found) is not dict:
+def _settings(entries: object, expandable: bool) -> Settings:
+    """Return the settings that a snapshot records (since torch 2.2); PyTorch's defaults for the others."""
+    if type(entries) is not dict:
         return Settings(expandable_segments=expandable)
-    text = found.get("PYTORCH_CUDA_ALLOC_CONF") or found.get("PYTORCH_ALLOC_CONF") or ""
+    text = entries.get("PYTORCH_CUDA_ALLOC_CONF") or entries.get("PYTORCH_ALLOC_CONF") or ""
     try:
         settings = Settings.parse(text) if type(text) is str else Settings()
     except ValueError:
-        settings = Settings()  # options of other releases; the fields below tell what matters
-    changes: dict[str, Any] = {"expandable_segments": found.get("expandable_segments") is True or expandable}
-    most = found.get("max_split_size", -1)
-    if type(most) is int and most > 0:
-        changes["max_split_size"] = most
-    threshold = found.get("garbage_collection_threshold", 0.0)
+        settings = Settings()  # options of other releases; the fields below hold those that matter
+    changes: dict[str, Any] = {"expandable_segments": entries.get("expandable_segments") is True or expandable}
+    limit = entries.get("max_split_size", -1)
+    if type(limit) is int and limit > 0:
+        changes["max_split_size"] = limit
+    threshold = entries.get("garbage_collection_threshold", 0.0)
     if isinstance(threshold, float) and threshold > 0:
         changes["garbage_collection_threshold"] = threshold
-    divisions = found.get("roundup_power2_divisions")
+    divisions = entries.get("roundup_power2_divisions")
     if type(divisions) is dict and any(divisions.values()):
         table = [divisions.get(str(1 << index), 0) for index in range(len(settings.roundup_power2_divisions))]
         changes["roundup_power2_divisions"] = tuple(table)

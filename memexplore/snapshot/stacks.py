@@ -1,7 +1,7 @@
-"""What the stacks of a snapshot tell: the lines for a person, the op, the layer calls, and who asked for memory.
+"""Facts about the stacks of a snapshot: Python lines, op, open layer calls, and the origin of a request.
 
-Files and functions are looked at, never bare words: a user's file called `optimizer.py` proves nothing, a frame of
-`torch/optim/optimizer.py` does.
+Stacks of frames go in; columns with one entry a stack come out (`Stacks`). A frame counts by its file's path and its
+function: a user's file called `optimizer.py` proves nothing, a frame of `torch/optim/optimizer.py` does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from memexplore.tape import Category, Frame
 
 
 class Origin(enum.IntEnum):
-    """Who asked for memory, or gave it back, as far as the stack of a row tells."""
+    """The part of a training script that requested or freed memory, judged by the stack of the row."""
 
     NONE = 0
-    """Nobody: the row has no stack."""
+    """The row has no stack."""
     USER = 1
     """Code outside layers, backward and optimizer."""
     FORWARD = 2
@@ -31,22 +31,22 @@ class Origin(enum.IntEnum):
     RECOMPUTE = 4
     """The call of a layer inside the autograd engine, as checkpointing makes it."""
     ACCUMULATE = 5
-    """The autograd engine while it puts a gradient into `.grad`."""
+    """The autograd engine while it stores a gradient in `.grad`."""
     OPTIMIZER = 6
     ZERO_GRAD = 7
     MODEL = 8
-    """Layers that are built, moved or loaded."""
+    """Construction, moving or loading of layers."""
     DATA = 9
-    """A DataLoader and what brings its batches to the device."""
+    """A DataLoader, or the transfer of its batches to the device."""
     WORKSPACE = 10
     """cuBLAS and cuDNN, for their scratch memory."""
 
 
 Call = tuple[Any, ...]
-"""A layer call that was open: the lines from the call around it to this one, and its `forward`."""
+"""An open layer call: the lines from the enclosing call to this one, and its `forward`."""
 
 _OP = re.compile(r"at::_ops::(\w+)::call\(")
-# at::cuda::getNewWorkspace makes cuBLAS workspaces; cuDNN's come from the call of a plan, outputs are made before it.
+# at::cuda::getNewWorkspace allocates cuBLAS workspaces; cuDNN's are allocated in the call of a plan, outputs before.
 _LIBRARY = re.compile(
     r"at::cuda::(getNewWorkspace|getCUDABlasLtWorkspace|getCurrentCUDABlas)|at::native::(raw_cudnn_|run_conv_plan)"
 )
@@ -61,48 +61,48 @@ _STEPS_OF_OTHERS = re.compile(r"(^|/)(site|dist)-packages/[^/]*(optim|bitsandbyt
 _BUILDING = {"__init__", "reset_parameters", "load_state_dict", "_load_from_state_dict", "from_pretrained"}
 _MOVING = {"_apply", "convert"}
 _BATCHES = {"collate_fn", "default_collate", "pin_memory", "send_to_device", "move_data_to_device", "_prepare_inputs"}
-_TOLD = re.compile(rf"(?P<op>[^ ]*) ?\((?P<category>{'|'.join(kind.text for kind in Category)})\)")
+_LABEL = re.compile(rf"(?P<op>[^ ]*) ?\((?P<category>{'|'.join(kind.text for kind in Category)})\)")
 _CATEGORIES = {kind.text: kind for kind in Category}
 
 
-class Told(NamedTuple):
-    """What memexplore wrote into the first frame of a stack (`save_snapshot`)."""
+class Label(NamedTuple):
+    """The op, module and category that `save_snapshot` writes into the first frame of a stack."""
 
     op: str
     module: str
     category: Category
 
 
-def told(frame: Frame) -> Told | None:
-    """What a frame tells if `save_snapshot` wrote it, else None.
+def parse_label(frame: Frame) -> Label | None:
+    """Return the label in a frame that `save_snapshot` wrote, None for any other frame.
 
-    >>> told(Frame("down.0.conv", 0, "aten::convolution (activation)")).module
+    >>> parse_label(Frame("down.0.conv", 0, "aten::convolution (activation)")).module
     'down.0.conv'
     """
     if frame.line != 0:
         return None
-    found = _TOLD.fullmatch(frame.function)
-    if found is None:
+    match = _LABEL.fullmatch(frame.function)
+    if match is None:
         return None
-    return Told(found["op"], "" if frame.filename == "-" else frame.filename, _CATEGORIES[found["category"]])
+    return Label(match["op"], "" if frame.filename == "-" else frame.filename, _CATEGORIES[match["category"]])
 
 
-def is_python(frame: Frame) -> bool:
-    """Whether a frame is a line of Python; the others are C and C++."""
+def is_python_frame(frame: Frame) -> bool:
+    """Return whether a frame is a line of Python; the others are C and C++."""
     return frame.filename.endswith(".py") or frame.filename.startswith("<") or "ipykernel" in frame.filename
 
 
 def op_of(stack: tuple[Frame, ...]) -> str:
-    """The outermost operator that the C++ part of a stack shows, such as `aten::mm`; empty where it shows none."""
+    """Return the outermost operator in the C++ part of a stack, such as `aten::mm`; empty without one."""
     for frame in reversed(stack):
-        found = _OP.match(frame.function)
-        if found is not None:
-            return f"aten::{found[1]}"
+        match = _OP.match(frame.function)
+        if match is not None:
+            return f"aten::{match[1]}"
     return ""
 
 
 def origin_of(stack: tuple[Frame, ...]) -> Origin:
-    """Who asked for the memory of a row with this stack, innermost frame first.
+    """Return the origin of a row with this stack, innermost frame first.
 
     >>> origin_of((Frame("??", 0, "torch::autograd::Engine::evaluate_function(...)"),)).name
     'BACKWARD'
@@ -112,7 +112,7 @@ def origin_of(stack: tuple[Frame, ...]) -> Origin:
     engine = layer = building = batch = False
     for frame in stack:
         file, function = frame.filename.replace(os.sep, "/"), frame.function.rpartition(".")[2]
-        if not is_python(frame):
+        if not is_python_frame(frame):
             if _LIBRARY.search(frame.function):
                 return Origin.WORKSPACE
             if _ACCUMULATE in frame.function:
@@ -140,14 +140,14 @@ def origin_of(stack: tuple[Frame, ...]) -> Origin:
 
 
 def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
-    """The layer calls that were open, outermost first; two stacks with equal calls were made by the same call sites."""
-    python = [frame for frame in stack if is_python(frame)][::-1]
+    """Return the open layer calls, outermost first; stacks from the same call sites have equal calls."""
+    python = [frame for frame in stack if is_python_frame(frame)][::-1]
     calls: list[Call] = []
     since: list[Frame] = []
     for position, frame in enumerate(python):
         since.append(frame)
         if frame.function.rpartition(".")[2] == "_call_impl" and _MODULE.search(frame.filename.replace(os.sep, "/")):
-            # The layer's own code has no line here: its call goes on while the lines in it change.
+            # Without the line number of `forward`: the call stays the same while the lines inside it change.
             inside = python[position + 1 : position + 2]
             calls.append((*since, *((each.filename, each.function) for each in inside)))
             since = []
@@ -155,7 +155,11 @@ def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
 
 
 class Stacks:
-    """The stacks of a recorded device as the Tape has them; all columns are indexed by the recorded number, -1 last."""
+    """The stacks of a recorded device; the columns are indexed by the recorded number, their last entry is that of -1.
+
+    `number`, `op` and `module` are positions in `stacks`, `ops` and `modules`; -1 for none. `category` is that of a
+    `Label`, -1 without one.
+    """
 
     def __init__(self, recorded: Recorded) -> None:
         self.ops: dict[str, int] = {}
@@ -168,45 +172,47 @@ class Stacks:
         self.origin = np.full(count, int(Origin.NONE))
         self.calls: list[tuple[Call, ...]] = [()] * count
         self.native = False
-        """Whether the recording shows C++ frames: without them the autograd engine has no stack at all."""
+        """Whether the recording has C++ frames; without them rows of the autograd engine have no stack at all."""
         frames: dict[int, Frame] = {}
         numbers: dict[tuple[Frame, ...], int] = {}
         for stack in sorted(used - {-1}):
             whole = tuple(_frame(each, frames) for each in recorded.stacks[stack])
-            known = told(whole[0]) if whole else None
-            if known is not None:
+            label = parse_label(whole[0]) if whole else None
+            if label is not None:
                 whole = whole[1:]
-                self.category[stack] = known.category
-                self.module[stack] = _number(self.modules, known.module)
-            lines = tuple(frame for frame in whole if is_python(frame)) or whole
-            self.native = self.native or any(not is_python(frame) for frame in whole)
+                self.category[stack] = label.category
+                self.module[stack] = _number(self.modules, label.module)
+            lines = tuple(frame for frame in whole if is_python_frame(frame)) or whole
+            self.native = self.native or any(not is_python_frame(frame) for frame in whole)
             if lines not in numbers:
                 numbers[lines] = len(self.stacks)
                 self.stacks.append(lines)
-            self.number[stack] = numbers[lines] if lines or known is None else -1
-            self.op[stack] = _number(self.ops, known.op if known is not None else op_of(whole))
+            self.number[stack] = numbers[lines] if lines or label is None else -1
+            self.op[stack] = _number(self.ops, label.op if label is not None else op_of(whole))
             self.origin[stack] = origin_of(whole)
             self.calls[stack] = calls_of(whole)
 
-    def shared(self, one: int, other: int) -> int:
-        """How many of the outermost layer calls two stacks have in common."""
+    def common_calls(self, one: int, other: int) -> int:
+        """Return the number of outermost layer calls that two stacks have in common."""
         count = 0
-        for mine, theirs in zip(self.calls[one], self.calls[other], strict=False):
-            if mine != theirs:
+        for left, right in zip(self.calls[one], self.calls[other], strict=False):
+            if left != right:
                 break
             count += 1
         return count
 
 
-def _number(table: dict[str, int], word: str) -> int:
-    return table.setdefault(word, len(table)) if word else -1
+def _number(table: dict[str, int], name: str) -> int:
+    """Return the position of a name in a table, which gets it if it is new; -1 for an empty name."""
+    return table.setdefault(name, len(table)) if name else -1
 
 
-def _frame(found: Any, frames: dict[int, Frame]) -> Frame:
-    frame = frames.get(id(found))
+def _frame(recorded: Any, frames: dict[int, Frame]) -> Frame:
+    """Return a frame dictionary as a Frame; `frames` remembers them by identity."""
+    frame = frames.get(id(recorded))
     if frame is None:
-        filename, line, name = found["filename"], found["line"], found["name"]
+        filename, line, name = recorded["filename"], recorded["line"], recorded["name"]
         if type(filename) is not str or type(line) is not int or type(name) is not str:
             raise ValueError("a frame has a file, a line and a name")
-        frame = frames[id(found)] = Frame(filename, line, name)
+        frame = frames[id(recorded)] = Frame(filename, line, name)
     return frame

@@ -1,4 +1,7 @@
-"""Reading a pickle of plain data without Python's unpickler: no class is ever looked up, every size is bounded."""
+"""A reader for pickles of plain data that looks up no class and bounds every size: bytes in, `PlainData` out.
+
+Python's own unpickler runs code that a file asks for; this one refuses such a file.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.allocator.gc_pause import gc_paused
-from memexplore.snapshot.events import PATTERNS, Template
-from memexplore.snapshot.plain import Plain
+from memexplore.snapshot.events import PATTERNS, EventPattern
+from memexplore.snapshot.plain import PlainData
 
 _REFUSED = {
     **dict.fromkeys(b"ciob\x81\x92\x93R", "asks for a class or a function"),
@@ -17,14 +20,14 @@ _REFUSED = {
 }
 
 
-def unpickle(data: bytes) -> Plain:
+def unpickle(data: bytes) -> PlainData:
     """Read a pickle of protocol 0 to 5 that holds dictionaries, lists, tuples, texts and numbers only.
 
     >>> import pickle
     >>> unpickle(pickle.dumps({"segments": [1, (2.5, None)]})).root
     {'segments': [1, (2.5, None)]}
 
-    Raises ValueError with the reason where it asks for anything else, ends early or is damaged.
+    Raises ValueError with the reason for a pickle that asks for anything else, ends early or is damaged.
     """
     reader = _Reader(data)
     try:
@@ -39,17 +42,17 @@ def unpickle(data: bytes) -> Plain:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.plain = Plain()
+        self.plain = PlainData()
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] | dict[int, Any] = []
-        self.template: Template | None = None
-        self.templates: dict[tuple[tuple[str, ...], tuple[int, ...]], Template] = {}
+        self.pattern: EventPattern | None = None
+        self.patterns: dict[tuple[tuple[str, ...], tuple[int, ...]], EventPattern] = {}
         self.text_lengths = {0}
-        # A container needs some bytes in any honest pickle; without this bound each byte could ask for 70.
+        # In a real pickle a container takes some bytes; without this bound each byte could request 70.
         self.containers_left = len(data) // 6 + 10_000
 
-    def read(self) -> Plain:
+    def read(self) -> PlainData:
         data, stack, marks = self.data, self.stack, self.marks
         unpack_int, unpack_unsigned = struct.Struct("<i").unpack_from, struct.Struct("<I").unpack_from
         position = 0
@@ -69,8 +72,8 @@ class _Reader:
                 else:
                     memo.append(stack[-1])
             elif code == 0x7D:  # }, EMPTY_DICT
-                if self.template is not None and type(memo) is list:
-                    after = self.template.read_events(position - 1, stack, memo)
+                if self.pattern is not None and type(memo) is list:
+                    after = self.pattern.read_events(position - 1, stack, memo)
                     if after != position - 1:
                         position = after
                         continue
@@ -127,11 +130,11 @@ class _Reader:
             else:
                 if code in (0x71, 0x72, 0x70) and type(memo) is list:
                     memo = dict(enumerate(memo))
-                position = self._seldom(code, position, memo)
+                position = self._rare_opcode(code, position, memo)
             if position > len(data):
                 raise IndexError
 
-    def _seldom(self, code: int, position: int, memo: Any) -> int:
+    def _rare_opcode(self, code: int, position: int, memo: Any) -> int:
         data, stack = self.data, self.stack
         if code == 0x80:  # PROTO
             if data[position] > 5:
@@ -205,21 +208,21 @@ class _Reader:
                 raise ValueError(f"a snapshot has no dictionary with {type(key).__name__} keys")
             target[key] = value
         if "action" in target and "size" in target and type(self.memo) is list:
-            self._learn(target)
+            self._prepare_pattern(target)
 
-    def _learn(self, event: dict[Any, Any]) -> None:
-        """Prepare to read further events like this one with a regular expression."""
+    def _prepare_pattern(self, event: dict[Any, Any]) -> None:
+        """Create the pattern that reads further events like this one."""
         keys = tuple(event)
         memo = self.memo
         if type(memo) is not list or "device_free" in keys:
-            return  # an oom is rare, and its device_free must not be lost
+            return  # an oom is rare, and its device_free must be kept
         for key, value in event.items():
             if key not in PATTERNS and type(value) is str and len(value) < 64 and value.isascii():
                 self.text_lengths.add(len(value))
         wanted = keys, tuple(sorted(self.text_lengths))
-        if wanted not in self.templates and len(self.templates) < 100:
-            self.templates[wanted] = Template(self.data, self.plain, memo, *wanted)
-        self.template = self.templates.get(wanted, self.template)
+        if wanted not in self.patterns and len(self.patterns) < 100:
+            self.patterns[wanted] = EventPattern(self.data, self.plain, memo, *wanted)
+        self.pattern = self.patterns.get(wanted, self.pattern)
 
 
 def _list(target: Any) -> list[Any]:

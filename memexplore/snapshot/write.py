@@ -1,4 +1,4 @@
-"""Writing a Tape as a PyTorch snapshot, and the segments and blocks at its end."""
+"""A Tape as a PyTorch snapshot: its file, its dictionaries, and the segments and blocks at the end of the tape."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, reserved
 from memexplore.tape import Action, Category, Tape
 
-_WITHOUT_PLACE = (Action.SNAPSHOT, Action.OOM, Action.MARK)
+_WITHOUT_ADDRESS = (Action.SNAPSHOT, Action.OOM, Action.MARK)
 
 
 def save_snapshot(tape: Tape, path: str | os.PathLike[str]) -> None:
-    """Write a placed tape as a snapshot file that PyTorch's viewer and `torch.cuda._memory_viz` read.
+    """Write a tape as a snapshot file that PyTorch's viewer and `torch.cuda._memory_viz` read.
 
-    The first frame of a stack tells op, category and module where the tape knows them. Marks of steps and phases have
-    no place in a snapshot. Raises ValueError for a tape that is not placed, or has no segments, as a CPU's has none.
+    The first frame of a stack names op, category and module if the tape has them. Marks of steps and phases are left
+    out. Raises ValueError for a tape without device addresses or without segments; a CPU tape has neither.
     """
     snapshot = as_snapshot(tape)
     with open(path, "wb") as file:
@@ -30,9 +30,9 @@ def save_snapshot(tape: Tape, path: str | os.PathLike[str]) -> None:
 
 
 def as_snapshot(tape: Tape) -> dict[str, Any]:
-    """A placed tape as `torch.cuda.memory._snapshot()` gives it: see `save_snapshot`."""
+    """Return a tape in the form of `torch.cuda.memory._snapshot()`; see `save_snapshot`."""
     if np.any((tape.action == Action.ALLOC) & (tape.address < 0) & (tape.size > 0)):
-        raise ValueError("this tape is not placed: call replay(tape) first, which gives every request its address")
+        raise ValueError("this tape has no device addresses: call replay(tape) first, which assigns them")
     if not np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any() and np.any(tape.size):
         raise ValueError("this tape has no segments: call replay(tape) first, which adds them")
     number = tape.meta.device.rpartition(":")[2]
@@ -47,7 +47,7 @@ def as_snapshot(tape: Tape) -> dict[str, Any]:
 
 
 class _Frames:
-    """The frames of a row as a snapshot has them, each list once."""
+    """The frames of rows as a snapshot has them; equal stacks share one list."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -55,20 +55,21 @@ class _Frames:
         self.frames: dict[Any, dict[str, Any]] = {}
 
     def of(self, row: int) -> list[dict[str, Any]]:
-        """The frames of a row, innermost first."""
+        """Return the frames of a row, innermost first."""
         tape = self.tape
         stack, op, module, category = (int(column[row]) for column in (tape.stack, tape.op, tape.module, tape.category))
         key = stack, op, module, category
         if key not in self.stacks:
             lines = tape.stacks[stack] if stack >= 0 else ()
-            self.stacks[key] = [self._told(op, module, category)] if op >= 0 or module >= 0 else []
+            self.stacks[key] = [self._label(op, module, category)] if op >= 0 or module >= 0 else []
             self.stacks[key] += [self._frame(*line) for line in lines]
         return self.stacks[key]
 
-    def _told(self, op: int, module: int, category: int) -> dict[str, Any]:
+    def _label(self, op: int, module: int, category: int) -> dict[str, Any]:
+        """Return the frame that `stacks.parse_label` reads."""
         name = self.tape.ops[op] if op >= 0 else ""
-        where = self.tape.modules[module] if module >= 0 else ""
-        return self._frame(where or "-", 0, f"{name} ({Category(category).text})".strip())
+        layer = self.tape.modules[module] if module >= 0 else ""
+        return self._frame(layer or "-", 0, f"{name} ({Category(category).text})".strip())
 
     def _frame(self, filename: str, line: int, name: str) -> dict[str, Any]:
         key = filename, line, name
@@ -80,18 +81,18 @@ class _Frames:
 def _trace(tape: Tape, frames: _Frames) -> list[dict[str, Any]]:
     events = []
     begin = initial_row_count(tape)
-    held = reserved(tape)
+    reserved_bytes = reserved(tape)
     columns = (tape.action, tape.address, tape.size, tape.stream, tape.time)
     names = [action.name.lower() for action in Action]
     for row, (action, address, size, stream, time) in enumerate(
         zip(*(column[begin:].tolist() for column in columns), strict=True), begin
     ):
-        if action in (Action.MARK, Action.PREEXISTING) or (address < 0 and action not in _WITHOUT_PLACE):
+        if action in (Action.MARK, Action.PREEXISTING) or (address < 0 and action not in _WITHOUT_ADDRESS):
             continue
         event: dict[str, Any] = {"action": names[action]}
         if action == Action.OOM:
             capacity = tape.meta.capacity
-            event["device_free"] = capacity - int(held[row]) if capacity is not None else 0
+            event["device_free"] = capacity - int(reserved_bytes[row]) if capacity is not None else 0
         else:
             event["addr"] = max(address, 0)
         event |= {"size": size, "stream": stream, "time_us": time // 1000, "frames": frames.of(row)}
@@ -100,9 +101,9 @@ def _trace(tape: Tape, frames: _Frames) -> list[dict[str, Any]]:
 
 
 def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> list[dict[str, Any]]:
-    """The segments and blocks at the end of a placed tape, as `torch.cuda.memory._snapshot()["segments"]` has them.
+    """Return the segments and blocks at the end of a tape in the form of `torch.cuda.memory._snapshot()["segments"]`.
 
-    Sizes and addresses in bytes, segments by address; those of an earlier moment are those of a slice of the tape.
+    Sizes and addresses in bytes, segments by address. For the layout after an earlier row pass a slice of the tape.
 
     >>> from memexplore.allocator import replay
     >>> from memexplore.tape import Meta, Source
@@ -112,7 +113,7 @@ def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> lis
     (2097152, [(1024, 'active_allocated'), (2096128, 'inactive')])
     """
     frames = frames if frames is not None else _Frames(tape)
-    held = block_sizes(tape)
+    sizes = block_sizes(tape)
     taken: dict[int, tuple[int, str]] = {}
     rows = np.flatnonzero(tape.action <= Action.FREE_COMPLETED)
     rows = np.union1d(rows, np.flatnonzero(tape.action == Action.PREEXISTING))
@@ -124,7 +125,7 @@ def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> lis
         elif action == Action.FREE_REQUESTED:
             if address in taken:
                 taken[address] = (taken[address][0], "active_pending_free")
-        elif held[row]:
+        elif sizes[row]:
             taken[address] = (row, "active_allocated")
     addresses = sorted(taken)
     segments = []
@@ -136,8 +137,8 @@ def layout(tape: Tape, *, frames: _Frames | None = None, device: int = 0) -> lis
                 blocks.append(_block(position, address - position, 0, "inactive", []))
             if address < end:
                 row, state = taken[address]
-                blocks.append(_block(address, int(held[row]), int(tape.size[row]), state, frames.of(row)))
-                position = address + int(held[row])
+                blocks.append(_block(address, int(sizes[row]), int(tape.size[row]), state, frames.of(row)))
+                position = address + int(sizes[row])
         segments.append(_segment(start, end, stream, expandable, small, blocks, device))
     return segments
 

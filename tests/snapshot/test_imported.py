@@ -14,7 +14,7 @@ from memexplore import snapshot
 from memexplore.analysis import curves
 from memexplore.analysis.tables import user_line
 from memexplore.snapshot.imported import phases_and_steps
-from memexplore.snapshot.stacks import Origin, calls_of, origin_of, told
+from memexplore.snapshot.stacks import Origin, calls_of, origin_of, parse_label
 from memexplore.tape import Action, Category, Frame, Phase, Tape
 from tests.data import kept
 from tests.sample_tapes import training_tape
@@ -258,8 +258,8 @@ def test_micro_batches_are_one_step_where_an_optimizer_is_seen() -> None:
 
 
 def test_a_users_frame_that_looks_like_ours_is_only_a_frame() -> None:
-    assert told(Frame("train.py", 12, "step (gradient)")) is None
-    assert told(Frame("train.py", 0, "step (nothing)")) is None
+    assert parse_label(Frame("train.py", 12, "step (gradient)")) is None
+    assert parse_label(Frame("train.py", 0, "step (nothing)")) is None
 
 
 def test_a_row_of_the_engine_is_called_by_its_node() -> None:
