@@ -18,6 +18,7 @@ from memexplore.recorder import history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Meta, Source, Tape
+from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.patches.install import Patched
 from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
@@ -139,6 +140,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
     """
     if _running:
         raise RuntimeError("a recording is running already; end it before another begins")
+    check.warn_if_untested()
     recording = Recording()
     virtual_gpu = active()
     if virtual_gpu is not None and device is not None and torch.device(device).type == "cpu":

@@ -1,4 +1,4 @@
-"""What this machine has: torch, a GPU or a virtual one, the notebook packages, a browser."""
+"""Report on this machine: torch and its private names, a GPU or a virtual one, notebook packages, a browser."""
 
 from __future__ import annotations
 
@@ -10,47 +10,70 @@ import memexplore
 from memexplore.units import size_text
 
 INSTALL_LAB = 'pip install -e ".[lab]"'
-"""What to type where JupyterLab is missing."""
+"""Command that installs JupyterLab."""
+_PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "pandas", "pyarrow")
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")
+
+
+def report() -> bool:
+    """Print what this machine has and what is missing. Return whether training code can be simulated on it."""
+    print(f"memexplore {memexplore.__version__}, Python {sys.version.split()[0]}")
+    works = _torch()
+    versions = {name: _version(name) for name in _PACKAGES}
+    print("Packages: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version))
+    if missing := [name for name, version in versions.items() if not version]:
+        print(f"Missing: {', '.join(missing)}. For notebooks: {INSTALL_LAB}")
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    print(f"Browser: {browser or 'none found; `memexplore lab --no-browser` prints an address to open elsewhere'}")
+    return works
 
 
 def _version(name: str) -> str | None:
+    """Version of an installed package, None for one that is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def report() -> bool:
-    """Print what this machine has and what is missing; False where training code cannot be simulated here."""
-    print(f"memexplore {memexplore.__version__}, Python {sys.version.split()[0]}")
-    works = _torch()
-    packages = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "pandas", "pyarrow")
-    found = {name: _version(name) for name in packages}
-    print("Packages: " + ", ".join(f"{name} {version}" for name, version in found.items() if version))
-    if missing := [name for name, version in found.items() if not version]:
-        print(f"Missing: {', '.join(missing)}. For notebooks: {INSTALL_LAB}")
-    names = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    print(f"Browser: {browser or 'none found; `memexplore lab --no-browser` prints an address to open elsewhere'}")
-    return works
-
-
 def _torch() -> bool:
+    """Report on torch and the GPUs. Return whether a virtual GPU works."""
     try:
         import torch
     except ImportError as error:
         print(f"torch: cannot be imported ({error}): pip install torch")
         return False
     print(f"torch {torch.__version__}, built for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'the CPU'}")
+    _internals()
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(number)
             print(f"GPU {number}: {properties.name}, {size_text(properties.total_memory)}; `run` measures on GPU 0")
     else:
         print("GPU: none; training code runs on a virtual GPU, a T4 unless --gpu names another")
-    from memexplore import capture
+    return _virtual_gpu()
 
+
+def _internals() -> None:
+    """Report whether this release of torch is tested, and the private names that it lacks."""
+    from memexplore.torch_internals import check
+
+    oldest, newest = (f"{major}.{minor}" for major, minor in check.TESTED)
+    print(f"Tested releases of torch: {oldest} to {newest}{'' if check.tested() else '; this one is newer'}")
+    missing = check.missing()
+    for row in missing:
+        print(f"torch lacks {row.name} ({row.why}). Without it: {row.if_missing}")
+    if not missing:
+        print(f"Private names of torch: all {len(check.internals())} work")
+
+
+def _virtual_gpu() -> bool:
+    """Report whether code runs on a virtual GPU."""
     try:
+        import torch
+
+        from memexplore import capture
+
         tape = capture.simulate(lambda: torch.ones(1, device="cuda"), gpu="T4")
     except Exception as error:
         print(f"Virtual GPU: does not work here: {error}")

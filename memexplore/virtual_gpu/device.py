@@ -14,6 +14,7 @@ from memexplore.allocator import Allocator, Settings
 from memexplore.allocator.sizes import underivable_ends
 from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Action, Category
+from memexplore.torch_internals import check
 from memexplore.torch_internals.state import (
     BUFFER_REGISTRATION_HOOKS,
     OPTIMIZER_PRE_HOOKS,
@@ -88,6 +89,7 @@ class VirtualGpu:
     """One virtual GPU while it is on: its allocator, its dispatch mode and the recorders that watch it."""
 
     def __init__(self, gpu: Gpu, release: str, settings: Settings) -> None:
+        check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
         tensor.fake_mode()
         self.gpu = gpu = gpu.under(release)

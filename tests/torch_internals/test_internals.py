@@ -8,6 +8,8 @@ import warnings
 import pytest
 import torch
 
+import memexplore as mx
+from memexplore import doctor
 from memexplore.torch_internals import check, table
 
 
@@ -75,6 +77,41 @@ def test_a_newer_torch_than_tested_is_warned_about_once(monkeypatch, unwarned):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check.warn_if_untested()
+
+
+@pytest.mark.parametrize("use", [lambda: mx.virtual("T4", release="2.13"), mx.record], ids=["virtual", "record"])
+def test_the_first_virtual_gpu_or_recording_warns_about_a_newer_torch(monkeypatch, unwarned, use):
+    monkeypatch.setattr(torch, "__version__", f"2.{check.TESTED[1][1] + 1}.0")
+    with pytest.warns(UserWarning, match="the newest release that memexplore was tested with"), use():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with use():
+            pass
+
+
+def test_the_warning_names_what_a_newer_torch_lacks(monkeypatch, unwarned):
+    monkeypatch.setattr(torch, "__version__", "3.0.0")
+    monkeypatch.setattr(check, "TABLE", [table.Internal("torch._gone", "a reason", "nothing", lambda: False)])
+    with pytest.warns(UserWarning, match=r"and lacks torch\._gone\."):
+        check.warn_if_untested()
+
+
+def test_doctor_names_the_private_names_that_are_missing(monkeypatch, capsys):
+    rows = [
+        table.Internal("torch._here", "a reason", "nothing", lambda: True),
+        table.Internal("torch._gone", "a reason", "no such feature", lambda: False),
+    ]
+    monkeypatch.setattr(check, "TABLE", rows)
+    doctor.report()
+    said = capsys.readouterr().out
+    assert "torch lacks torch._gone (a reason). Without it: no such feature" in said
+    assert "_here" not in said
+
+
+def test_doctor_says_that_all_private_names_work(capsys):
+    assert doctor.report()
+    assert f"Private names of torch: all {len(check.internals())} work" in capsys.readouterr().out
 
 
 def test_a_tested_torch_is_not_warned_about(monkeypatch, unwarned):
