@@ -1,4 +1,4 @@
-"""A small classifier and its batch on a virtual T4, for tests of ordinary code."""
+"""A small classifier and its batch on a virtual T4, for tests of ordinary training code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import memexplore as mx
 
 
 def on_a_t4() -> Iterator[Any]:
-    """The body of a fixture: a virtual T4 is on while the test runs."""
+    """Yield a virtual T4 that is on while the test runs; the body of a fixture."""
     with mx.virtual("T4") as device:
         yield device
 

@@ -1,4 +1,4 @@
-"""Small networks in double precision, their batches, and what a step does to them: for tests that train for real."""
+"""Small networks in double precision, their steps, gradients and full state, for tests that train for real."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memexplore.steps.step import Step
 
 
 class Block(nn.Module):
-    """Two linear layers and a skip, with dropout."""
+    """Two linear layers and a skip connection, with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class Deep(nn.Module):
-    """Five blocks in a list."""
+    """Five blocks in a `ModuleList`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ SHAPES = {Deep: (8,), flat: (8,), images: (3, 6, 5)}
 
 
 def step_of(make: Callable[[], nn.Module], optimizer: Any = None, dtype: torch.dtype = torch.float64) -> Step:
-    """A step on 8 samples of 3 classes, the same each time."""
+    """Return a step on 8 samples of 3 classes; weights and batch are the same in every call."""
     torch.manual_seed(0)
     model = make().to(dtype)
     batch = torch.randn(8, *SHAPES[make], dtype=dtype), torch.randint(3, (8,))
@@ -63,7 +63,7 @@ def step_of(make: Callable[[], nn.Module], optimizer: Any = None, dtype: torch.d
 
 
 def gradients(step: Step, model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss of the whole batch, and the gradients it gives; dropout draws the same numbers each time."""
+    """Return loss and gradients of the whole batch; dropout draws the same numbers in every call."""
     torch.manual_seed(1)
     model.zero_grad()
     loss = step.loss_of(model, step.batch)
@@ -74,7 +74,7 @@ def gradients(step: Step, model: Any) -> tuple[torch.Tensor, dict[str, torch.Ten
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
-    """All that could be left behind on a model, as plain values."""
+    """Return everything that a run could leave on a model, as plain values."""
     hooks = [name for name in dir(model) if name.endswith("_hooks") and isinstance(getattr(model, name), dict)]
     return {
         "modules": [(name, id(module), type(module)) for name, module in model.named_modules()],

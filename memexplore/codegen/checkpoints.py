@@ -1,8 +1,9 @@
-"""Lines of plain PyTorch that compute again in backward what the checkpoint knob would.
+"""The lines of plain PyTorch that recompute in backward what the checkpoint knob recomputes.
 
-Where `torch.utils.checkpoint.checkpoint` can be put around one forward, or around layers that an `nn.Sequential` calls,
-the lines do that. Blocks that the model calls one after another, and normalisations whose results others save, need
-more than one function: their lines bring the `Region` of `code_region`.
+In: a model (or None) and a `Checkpoint` setting. Out: pieces of text. Where one call of
+`torch.utils.checkpoint.checkpoint` can wrap a forward, or layers that an `nn.Sequential` calls, the lines do that.
+Blocks that the model calls one after another, and normalisations whose results other layers save, need several
+functions: their lines contain the class `Region` of `region`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from memexplore.torch_internals.modules import BatchNorm, children_of
 
 _IN_PIECES = """\
 def in_pieces(layers, pieces, value):
-    for first, end, again in pieces:
+    for first, end, recomputed in pieces:
         part = layers[first:end]
-        value = {name}(part, value, {options}) if again else part(value)
+        value = {name}(part, value, {options}) if recomputed else part(value)
     return value
 """
 _KEPT = (
@@ -42,7 +43,7 @@ _KEPT = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""What selective checkpointing keeps on a GPU; `matmuls.KEPT` has those of other devices too."""
+"""Ops whose results selective checkpointing keeps on a GPU; `selective` has those of other devices as well."""
 
 _KEEP = """\
 kept = [
@@ -50,32 +51,32 @@ kept = [
 
 def keep(context, op, *args, **kwargs):
     given = dict(zip((argument.name for argument in op._schema.arguments), args)) | kwargs
-    # Attention that drops out draws random numbers: not run again, it would leave those after it to others.
+    # Attention with dropout draws random numbers. Without a second run, later ops would draw other numbers.
     return op._schema.name.removeprefix("aten::") in kept and not given.get("dropout_p")
 """
 _FLAGS = """\
 for module in model.modules():
     if hasattr(module, "gradient_checkpointing"):
         module.gradient_checkpointing = False"""
-_PLAINLY = """\
-def plainly(function, *args, use_reentrant=None, preserve_rng_state=True, context_fn=None, determinism_check=None,
-            debug=False, early_stop=True, **kwargs):
+_NOT_CHECKPOINTED = """\
+def without_checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, context_fn=None,
+                       determinism_check=None, debug=False, early_stop=True, **kwargs):
     return function(*args, **kwargs)
 """
 _UNCACHED = """\
 def uncached(forward, *args, **kwargs):
-    if torch.is_grad_enabled():  # what runs twice must not fill a cache twice
+    if torch.is_grad_enabled():  # a forward that runs twice must not fill a cache twice
         args = [None if isinstance(value, Cache) else value for value in args]
         kwargs = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
         if "use_cache" in kwargs:
             kwargs["use_cache"] = False
     return forward(*args, **kwargs)
 """
-_STATISTICS = "# Batch norm's running statistics move twice a step in what is computed again."
+_STATISTICS = "# Recomputed batch norm updates its running statistics twice in each step."
 
 
 def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterator[str]:
-    """The lines for a checkpoint setting; without a model, for one whose repeated blocks are `model.layers`.
+    """Yield the lines for a checkpoint setting; without a model, for one whose repeated blocks are `model.layers`.
 
     >>> print(*checkpoint_lines(None, Checkpoint.parse("every 2")), sep="\\n")
     from torch.utils.checkpoint import checkpoint
@@ -91,8 +92,8 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
     yield from own
     if kind is CheckpointKind.NONE:
         return
-    # The model's own code may find the name where these lines run.
-    call = _Call("recompute" if _PLAINLY in own else "checkpoint", "use_reentrant=False", _keeps_cache(model))
+    # The model's own code may look up the name `checkpoint` where these lines run.
+    call = _Call("recompute" if _NOT_CHECKPOINTED in own else "checkpoint", "use_reentrant=False", _keeps_cache(model))
     if model is not None and any(isinstance(module, BatchNorm) for module in model.modules()):
         yield _STATISTICS
     if kind is CheckpointKind.NORMS:
@@ -112,7 +113,7 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
         if overwriting:
             yield (
                 f"for name in {overwriting!r}:\n"
-                "    model.get_submodule(name).inplace = False  # what stays must not be overwritten"
+                "    model.get_submodule(name).inplace = False  # a kept result must not be overwritten"
             )
         keeping = "context_fn=functools.partial(create_selective_checkpoint_contexts, keep)"
         call = call._replace(options=f"{call.options}, {keeping}")
@@ -126,14 +127,14 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
         )
     else:
         chosen = pieces_of(model)[:: checkpoint.every]
-        alone = tuple(piece.name for piece in chosen if len(piece.modules) == 1)
-        if alone:
-            yield _for_names(alone, call)
+        single = tuple(piece.name for piece in chosen if len(piece.modules) == 1)
+        if single:
+            yield _for_names(single, call)
         yield from _in_sequentials([piece for piece in chosen if len(piece.modules) > 1], call)
 
 
 def _overwriting(model: nn.Module) -> Iterator[str]:
-    """Names of layers in place that an `nn.Sequential` calls with the result of a matrix product."""
+    """Yield the names of in-place layers that an `nn.Sequential` calls with the result of a matrix product."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential):
             for (_, before), (own, layer) in itertools.pairwise(module.named_children()):
@@ -142,24 +143,26 @@ def _overwriting(model: nn.Module) -> Iterator[str]:
 
 
 class _Call(NamedTuple):
-    """How the lines call `torch.utils.checkpoint.checkpoint`."""
+    """A call of `torch.utils.checkpoint.checkpoint` in the lines."""
 
     name: str
     options: str
     cached: bool
-    """Whether blocks may be given a key-value cache."""
+    """Whether the model may pass a key-value cache to its blocks."""
 
     @property
     def imported(self) -> str:
+        """The import statement."""
         alias = "" if self.name == "checkpoint" else f" as {self.name}"
         return f"from torch.utils.checkpoint import checkpoint{alias}"
 
     @property
     def around_block(self) -> str:
-        return self.put(f"functools.partial({self.name}, block.forward, {self.options})")
+        """The statement that checkpoints a block."""
+        return self.set_forward(f"functools.partial({self.name}, block.forward, {self.options})")
 
-    def put(self, forward: str) -> str:
-        """A forward put onto a block."""
+    def set_forward(self, forward: str) -> str:
+        """Return the statement that sets the forward of a block."""
         return f"block.forward = {f'functools.partial(uncached, {forward})' if self.cached else forward}"
 
 
@@ -175,7 +178,7 @@ def _for_names(names: tuple[str, ...], call: _Call) -> str:
 
 
 def _in_sequentials(runs: list[Piece], call: _Call) -> Iterator[str]:
-    """The lines for runs of children of `nn.Sequential`s."""
+    """Yield the lines for runs of consecutive children of `nn.Sequential`s."""
     if runs:
         yield _IN_PIECES.format(name=call.name, options=call.options)
     owners: dict[str, list[Piece]] = {}
@@ -189,30 +192,30 @@ def _in_sequentials(runs: list[Piece], call: _Call) -> Iterator[str]:
         yield f"layers = {layers}\nlayers.forward = functools.partial(in_pieces, layers, {pieces!r})"
 
 
-def _cut(count: int, again: list[tuple[int, int]]) -> list[tuple[int, int, bool]]:
-    """All of `count` layers cut into those that are computed again and those between them.
+def _cut(count: int, recomputed: list[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+    """Return `count` layers as consecutive ranges (first, end, whether the range is recomputed).
 
     >>> _cut(5, [(1, 3)])
     [(0, 1, False), (1, 3, True), (3, 5, False)]
     """
-    cut: list[tuple[int, int, bool]] = []
-    at = 0
-    for first, end in again:
-        if first > at:
-            cut.append((at, first, False))
-        cut.append((first, end, True))
-        at = end
-    if at < count:
-        cut.append((at, count, False))
-    return cut
+    ranges: list[tuple[int, int, bool]] = []
+    position = 0
+    for first, end in recomputed:
+        if first > position:
+            ranges.append((position, first, False))
+        ranges.append((first, end, True))
+        position = end
+    if position < count:
+        ranges.append((position, count, False))
+    return ranges
 
 
 # --- segments of blocks ---------------------------------------------------------------------------------------------
 
 
 def _sqrt(model: nn.Module | None, call: _Call) -> Iterator[str]:
-    """The lines for √N segments."""
-    joined = call.put("functools.partial(in_segment, segment, position, block.forward)")
+    """Yield the lines for √N segments."""
+    joined = call.set_forward("functools.partial(in_segment, segment, position, block.forward)")
     if model is None:
         yield REGION_IMPORTS
         yield REGION
@@ -237,14 +240,14 @@ def _sqrt(model: nn.Module | None, call: _Call) -> Iterator[str]:
         else:
             runs.append(piece)
             segment_of_run.append(segment)
-    alone = tuple(names[0] for names in called.values() if len(names) == 1)
+    single = tuple(names[0] for names in called.values() if len(names) == 1)
     several = [names for names in called.values() if len(names) > 1]
     if several:
         yield REGION_IMPORTS
-    if alone or runs:
+    if single or runs:
         yield call.imported
-    if alone:
-        yield _for_names(alone, call)
+    if single:
+        yield _for_names(single, call)
     yield from _in_sequentials(runs, call)
     if several:
         yield REGION
@@ -263,7 +266,7 @@ def _sqrt(model: nn.Module | None, call: _Call) -> Iterator[str]:
 
 
 def _norms(model: nn.Module | None) -> Iterator[str]:
-    """The lines for normalisations and activation functions alone."""
+    """Yield the lines for normalisations and activation functions."""
     yield REGION_IMPORTS
     yield REGION
     yield NORMS
@@ -294,7 +297,7 @@ def _norms(model: nn.Module | None) -> Iterator[str]:
 
 
 def _own_off(model: nn.Module) -> Iterator[str]:
-    """The lines that have a model run plainly where it has checkpoints of its own."""
+    """Yield the lines that switch off the checkpoints in a model's own code."""
     if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
         yield _FLAGS
     wrapped = [name for name, module in model.named_modules() if _is_wrapped(module)]
@@ -302,13 +305,13 @@ def _own_off(model: nn.Module) -> Iterator[str]:
         yield (
             f"for name in {wrapped!r}:\n"
             "    block = model.get_submodule(name)\n"
-            "    block.forward = block.forward.args[0]  # what checkpoint() was put around"
+            "    block.forward = block.forward.args[0]  # the forward that checkpoint() wraps"
         )
-    places = list(dict.fromkeys(place for module in model.modules() for place in _calls_of(type(module))))
-    if places:
-        yield _PLAINLY
-        for home, name in places:
-            yield f'sys.modules["{home}"].{name} = plainly'
+    variables = list(dict.fromkeys(pair for module in model.modules() for pair in _checkpoint_names(type(module))))
+    if variables:
+        yield _NOT_CHECKPOINTED
+        for python_module, name in variables:
+            yield f'sys.modules["{python_module}"].{name} = without_checkpoint'
 
 
 def _is_wrapped(module: nn.Module) -> bool:
@@ -316,23 +319,24 @@ def _is_wrapped(module: nn.Module) -> bool:
     return isinstance(forward, functools.partial) and forward.func is torch_checkpoint.checkpoint
 
 
-def _calls_of(kind: type) -> Iterator[tuple[str, str]]:
-    """Where the code of a class finds `checkpoint`: names of a Python module and of a variable in it."""
+def _checkpoint_names(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield Python module and variable through which the code of a class reaches `checkpoint`."""
     for owner in kind.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "transformers"):
-            continue  # the latter has flags
+            continue  # transformers has flags
         for function in vars(owner).values():
             if not inspect.isfunction(function):
                 continue
-            names, known = set(_names_in(function.__code__)), function.__globals__
-            yield from ((known["__name__"], name) for name in names if known.get(name) is torch_checkpoint.checkpoint)
-            homes = (torch, torch.utils, torch_checkpoint)
-            if "checkpoint" in names and any(known.get(name) is home for name in names for home in homes):
+            names, variables = set(_names_in(function.__code__)), function.__globals__
+            found = (name for name in names if variables.get(name) is torch_checkpoint.checkpoint)
+            yield from ((variables["__name__"], name) for name in found)
+            packages = (torch, torch.utils, torch_checkpoint)
+            if "checkpoint" in names and any(variables.get(name) is package for name in names for package in packages):
                 yield torch_checkpoint.__name__, "checkpoint"
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """All names of variables and attributes in code, that of inner functions included."""
+    """Yield all names of variables and attributes in code, those of inner functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,7 @@
-"""The few lines of plain PyTorch that do what knobs do, ready to copy."""
+"""The lines of plain PyTorch that do the same as knobs.
+
+In: a `Step` (or None) and `Knobs`. Out: text to copy into a training script.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from memexplore.steps import optimizers
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import record_of
 
-_WAYS = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}
+_UPDATES = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}
 _IN_BACKWARD = """\
 optimizers = {{weight: {made} for weight in model.parameters() if weight.requires_grad}}
 
@@ -42,19 +45,18 @@ def update(weight):
 for weight in optimizers:
     weight.register_post_accumulate_grad_hook(update)
 """
-_OF_THE_SCRIPT = ("model", "dataset", "batches", "loss_function", "compute_loss", "optimizer")
-_LOOP = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
-"""Fields that the lines of the loop show, beside precision and inference."""
+_SCRIPT_NAMES = ("model", "dataset", "batches", "loss_function", "compute_loss", "optimizer")
+_LOOP_FIELDS = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
+"""Fields of `Knobs` that change the loop, beside precision and inference."""
 
 
 def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
-    """The lines of Python that change a training script as the knobs would; empty where they change nothing.
+    """Return the lines of Python that change a training script as the knobs do; empty where the knobs change nothing.
 
-    `model`, `batches` (what the loop goes over), `dataset`, `loss_function` (`compute_loss` where the step has one) and
-    `optimizer` are names of the script;
-    the first line tells which of them are used. Without a step the batch is taken for ``(inputs, targets)``. `sites`
-    are the places where activations may be in place (`inplace.legal_sites`); without them those count that a run of
-    the step has found. What has to be changed inside the model's own code is a comment that names the line.
+    The lines use names of the script, which the first line lists: `model`, `batches` (the iterable of the loop),
+    `dataset`, `loss_function` (`compute_loss` where the step has one) and `optimizer`. Without a step a batch is
+    ``(inputs, targets)``. `sites` say which activations may be in place (`inplace.legal_sites`); the default is what a
+    run of the step has found. For a change inside of the model's own code the lines have a comment with file and line.
 
     >>> print(lines(None, Knobs(precision="bf16", accumulation=4)))
     # model, batches, loss_function and optimizer are yours.
@@ -75,14 +77,14 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     model = _model(step)
     if model is not None:
         adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
-    sites = sites or _found(step, knobs)
+    sites = sites or _recorded_sites(step, knobs)
     pieces = [*_before(knobs), *model_lines(model, knobs, sites), *_optimizer(step, knobs), *_loop(step, knobs)]
     if not pieces:
         return ""
     imports = [piece for piece in pieces if piece.startswith("from ")]
     body = "\n".join(piece for piece in pieces if not piece.startswith("from "))
-    used = [name for name in _OF_THE_SCRIPT if re.search(rf"\b{name}\b", _code(body)) and f"{name} = " not in body]
-    return "\n".join([*_yours(used), *_imports(body), *imports, body])
+    used = [name for name in _SCRIPT_NAMES if re.search(rf"\b{name}\b", _code(body)) and f"{name} = " not in body]
+    return "\n".join([*_names_comment(used), *_imports(body), *imports, body])
 
 
 def _model(step: Step | None) -> torch.nn.Module | None:
@@ -92,7 +94,7 @@ def _model(step: Step | None) -> torch.nn.Module | None:
     return step.model if isinstance(step.model, torch.nn.Module) else record_of(step).virtual_model
 
 
-def _found(step: Step | None, knobs: Knobs) -> Sites | None:
+def _recorded_sites(step: Step | None, knobs: Knobs) -> Sites | None:
     """Return the in-place sites that a run of the step with these knobs has found (`trial.run`), else None."""
     if step is None or knobs.inplace is InPlace.AS_WRITTEN:
         return None
@@ -102,11 +104,11 @@ def _found(step: Step | None, knobs: Knobs) -> Sites | None:
 
 
 def _code(body: str) -> str:
-    """The body without its comments and texts."""
+    """Return the body without its comments and string literals."""
     return re.sub(r"#.*|\"[^\"]*\"|'[^']*'", "", body)
 
 
-def _yours(names: list[str]) -> Iterator[str]:
+def _names_comment(names: list[str]) -> Iterator[str]:
     if names:
         *first, last = names
         yield f"# {', '.join(first)} and {last} are yours." if first else f"# {last} is yours."
@@ -125,7 +127,7 @@ def _before(knobs: Knobs) -> Iterator[str]:
     if knobs.gpu is not None:
         yield f"# On a {gpu_catalogue.find(knobs.gpu).name}."
     if knobs.settings is not None:
-        yield f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{knobs.settings}"  # before anything is on the GPU'
+        yield f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{knobs.settings}"  # before the first use of the GPU'
     for name, value in knobs.variables:
         yield f"{name} = {value!r}"
     if knobs.input_size is not None:
@@ -137,35 +139,35 @@ def _before(knobs: Knobs) -> Iterator[str]:
 def _optimizer(step: Step | None, knobs: Knobs) -> Iterator[str]:
     if knobs.mode is Mode.INFERENCE or not knobs.changed().keys() & {"optimizer", "update", "lora"}:
         return
-    kind, settings, groups = _kind(step, knobs)
-    # Raises where the class does not have it.
-    optimizers.way(kind, knobs.update)
-    given = "".join(f", {name}={_literal(value)}" for name, value in settings.items()) + _WAYS.get(knobs.update, "")
+    kind, settings, groups = _optimizer_of(step, knobs)
+    # Raises ValueError where the class does not have the update.
+    optimizers.update_settings(kind, knobs.update)
+    given = "".join(f", {name}={_literal(value)}" for name, value in settings.items()) + _UPDATES.get(knobs.update, "")
     home = f"torch.optim.{kind.__name__}"
     if getattr(torch.optim, kind.__name__, None) is not kind:
         home = kind.__name__
         yield f"from {kind.__module__} import {home}"
     if groups > 1:
-        yield f"# Your {groups} groups of parameters stand where the parameters are here."
+        yield f"# Pass your {groups} groups of parameters instead of the parameters."
     if knobs.update is Update.IN_BACKWARD:
         yield _IN_BACKWARD.format(made=f"{home}([weight]{given})")
     else:
         yield f"optimizer = {home}(model.parameters(){given})"
 
 
-def _kind(step: Step | None, knobs: Knobs) -> tuple[type[torch.optim.Optimizer], dict[str, Any], int]:
-    """Class of the optimizer, the settings that differ from its defaults, and the number of its parameter groups."""
+def _optimizer_of(step: Step | None, knobs: Knobs) -> tuple[type[torch.optim.Optimizer], dict[str, Any], int]:
+    """Return the optimizer's class, its settings that differ from the defaults, and the number of parameter groups."""
     if knobs.optimizer is not Optimizer.AS_WRITTEN:
         kind, settings = optimizers.KINDS[knobs.optimizer]
         return kind, dict(settings), 1
     written = step.optimizer if step is not None else None
     made = optimizers.make(written, Knobs(), [torch.nn.Parameter(torch.zeros(1))])
-    usual = inspect.signature(type(made)).parameters
-    ways = {name for way in optimizers.WAYS.values() for name in way}
+    defaults = inspect.signature(type(made)).parameters
+    update_names = {name for update in optimizers.UPDATE_SETTINGS.values() for name in update}
     settings = {
         name: value
         for name, value in made.param_groups[0].items()
-        if name in usual and name not in {*ways, "params"} and not _same(value, usual[name].default)
+        if name in defaults and name not in {*update_names, "params"} and not _same(value, defaults[name].default)
     }
     return type(made), settings, len(written.param_groups) if isinstance(written, torch.optim.Optimizer) else 1
 
@@ -182,18 +184,18 @@ def _literal(value: Any) -> str:
 
 
 class _Form(NamedTuple):
-    """How the loop of a script writes a batch down."""
+    """The expressions with which the loop of a script uses a batch."""
 
     batch: str
-    """What stands between `for` and `in batches`."""
+    """The target of ``for ... in batches``."""
     micro: tuple[str, ...]
-    """Lines that begin a loop over micro-batches; what they set is indented with the body."""
+    """Lines that begin a loop over micro-batches; the lines after the first are part of its body."""
     tensors: dict[str, Any]
-    """Each value of the batch, by the expression that means it."""
+    """Expression and value of each part of the batch."""
     output: str
-    """The model's call; empty where the loss makes it."""
+    """The call of the model; empty where the loss calls it."""
     loss: str
-    """The loss, where `{output}` means the model's output."""
+    """The call of the loss; `{output}` is replaced by the call of the model."""
 
 
 def _form(step: Step | None, count: int) -> _Form:
@@ -210,7 +212,7 @@ def _form(step: Step | None, count: int) -> _Form:
     if step is not None and step.compute_loss is not None:
         return _Form(given, micro, tensors, "", f"compute_loss(model, {whole})")
     if step is not None and step.loss is None:
-        # Models of transformers have a configuration, and answer with an object that has the loss.
+        # Models of transformers have a configuration, and return an object that has the loss.
         own = isinstance(batch, dict) or hasattr(_model(step), "config")
         return _Form(given, micro, tensors, output, "{output}.loss" if own else "{output}")
     return _Form(given, micro, tensors, output, f"loss_function({', '.join(['{output}', *targets])})")
@@ -238,7 +240,7 @@ def _chunks(name: str, value: Any, count: int) -> str:
 
 def _loop(step: Step | None, knobs: Knobs) -> Iterator[str]:
     changed = knobs.changed()
-    if not changed.keys() & (_LOOP | {"mode", "precision"}):
+    if not changed.keys() & (_LOOP_FIELDS | {"mode", "precision"}):
         return
     trains = knobs.mode is not Mode.INFERENCE
     count = knobs.accumulation or 1
@@ -279,7 +281,7 @@ def _casts(form: _Form, knobs: Knobs) -> Iterator[str]:
 
 
 def _forward(step: Step | None, form: _Form, knobs: Knobs, count: int, backward: list[str]) -> list[str]:
-    """The lines from a batch to its loss, and what is done with that."""
+    """Return the lines from a batch to its loss, with the lines of the backward pass."""
     share = f" / {count}" if count > 1 and knobs.mode is not Mode.INFERENCE else ""
     loss = form.loss.format(output=form.output)
     if step is None or not inspect.isgeneratorfunction(step.compute_loss or step.loss):
@@ -288,7 +290,7 @@ def _forward(step: Step | None, form: _Form, knobs: Knobs, count: int, backward:
         return [f"for loss in {loss}:", *_indented(backward or ["pass"])]
     body = [*_inside_autocast([f"loss = next(losses){share}"], knobs), *backward]
     tried = ["while True:", *_indented(body)]
-    return [f"losses = {loss}", "try:", *_indented(tried), "except StopIteration:  # that was the last one", "    pass"]
+    return [f"losses = {loss}", "try:", *_indented(tried), "except StopIteration:  # no loss left", "    pass"]
 
 
 def _inside_autocast(block: list[str], knobs: Knobs) -> list[str]:

@@ -1,4 +1,7 @@
-"""Lines of plain PyTorch that change a model as knobs do; `code` puts the loop's lines after them."""
+"""The lines of plain PyTorch that change a model as knobs do.
+
+In: a model (or None), `Knobs` and in-place sites. Out: pieces of text, which `lines` puts before those of the loop.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ model.forward = functools.partial(on_cpu, model.forward)
 
 
 def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = None) -> Iterator[str]:
-    """The lines for the knobs of a model, in the order in which `apply` puts them on.
+    """Yield the lines for the knobs of a model, in the order in which `apply` applies the knobs.
 
     >>> print(*model_lines(None, Knobs(frozen="encoder")), sep="\\n")
     for name in ['encoder']:
@@ -64,7 +67,7 @@ def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = Non
 
 
 def _shape(model: nn.Module | None, names: tuple[str, ...]) -> str:
-    """How outputs and inputs of linear layers are read: transformers' `Conv1D` has its weight the other way around."""
+    """Return the expression for outputs and inputs of linear layers; transformers' `Conv1D` transposes its weight."""
     kinds = {isinstance(model.get_submodule(name), nn.Linear) for name in names} if model is not None else {True}
     if kinds == {True}:
         return "base.weight.shape"
@@ -93,4 +96,4 @@ def _in_place(choice: InPlace, sites: Sites | None) -> Iterator[str]:
         yield _for_layers(modules, f"model.get_submodule(name).inplace = {on}")
     for place in changed:
         if place.file:
-            yield f"# {place}: call {place.function} in the form that {'overwrites' if on else 'keeps'} its input."
+            yield f"# {place}: use the form of {place.function} that {'overwrites' if on else 'keeps'} its input."

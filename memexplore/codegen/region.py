@@ -1,16 +1,16 @@
-"""A region of calls that backward runs again, as text to copy: what the lines of `code_checkpoints` bring along.
+"""The text of a region of calls that the backward pass runs again, for the lines of `checkpoints`.
 
-It is the short form of `checkpoints.regions`, with which tests compare its tapes row by row.
+It is a short form of `knobs.checkpoints.regions`; tests compare the tapes of the two row by row.
 """
 
 REGION_IMPORTS = """\
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states"""
-"""What the class needs."""
+"""The imports of `REGION`."""
 REGION = '''\
 class Keep(torch.autograd.Function):
-    """A node that keeps tensors for backward, under whatever hooks there are."""
+    """A node that saves tensors for backward; hooks on saved tensors apply to it."""
 
     @staticmethod
     def forward(ctx, nothing, *tensors):
@@ -18,10 +18,10 @@ class Keep(torch.autograd.Function):
         return nothing.clone()
 
 class Later:
-    """Stands for a tensor that backward computes again."""
+    """Stand-in for a saved tensor that backward recomputes."""
 
-    def __init__(self, region, place=None):
-        self.region, self.place, self.value = region, place, None
+    def __init__(self, region, source=None):
+        self.region, self.source, self.value = region, source, None
 
     def get(self):
         if self.value is None:
@@ -33,19 +33,19 @@ class Stop(Exception):
     pass
 
 class Region:
-    """Calls that keep only what comes from outside; the first backward that needs more runs all of them again."""
+    """Calls that save only tensors from outside; the first backward that needs others runs all calls again."""
 
     def __init__(self):
         self.calls, self.saved, self.asked, self.made, self.over, self.last = [], [], [], {}, False, -1
 
-    def place(self, tensor):
-        """The call that made a tensor and which of its results it is; None where it comes from outside."""
-        made, version, *place = self.made.get(id(tensor), (lambda: None, 0))
-        return place if made() is tensor and version == tensor._version else None
+    def source(self, tensor):
+        """Return the call that made a tensor and the index of the result; None for a tensor from outside."""
+        made, version, *source = self.made.get(id(tensor), (lambda: None, 0))
+        return source if made() is tensor and version == tensor._version else None
 
     def goes_on(self, args, kwargs):
-        places = [self.place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        follows = any(place and place[0] == len(self.calls) - 1 for place in places)
+        sources = [self.source(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        follows = any(source and source[0] == len(self.calls) - 1 for source in sources)
         return follows and not self.over and self.cast == self.cast_now()
 
     @staticmethod
@@ -56,14 +56,16 @@ class Region:
     def run(self, forward, *args, **kwargs):
         leaves, form = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        outside = [tensor for tensor in tensors if self.place(tensor) is None]
+        outside = [tensor for tensor in tensors if self.source(tensor) is None]
         number = {id(tensor): count for count, tensor in enumerate(outside)}
-        marks = [self.place(leaf) or number[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
-        needs = {mark[0] for mark in marks if type(mark) is list}
+        inputs = [
+            self.source(leaf) or number[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves
+        ]
+        needs = {source[0] for source in inputs if type(source) is list}
         keeper = Keep.apply(torch.empty(0, requires_grad=True), *outside)
         state = torch.get_rng_state(), *get_device_states(*outside)
         self.cast = self.cast_now()
-        self.calls.append((forward, marks, form, needs, keeper, state))
+        self.calls.append((forward, inputs, form, needs, keeper, state))
         del leaves, tensors, outside
         with saved_tensors_hooks(self.pack, Later.get):
             result = forward(*args, **kwargs)
@@ -98,15 +100,19 @@ class Region:
                     self.replay(asked)
         except Stop:
             pass
-        assert len(filled) == len(self.saved), "the calls ran another way in backward than in forward"
+        assert len(filled) == len(self.saved), "the calls saved other tensors in backward than in forward"
 
     def replay(self, asked):
         results = {}
-        for number, (forward, marks, form, _, keeper, (host, devices, states)) in enumerate(self.calls):
+        for number, (forward, inputs, form, _, keeper, (host, devices, states)) in enumerate(self.calls):
             kept = keeper.grad_fn.saved_tensors
             given = [
-                results[mark[0]][mark[1]] if type(mark) is list else kept[mark] if type(mark) is int else mark[0]
-                for mark in marks
+                results[source[0]][source[1]]
+                if type(source) is list
+                else kept[source]
+                if type(source) is int
+                else source[0]
+                for source in inputs
             ]
             args, kwargs = tree_unflatten(given, form)
             for other in set(results).difference(*(call[3] for call in self.calls[number + 1 :])):
@@ -116,12 +122,12 @@ class Region:
             results[number] = tree_leaves(forward(*args, **kwargs))
             del args, kwargs, given, kept
             for later in asked:
-                (call, leaf), size, stride, offset = later.place
+                (call, leaf), size, stride, offset = later.source
                 if call == number:
                     value = results[number][leaf].detach()
                     later.value = value.as_strided(size, stride, value.storage_offset() + offset)
 '''
-"""The class."""
+"""The class `Region`."""
 SEGMENTS = """\
 regions = weakref.WeakValueDictionary()
 
@@ -134,7 +140,7 @@ def in_segment(segment, position, forward, *args, **kwargs):
     region.last = position
     return region.run(forward, *args, **kwargs)
 """
-"""Blocks of a segment, called one after another by the model."""
+"""A function for blocks of a segment that the model calls one after another."""
 NORMS = '''\
 made, last = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
 
@@ -147,26 +153,26 @@ def recomputed(kind, module, forward, *args, **kwargs):
     region = None if kind == "norm" else last.get("norm")
     if region is None or not region.goes_on(args, kwargs):
         if kind == "saves its result" or (kind == "activation" and getattr(module, "inplace", False)):
-            return forward(*args, **kwargs)  # nothing would be won
+            return forward(*args, **kwargs)  # recomputing would save no memory
         region = Region()
     last.pop("norm", None)
     if kind == "norm":
         last["norm"] = region
-    outside = [memory(value) for value in (*args, *kwargs.values()) if region.place(value) is None]
+    outside = [memory(value) for value in (*args, *kwargs.values()) if region.source(value) is None]
     result = region.run(forward, *args, **kwargs)
     if memory(result) not in outside:
         made[memory(result)], result.region = result, weakref.ref(region)
     return result
 
 def pack(tensor):
-    """A result that is computed again is not kept, whoever saves it."""
+    """Save no result that is recomputed, whichever op saves it."""
     result = made.get(memory(tensor))
     region = result.region() if result is not None else None
-    place = region.place(result) if region is not None else None
-    if place is None or tensor.dtype != result.dtype or tensor._version != result._version:
+    source = region.source(result) if region is not None else None
+    if source is None or tensor.dtype != result.dtype or tensor._version != result._version:
         return tensor if tensor.is_leaf else tensor.detach(), tensor._version
     offset = tensor.storage_offset() - result.storage_offset()
-    later = Later(region, (place, tensor.shape, tensor.stride(), offset))
+    later = Later(region, (source, tensor.shape, tensor.stride(), offset))
     region.asked.append(weakref.ref(later))
     return later
 
@@ -180,4 +186,4 @@ def unpack(kept):
 hooks = saved_tensors_hooks(pack, unpack)
 hooks.__enter__()  # until hooks.__exit__()
 '''
-"""Normalisations and activation functions, and the hooks that leave their results out of what is saved."""
+"""Functions for normalisations and activation functions, and hooks that keep their results from being saved."""

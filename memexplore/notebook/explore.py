@@ -76,7 +76,9 @@ def explore_cell(
     Raises ValueError for a variable that the cell does not assign, and for an unknown GPU.
     """
     target = gpu or targets.default_target()
-    disabled = cell.greyed() | _disabled(target) | {"advise": "a cell has no batch and no optimizer to search with"}
+    disabled = (
+        cell.unavailable_knobs() | _disabled(target) | {"advise": "a cell has no batch and no optimizer to search with"}
+    )
     assigned = cell.assigned()
     missing = [name for name in sliders if name not in assigned]
     if missing:

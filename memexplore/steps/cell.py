@@ -1,4 +1,7 @@
-"""A notebook cell that can be run again, with other values of its variables and other knobs."""
+"""A notebook cell as a value that can be run again, with other values of its variables and other knobs.
+
+In: the source of a cell and the names of the notebook. Out: a `Trial` for some `Knobs`, and its `Outcome`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from memexplore.steps.outcome import Outcome, outcome_of
 from memexplore.steps.trial import Trial, target_of
 from memexplore.torch_internals.modules import MODULE_TABLES
 
-_NEEDS_STEP = {
+_UNAVAILABLE = {
     "batch": "a cell does not say which dimension its samples lie along",
     "accumulation": "a cell's loop is not cut into micro-batches from outside",
     "optimizer": "a cell makes its own optimizer",
@@ -40,25 +43,25 @@ _NEEDS_STEP = {
     "frozen": "a cell makes its optimizer before its model is first called",
     "lora": "a cell makes its optimizer before its model is first called",
 }
-_ROW = (ast.Tuple, ast.List)
+_SEQUENCES = (ast.Tuple, ast.List)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cell:
-    """The source of a notebook cell and the names it finds, to be run again and again.
+    """The source of a notebook cell and the names that it uses.
 
-    `namespace` is copied (the dictionary, not what is in it). `filename` is what the cell is called in stacks.
-    A run is undone: modules, optimizers, schedulers and gradient scalers that the namespace holds, the random states
-    and the names come back as they were. What a run cannot undo: files that the cell writes, iterators and generators
-    of earlier cells that it moves on, what it does to other objects of earlier cells (a list it appends to, a tensor
-    it writes into on a real device), and what runs on the CPU beside a virtual GPU, which runs for real.
+    `namespace` is copied (the dictionary, not its values). `filename` is the name of the cell in stacks.
+    A run is undone: modules, optimizers, schedulers and gradient scalers of the namespace, the random states and the
+    names are restored. A run does not undo files that the cell writes, iterators and generators of earlier cells that
+    it advances, changes of other objects of earlier cells (a list it appends to, a tensor it writes into on a real
+    device), and CPU code beside a virtual GPU, which runs for real.
 
     >>> cell = Cell("size = 1000\\nx = torch.zeros(size, device='cuda')", {"torch": torch})
     >>> from memexplore.analysis import curves
     >>> [curves.peak(cell.run(knobs).tape)[0] for knobs in (Knobs(), Knobs(variables={"size": 2000}))]
     [4096, 8192]
 
-    Raises SyntaxError for what is no Python, ValueError for a cell that awaits.
+    Raises SyntaxError for a source that is not Python, ValueError for a cell that awaits.
     """
 
     code: str
@@ -76,7 +79,7 @@ class Cell:
         object.__setattr__(self, "_found", _Found(self.namespace))
 
     def assigned(self) -> dict[str, Any]:
-        """The variables that the cell assigns outside of functions, and their values where they are written down.
+        """Return the variables that the cell assigns outside of functions; the value of a literal, else None.
 
         >>> Cell("batch = 8\\nfor epoch in range(2): rate = 0.1 * epoch", {}).assigned()
         {'batch': 8, 'rate': None}
@@ -89,31 +92,31 @@ class Cell:
                 names.setdefault(name, None)
         return names
 
-    def greyed(self) -> dict[str, str]:
-        """The fields of `Knobs` that a cell cannot have, and why.
+    def unavailable_knobs(self) -> dict[str, str]:
+        """Return the fields of `Knobs` that do not apply to a cell, each with the reason.
 
-        >>> Cell("x = 1", {}).greyed()["optimizer"]
+        >>> Cell("x = 1", {}).unavailable_knobs()["optimizer"]
         'a cell makes its own optimizer'
         """
-        return dict(_NEEDS_STEP)
+        return dict(_UNAVAILABLE)
 
     def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None) -> Trial:
-        """Run the cell with some knobs on a fresh virtual GPU or on a real device; arguments as those of `trial.run`.
+        """Run the cell with some knobs on a new virtual GPU or on a real device; for the arguments see `trial.run`.
 
-        The knobs of a model are put onto every model when it is first called. What the cell prints is dropped. On a
-        real device neither FLOPs nor time are taken: a cell is not one step.
+        The knobs of a model are applied to every model at its first call. The output of the cell is dropped. On a real
+        device neither FLOPs nor time are measured: a cell is not one step.
 
-        Raises what the cell raises, but for running out of memory; ValueError for a knob that is greyed, or a variable
-        that the cell does not assign.
+        Raises what the cell raises, except running out of memory; ValueError for a knob of `unavailable_knobs`, and for
+        a variable that the cell does not assign.
         """
         knobs = knobs or Knobs()
         for name in knobs.changed():
-            if name in _NEEDS_STEP:
-                raise ValueError(f"{name} cannot be changed in a cell: {_NEEDS_STEP[name]}; explore a Step instead")
+            if name in _UNAVAILABLE:
+                raise ValueError(f"{name} cannot be changed in a cell: {_UNAVAILABLE[name]}; explore a Step instead")
         program = compile(_with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
         target = target_of(knobs, gpu)
         if isinstance(target, str) and targets.is_real(target):
-            return self._really(program, knobs, targets.real_device(target, release))
+            return self._run_on_real_device(program, knobs, targets.real_device(target, release))
         names = dict(self.namespace)
         with (
             self._found.as_it_was(),  # type: ignore[attr-defined]
@@ -125,7 +128,7 @@ class Cell:
             names.clear()
         return Trial(knobs, recording.tape, applied, meter.total())
 
-    def _really(self, program: CodeType, knobs: Knobs, device: torch.device) -> Trial:
+    def _run_on_real_device(self, program: CodeType, knobs: Knobs, device: torch.device) -> Trial:
         names = dict(self.namespace)
         found = self._found  # type: ignore[attr-defined]
         with real_run.borrowed(device), found.as_it_was(), found.with_its_values(), contextlib.ExitStack() as stack:
@@ -142,9 +145,9 @@ class Cell:
         release: str | None = None,
         trial: Trial | None = None,
     ) -> tuple[Trial, Outcome]:
-        """Run the cell with some knobs, and once more with unlimited memory where it does not fit.
+        """Run the cell with some knobs, and a second time with unlimited memory where it does not fit.
 
-        `trial` is the trial of the knobs where it was run before. Raises as `run` does.
+        `trial` is an earlier trial of the same knobs, which is then not run again. Raises as `run` does.
         """
         return outcome_of(
             lambda setting, on: self.run(setting, gpu=on, release=release),
@@ -156,10 +159,10 @@ class Cell:
 
 
 def _executed(program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack) -> Applied:
-    """Run a program with knobs put onto its models, to its end or out of memory; `stack` takes them off."""
+    """Run a program with knobs on its models, to its end or out of memory; closing `stack` takes the knobs off."""
     applied: list[Applied] = []
     with (
-        _on_models(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
+        _at_first_calls(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
         ending_out_of_memory(),
@@ -170,7 +173,7 @@ def _executed(program: CodeType, names: dict[str, Any], knobs: Knobs, stack: con
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Name and value of every assignment outside of functions and classes."""
+    """Yield name and value of every assignment outside of functions and classes."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
@@ -186,7 +189,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, ast.Name):
         yield target.id, value
         return
-    if not isinstance(target, _ROW) or not isinstance(value, _ROW):
+    if not isinstance(target, _SEQUENCES) or not isinstance(value, _SEQUENCES):
         return
     if len(target.elts) != len(value.elts) or any(isinstance(one, ast.Starred) for one in target.elts):
         return
@@ -195,27 +198,28 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _with_values(code: str, values: dict[str, Any]) -> ast.Module:
+    """Return the syntax tree of the cell with other values in the assignments of some variables."""
     tree = ast.parse(code)
-    found = list(_assignments(tree))
+    assignments = list(_assignments(tree))
     for name in values:
-        if name not in dict(found):
-            known = ", ".join(dict.fromkeys(name for name, _ in found)) or "none"
-            raise ValueError(f"the cell assigns no variable {name!r}; it assigns {known}")
-    places = {id(expression): values[name] for name, expression in found if name in values}
+        if name not in dict(assignments):
+            assigned = ", ".join(dict.fromkeys(name for name, _ in assignments)) or "none"
+            raise ValueError(f"the cell assigns no variable {name!r}; it assigns {assigned}")
+    replaced = {id(expression): values[name] for name, expression in assignments if name in values}
 
     class Replacing(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> ast.AST:
-            if id(node) not in places:
+            if id(node) not in replaced:
                 return self.generic_visit(node)
-            return ast.copy_location(ast.parse(repr(places[id(node)]), mode="eval").body, node)
+            return ast.copy_location(ast.parse(repr(replaced[id(node)]), mode="eval").body, node)
 
     Replacing().visit(tree)
     return ast.fix_missing_locations(tree)
 
 
 @contextlib.contextmanager
-def _on_models(put: Callable[[torch.nn.Module], Any]) -> Iterator[None]:
-    """Call a function with each model, a module with parameters that is called from outside, before its first call."""
+def _at_first_calls(prepare: Callable[[torch.nn.Module], Any]) -> Iterator[None]:
+    """Call a function with each model, a module with parameters that no other module calls, before its first call."""
     seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
     original = torch.nn.Module.__call__
     depth = 0
@@ -223,9 +227,9 @@ def _on_models(put: Callable[[torch.nn.Module], Any]) -> Iterator[None]:
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if not depth and self not in seen and next(self.parameters(), None) is not None:
-            # Its layers are called from outside too, when a checkpoint computes them again in the backward pass.
+            # In the backward pass a checkpoint calls layers of the model, and no module calls these.
             seen.update(self.modules())
-            put(self)
+            prepare(self)
         depth += 1
         try:
             return original(self, *args, **kwargs)

@@ -1,4 +1,7 @@
-"""What a run would cost in time: FLOPs and bytes of every op, and how long a GPU needs for them at best."""
+"""The cost of a run: FLOPs and bytes of every op, and the least time that a GPU needs for them.
+
+In: the ops of a virtual GPU while `measuring` is on. Out: a `Cost`.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from memexplore.virtual_gpu.dispatch.mode import VirtualMode
 from memexplore.virtual_gpu.dispatch.work import Work
 
 LAUNCH = 5e-6
-"""Seconds that a kernel takes at least: launched one by one from Python, as eager PyTorch does."""
+"""Least seconds of a kernel that is launched from Python, as in eager PyTorch."""
 PCIE = 24e9
-"""Bytes per second between GPU and CPU: PCIe 4.0 x16 as measured with pinned memory."""
+"""Bytes per second between GPU and CPU: PCIe 4.0 x16, measured with pinned memory."""
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes moved, and kernels launched."""
+    """The work of every kernel of a run: FLOPs and bytes moved."""
 
     works: tuple[Work, ...] = ()
 
@@ -29,63 +32,63 @@ class Cost(NamedTuple):
         return sum(work.flops for work in self.works)
 
     def seconds(self, gpu: Gpu) -> float:
-        """Seconds on a GPU where each kernel is bound by arithmetic, by memory or by its launch: the roofline model.
+        """Return the seconds on a GPU by the roofline model: arithmetic, memory or the launch bounds each kernel.
 
-        Williams, Waterman and Patterson 2009. Good for ratios between two settings, too short as a time.
+        Source: Williams, Waterman and Patterson 2009. Good for ratios between two settings; too short as a time.
         """
         bandwidth = gpu.bandwidth or 500e9
-        plain = gpu.flops.fp32 or 1e13
-        # Without units for it, bf16 is computed in fp32.
-        rates = {torch.float16: gpu.flops.fp16 or plain, torch.bfloat16: gpu.flops.bf16 or plain}
+        fp32 = gpu.flops.fp32 or 1e13
+        # A GPU without units for bf16 computes it in fp32.
+        rates = {torch.float16: gpu.flops.fp16 or fp32, torch.bfloat16: gpu.flops.bf16 or fp32}
         total = 0.0
         for work in self.works:
             if work.host:
                 total += work.bytes / PCIE
             elif work.bytes:
-                total += max(work.flops / rates.get(work.dtype, plain), work.bytes / bandwidth, LAUNCH)
+                total += max(work.flops / rates.get(work.dtype, fp32), work.bytes / bandwidth, LAUNCH)
         return total
 
 
-class _Interruptible(list[Work]):
-    """A list that asks before it takes anything."""
+class _CheckedList(list[Work]):
+    """A list that calls a function before each append."""
 
-    def __init__(self, ask: Callable[[], object]) -> None:
+    def __init__(self, check: Callable[[], object]) -> None:
         super().__init__()
-        self._ask = ask
+        self._check = check
 
     def append(self, work: Work) -> None:
-        self._ask()
+        self._check()
         super().append(work)
 
 
-_ask: Callable[[], object] | None = None
+_check: Callable[[], object] | None = None
 
 
 @contextlib.contextmanager
-def interruptible(ask: Callable[[], object]) -> Iterator[None]:
-    """Have a function called before every op that is measured in the block; what it raises ends the run."""
-    global _ask
-    before, _ask = _ask, ask
+def interruptible(check: Callable[[], object]) -> Iterator[None]:
+    """Call a function before every op of a measured run in the block; an exception that it raises ends the run."""
+    global _check
+    before, _check = _check, check
     try:
         yield
     finally:
-        _ask = before
+        _check = before
 
 
 class Meter:
-    """Notes the work of every op while it is on."""
+    """The work of the ops of a run so far."""
 
     def __init__(self) -> None:
-        self.works: list[Work] = [] if _ask is None else _Interruptible(_ask)
+        self.works: list[Work] = [] if _check is None else _CheckedList(_check)
 
     def total(self) -> Cost:
-        """The cost so far."""
+        """Return the cost so far."""
         return Cost(tuple(self.works))
 
 
 @contextlib.contextmanager
 def measuring(mode: VirtualMode) -> Iterator[Meter]:
-    """Note the work of what runs on a virtual GPU in the block."""
+    """Collect the work of the ops that run on a virtual GPU in the block."""
     meter = Meter()
     before, mode.work_log = mode.work_log, meter.works
     try:

@@ -1,4 +1,7 @@
-"""The optimizer of a step: as written, of another kind, or going over the parameters in another way."""
+"""The optimizer of a step: as written, or of another class, or with another implementation of its update.
+
+In: `Step.optimizer`, `Knobs` and the weights. Out: a new optimizer of these weights.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,30 @@ KINDS: dict[Optimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     Optimizer.ADAMW: (torch.optim.AdamW, {"lr": 1e-3}),
     Optimizer.ADAFACTOR: (torch.optim.Adafactor, {"lr": 1e-3}),
 }
-"""What each choice is made from, and with which settings."""
+"""Class and settings of each value of the optimizer knob."""
 
-WAYS = {
+UPDATE_SETTINGS = {
     Update.FOREACH: {"foreach": True, "fused": False},
     Update.FUSED: {"fused": True, "foreach": False},
     Update.PER_TENSOR: {"foreach": False, "fused": False},
 }
-"""Settings of torch's optimizers for each way to go over the parameters."""
+"""Arguments of torch's optimizers for each value of the update knob."""
 
 Written = Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None
 
 
 def make(written: Written, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimizer of some weights, by the knobs, else as written: `Step.optimizer`, AdamW where that is None.
+    """Return an optimizer of some weights, by the knobs, else as written: `Step.optimizer`, AdamW where that is None.
 
-    An optimizer that exists already lends its class, and to its own weights the settings of their groups; the others
-    get the settings that all of its groups share. It is not changed.
+    From an optimizer object the new one has its class. Weights of the object keep the settings of their groups; other
+    weights get the settings that all of its groups share. The object is not changed.
 
     >>> weights = [torch.nn.Parameter(torch.zeros(2))]
     >>> made = make(torch.optim.SGD(weights, lr=0.5), Knobs(update="foreach"), weights)
     >>> type(made).__name__, made.param_groups[0]["lr"], made.param_groups[0]["foreach"]
     ('SGD', 0.5, True)
 
-    Raises ValueError where the optimizer cannot go over its parameters in the way that is asked for.
+    Raises ValueError where the class does not have the update that the knobs ask for.
     """
     weights = list(weights)
     if knobs.optimizer is not Optimizer.AS_WRITTEN:
@@ -50,44 +53,44 @@ def make(written: Written, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) 
         made = written
     else:
         made = (written or torch.optim.AdamW)(weights)
-    if made is not written and knobs.update not in WAYS:
+    if made is not written and knobs.update not in UPDATE_SETTINGS:
         return made
-    return _again(made, weights, way(type(made), knobs.update))
+    return _rebuilt(made, weights, update_settings(type(made), knobs.update))
 
 
-def accepted(kind: type[torch.optim.Optimizer]) -> set[str]:
-    """Names of the settings that an optimizer's class takes.
+def parameter_names(kind: type[torch.optim.Optimizer]) -> set[str]:
+    """Return the names of the arguments that an optimizer's class takes, except the weights.
 
-    >>> "fused" in accepted(torch.optim.AdamW), "fused" in accepted(torch.optim.Adafactor)
+    >>> "fused" in parameter_names(torch.optim.AdamW), "fused" in parameter_names(torch.optim.Adafactor)
     (True, False)
     """
     return set(list(inspect.signature(kind).parameters)[1:])
 
 
-def way(kind: type[torch.optim.Optimizer], update: Update) -> dict[str, Any]:
-    """Settings with which an optimizer of some class goes over its parameters in a given way.
+def update_settings(kind: type[torch.optim.Optimizer], update: Update) -> dict[str, Any]:
+    """Return the arguments of an optimizer's class for an implementation of its update.
 
-    >>> way(torch.optim.Adafactor, Update.PER_TENSOR)
+    >>> update_settings(torch.optim.Adafactor, Update.PER_TENSOR)
     {'foreach': False}
 
-    Raises ValueError, with the ways that there are, where the class does not have it.
+    Raises ValueError, which lists the updates that the class has, where it does not have this one.
     """
-    if update not in WAYS:
+    if update not in UPDATE_SETTINGS:
         return {}
-    takes = accepted(kind)
+    takes = parameter_names(kind)
     asked = {Update.FOREACH: "foreach", Update.FUSED: "fused"}.get(update)
     if asked and asked not in takes:
-        others = [way.value for way in (Update.FOREACH, Update.FUSED) if way.value in takes]
-        words = ", ".join(repr(word) for word in (*others, Update.PER_TENSOR.value, Update.IN_BACKWARD.value))
-        raise ValueError(f"{kind.__name__} has no {asked} update; write update= one of {words}")
-    return {name: value for name, value in WAYS[update].items() if name in takes}
+        others = [other.value for other in (Update.FOREACH, Update.FUSED) if other.value in takes]
+        choices = ", ".join(map(repr, (*others, Update.PER_TENSOR.value, Update.IN_BACKWARD.value)))
+        raise ValueError(f"{kind.__name__} has no {asked} update; write update= one of {choices}")
+    return {name: value for name, value in UPDATE_SETTINGS[update].items() if name in takes}
 
 
-def _again(
+def _rebuilt(
     optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], changes: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Another optimizer of the same class for some weights, each with the settings it had, but for `changes`."""
-    takes = accepted(type(optimizer))
+    """Return an optimizer of the same class for some weights, each with its settings, except for `changes`."""
+    takes = parameter_names(type(optimizer))
     settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
     wanted = {id(weight): weight for weight in weights}
     groups: list[dict[str, Any]] = []
@@ -105,7 +108,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The settings that are the same in all groups."""
+    """Return the settings that are the same in all groups."""
     first, *others = map(_settings, groups)
     return {
         name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)

@@ -1,4 +1,8 @@
-"""One run of a step on a real device: recorded, timed, and undone."""
+"""One run of a step on a real device: recorded, timed, and undone.
+
+In: a `Step`, `Knobs` and a `torch.device`. Out: a `RealRun`, the tape of some steps, what was applied
+and the time of one step.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +34,32 @@ from memexplore.torch_internals.modules import apply_of
 from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 
-_MOST, _ENOUGH = 10, 1.0
-"""Steps that are timed, unless so many seconds are over before."""
+_TIMED_STEPS, _TIMED_SECONDS = 10, 1.0
+"""Timing ends after this number of steps or this number of seconds, whichever comes first."""
 
 
 class RealRun(NamedTuple):
-    """What came of a run; `seconds` is the time of one step, not a number where it ran out of memory."""
+    """A run on a real device."""
 
     tape: Tape
     applied: Applied
     seconds: float
+    """Of one step; not a number where the run ended out of memory."""
 
 
 def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None = None) -> RealRun:
-    """Run some steps with knobs on a real device, and a few more to take their time.
+    """Run some steps with knobs on a real device, then a few more to time them.
 
-    The weights are copied to the device and are the user's own again afterwards, and so is all else that the model
-    held. `sites` are the places where activations may overwrite their input.
+    The weights are copied to the device. Afterwards the model holds its own weights again, and everything else that it
+    held before. `sites` are where activations may overwrite their input.
 
     >>> linear = torch.nn.Linear(256, 256, bias=False)
-    >>> ran = run(Step(linear, torch.zeros(4, 256), loss=torch.mean), Knobs(), torch.device("cpu"), steps=2)
+    >>> result = run(Step(linear, torch.zeros(4, 256), loss=torch.mean), Knobs(), torch.device("cpu"), steps=2)
     >>> from memexplore.tape import Category
-    >>> int(ran.tape.size[(ran.tape.category == Category.PARAMETER)].sum())  # 256 * 256 weights of 4 bytes
+    >>> int(result.tape.size[(result.tape.category == Category.PARAMETER)].sum())  # 256 * 256 weights of 4 bytes
     262144
 
-    Raises what the step raises, but for running out of memory on a GPU; ValueError for a model without values.
+    Raises what the step raises, except running out of memory on a GPU; ValueError for a model without values.
     """
     prepared = _prepared(step, knobs)
     with borrowed(device):
@@ -64,7 +69,7 @@ def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites
 
 
 def _prepared(step: Step, knobs: Knobs) -> Step:
-    """The step with a real model and the batch of the knobs, a copy of the user's that waits on the CPU."""
+    """Return the step with a real model and a copy of the knobs' batch on the CPU."""
     model = built_real_model(step)
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(step.batch)]
     for tensor in tensors:
@@ -93,13 +98,16 @@ def _recorded(step: Step, knobs: Knobs, device: torch.device, steps: int, sites:
 
 
 def _timed(step: Step, knobs: Knobs, device: torch.device, sites: Sites | None) -> float:
-    """Seconds of one step that nobody records: the fastest of some after one to warm up, as others use the machine."""
+    """Return the seconds of one step without recording: the fastest of several, after one to warm up.
+
+    The fastest, because other processes may use the machine too.
+    """
     seconds: list[float] = []
     clock = _clock(device)
 
     def steps() -> Iterator[int]:
         yield 0
-        while not seconds or (len(seconds) < _MOST and sum(seconds) < _ENOUGH):
+        while not seconds or (len(seconds) < _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS):
             start = clock()
             yield len(seconds) + 1
             seconds.append(clock() - start)
@@ -129,28 +137,28 @@ def _train(
     stack: contextlib.ExitStack,
     kept: list[Any],
 ) -> Applied:
-    """Copy model and batch to the device and train there; what the knobs put onto the model is on `stack`."""
+    """Copy model and batch to the device and train there; closing `stack` takes the knobs off the model."""
     model = step.model
     assert isinstance(model, torch.nn.Module)
     _copy(model, device, torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
     if device.type == "cpu":
-        # A GPU gets its copy of every micro-batch by the loop.
+        # On a GPU the training loop copies every micro-batch.
         step = dataclasses.replace(step, batch=pytree.tree_map_only(torch.Tensor, torch.clone, step.batch))
-    applied = stack.enter_context(apply(training_loop.of_apply(knobs), model, sites))
+    applied = stack.enter_context(apply(training_loop.knobs_to_apply(knobs), model, sites))
     return applied + training_loop.train(step, knobs, model, steps, kept)
 
 
 def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Do what `model.to(device, dtype)` does, and on the CPU copy what is there already."""
-    made: set[int] = set()
+    """Do what `model.to(device, dtype)` does, but copy tensors that are on the device already."""
+    copies: set[int] = set()
 
     def copied(value: torch.Tensor) -> torch.Tensor:
-        # A weight that several modules share is met several times.
-        if storage_key(value.untyped_storage()) in made:
+        # A weight that several modules share comes several times.
+        if storage_key(value.untyped_storage()) in copies:
             return value
         floating = value.is_floating_point() or value.is_complex()
         result = value.to(device, dtype if floating else None, copy=True)
-        made.add(storage_key(result.untyped_storage()))
+        copies.add(storage_key(result.untyped_storage()))
         return result
 
     apply_of(model)(copied)
@@ -158,7 +166,7 @@ def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Non
 
 @contextlib.contextmanager
 def borrowed(device: torch.device) -> Iterator[None]:
-    """Have a real device for one run: afterwards all of its memory is free, and all random states are as they were."""
+    """Use a real device for one run; afterwards its memory is free again and all random states are restored."""
     gpus = [device] if device.type == "cuda" else []
     with random_states_kept(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.isolated(device):
         try:

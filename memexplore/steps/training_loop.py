@@ -1,4 +1,7 @@
-"""The training loop around a step: micro-batches, autocast, gradient scaler, optimizer."""
+"""The training loop of a step: micro-batches, autocast, gradient scaler, optimizer.
+
+In: a `Step`, `Knobs` and a model on its device. Out: the model is trained for some steps; a report of the loop's knobs.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,12 @@ from memexplore.steps.step import Step
 from memexplore.torch_internals.dispatch import pytree
 
 
-def of_apply(knobs: Knobs) -> Knobs:
-    """The knobs that are left to `apply` where `train` runs the loop: its autocast is around the loss as well.
+def knobs_to_apply(knobs: Knobs) -> Knobs:
+    """Return the knobs that `apply` puts onto the model; `train` does the others.
 
-    >>> print(of_apply(Knobs(precision="bf16", batch=4, frozen="0")))
+    Autocast is one of the others: in the loop it covers the loss as well.
+
+    >>> print(knobs_to_apply(Knobs(precision="bf16", batch=4, frozen="0")))
     frozen 0
     """
     own = of_model(knobs)
@@ -30,7 +35,7 @@ def of_apply(knobs: Knobs) -> Knobs:
 
 
 def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> Any:
-    """A batch on a device, in the type and the memory format that the knobs have a model's inputs in.
+    """Return a batch on a device, in the dtype and the memory format that the knobs give to a model's inputs.
 
     >>> to_device((torch.ones(2), torch.tensor(3)), torch.device("cpu"), Knobs(precision="all bf16"))
     (tensor([1., 1.], dtype=torch.bfloat16), tensor(3))
@@ -47,11 +52,11 @@ def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> A
 
 
 def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> Applied:
-    """Train a model, on the device it is on, with the knobs of the loop; those of the model are for `apply` to put on.
+    """Train a model on its device with the knobs of the loop; `apply` has put those of the model on (`knobs_to_apply`).
 
-    The loss of a micro-batch is divided by their number, so that gradients are those of the whole batch where the loss
-    is a mean over samples. `steps` has one entry a step, and is asked for the next when a step is done.
-    `kept` gets what is to outlive a recording: the optimizer, the scaler and the last loss.
+    The loss of a micro-batch is divided by their number, so the gradients are those of the whole batch where the loss
+    is a mean over samples. `steps` yields once for each step, and is advanced when the step before has ended.
+    Into `kept` go the objects that have to outlive a recording: the optimizer, the scaler and the last loss.
 
     >>> step = Step(torch.nn.Linear(4, 1), torch.ones(8, 4), loss=torch.mean)
     >>> kept = []
@@ -104,25 +109,25 @@ def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int]
 def _losses(
     step: Step, knobs: Knobs, model: torch.nn.Module, part: Any, device: torch.device, loss: list[torch.Tensor]
 ) -> Iterator[None]:
-    """Put the losses of a micro-batch, nearly always one, into `loss` one after the other, divided as `train` says.
+    """Put each loss of a micro-batch into `loss`, divided by the number of micro-batches, and yield after each.
 
-    The list holds one until the next is there, as a variable of a script would, and nothing else does.
+    The list holds a loss until the next one is computed, as the variable of a script does. Nothing else holds it.
     """
     share = 1 if knobs.mode is Mode.INFERENCE else knobs.accumulation or 1
     with _casting(knobs, device):
-        found = [step.loss_of(model, part)]
-        several = found.pop() if isinstance(found[0], Iterator) else iter(())
-        more = _moved(found, loss, share) or _moved(list(itertools.islice(several, 1)), loss, share)
+        computed = [step.loss_of(model, part)]
+        several = computed.pop() if isinstance(computed[0], Iterator) else iter(())
+        more = _moved(computed, loss, share) or _moved(list(itertools.islice(several, 1)), loss, share)
     while more:
         yield
         with _casting(knobs, device):
             more = _moved(list(itertools.islice(several, 1)), loss, share)
 
 
-def _moved(found: list[torch.Tensor], loss: list[torch.Tensor], share: int) -> bool:
-    """Move a loss that was found, divided, to where one is held; False where none was."""
-    if found:
-        loss[:] = [found.pop() if share == 1 else found.pop() / share]
+def _moved(computed: list[torch.Tensor], loss: list[torch.Tensor], share: int) -> bool:
+    """Move the one tensor of `computed`, divided, into `loss`; return False where `computed` is empty."""
+    if computed:
+        loss[:] = [computed.pop() if share == 1 else computed.pop() / share]
         return True
     return False
 
@@ -137,7 +142,7 @@ def _casting(knobs: Knobs, device: torch.device) -> contextlib.AbstractContextMa
 def _stepping_in_backward(
     step: Step, knobs: Knobs, weights: list[torch.nn.Parameter]
 ) -> Iterator[dict[torch.Tensor, torch.optim.Optimizer]]:
-    """Have each weight updated as soon as its gradient is there, and the gradient freed at once.
+    """Update each weight as soon as its gradient is computed, and free the gradient at once.
 
     Source: the tutorial "How to save memory by fusing the optimizer step into the backward pass" of pytorch.org.
     """

@@ -193,7 +193,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             recording.end_stacks_at(sys._getframe())
             # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
-            applied = stack.enter_context(apply(training_loop.of_apply(knobs), model, sites))
+            applied = stack.enter_context(apply(training_loop.knobs_to_apply(knobs), model, sites))
             applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).settled()
         kept.clear()
         applied = applied._replace(later=())  # a run that ended out of memory knows nothing of what it did not reach
@@ -241,7 +241,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             # Outermost, or a call in a checkpointed forward is not recognised when it is recomputed.
-            with inplace.watched(model), apply(training_loop.of_apply(plain), model):
+            with inplace.watched(model), apply(training_loop.knobs_to_apply(plain), model):
                 sites = inplace.legal_sites(lambda: training_loop.train(step, plain, model, range(1), []), model)
         record.add_sites(plain, target, sites)
     return sites

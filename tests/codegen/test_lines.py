@@ -1,4 +1,4 @@
-"""The lines of plain PyTorch: run, they train as the knobs do, and keep as much for backward."""
+"""The lines of plain PyTorch train as the knobs do, and save as much for backward."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STEPS = 3
 
 
 def executed(text: str, step: Step, batches: list[Any], optimizer: Callable[..., Any]) -> dict[str, Any]:
-    """Run lines as a script would; the state afterwards."""
+    """Run lines in a script; return the model's state afterwards."""
     torch.manual_seed(1)
     script(text, step, batches, optimizer)
     return {name: value.detach().clone() for name, value in step.model.state_dict().items()}
 
 
 def script(text: str, step: Step, batches: Iterable[Any], optimizer: Callable[..., Any]) -> dict[str, Any]:
-    """Run lines with what they find in a script, and with a loop as of old where they have none; all names."""
+    """Run lines with the names of a script, and an unchanged loop where they have none; return all names."""
     names: dict[str, Any] = {
         "model": step.model,
         "batches": batches,
@@ -92,14 +92,14 @@ def test_the_lines_train_as_the_knobs_do(make: Any, knobs: Knobs) -> None:
     result = executed(text, step, [step.batch] * STEPS, SGD)
     lower = knobs.precision.value == "all bf16"
     for name, value in result.items():
-        # What `apply` gives back in fp32 was trained in bf16.
+        # `apply` restores to fp32 the weights that were trained in bf16.
         other = expected[name].to(value.dtype) if lower else expected[name]
         torch.testing.assert_close(value, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("make", [Deep, flat, images])
-def test_the_lines_of_checkpoints_train_as_without(make: Any, checkpoint: str) -> None:
+def test_the_lines_of_checkpoints_train_as_the_model_without(make: Any, checkpoint: str) -> None:
     step = step_of(make, SGD)
     result = executed(lines(step, Knobs(checkpoint=checkpoint)), step, [step.batch] * STEPS, SGD)
     expected = trained(step_of(make, SGD), Knobs(), STEPS)
@@ -109,8 +109,8 @@ def test_the_lines_of_checkpoints_train_as_without(make: Any, checkpoint: str) -
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
 
 
-def test_the_lines_say_that_batch_norm_moves_twice() -> None:
-    assert "running statistics move twice" in lines(step_of(images), Knobs(checkpoint="layers 1"))
+def test_a_comment_that_batch_norm_updates_its_statistics_twice() -> None:
+    assert "updates its running statistics twice" in lines(step_of(images), Knobs(checkpoint="layers 1"))
     assert "running statistics" not in lines(step_of(flat), Knobs(checkpoint="layers 1"))
 
 
@@ -135,13 +135,13 @@ def test_in_place(choice: str) -> None:
     torch.testing.assert_close(result, trained(step_of(images, SGD), Knobs(), STEPS), rtol=1e-10, atol=1e-12)
 
 
-def test_in_place_where_the_sites_are_not_known() -> None:
+def test_in_place_without_sites() -> None:
     model = flat()
     exec(lines(None, Knobs(inplace="on")), {"model": model})
     assert [model[place].inplace for place in (1, 3, 5)] == [True] * 3
 
 
-def test_calls_that_are_in_place_are_named() -> None:
+def test_calls_in_the_models_code_are_comments() -> None:
     class Calling(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,10 +154,10 @@ def test_calls_that_are_in_place_are_named() -> None:
     sites = legal_sites(lambda: model(torch.ones(1, 4)).sum().backward(), model)
     (line,) = lines(Step(model, torch.ones(1, 4)), Knobs(inplace="on"), sites).splitlines()
     assert line.startswith("# relu at test_lines.py:")
-    assert line.endswith("call relu in the form that overwrites its input.")
+    assert line.endswith("use the form of relu that overwrites its input.")
 
 
-def test_adapters_change_nothing_at_first_and_train_alone() -> None:
+def test_adapters_change_no_output_at_first_and_only_they_train() -> None:
     step = step_of(Deep)
     step.model.eval()
     before = step.loss_of(step.model, step.batch).item()
@@ -195,7 +195,7 @@ def test_a_batch_of_another_size_is_loaded() -> None:
 
 
 class Answers(nn.Module):
-    """A model that works out its own loss, as those of transformers do."""
+    """A model that computes its own loss, as those of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ def test_an_optimizer_keeps_its_settings(written: Any, text: str) -> None:
 
 
 class Own(torch.optim.SGD):
-    """An optimizer from somewhere else."""
+    """An optimizer outside of torch.optim."""
 
 
 def test_an_optimizer_from_elsewhere_is_imported() -> None:
@@ -284,7 +284,7 @@ def test_an_optimizer_from_elsewhere_is_imported() -> None:
     assert "optimizer = Own(model.parameters(), lr=0.1, foreach=True)" in text
 
 
-# Memory: what the lines keep for backward is what the knobs keep.
+# Memory: the lines save as much for backward as the knobs.
 
 
 def big(make: Callable[[], nn.Module]) -> Step:
@@ -311,7 +311,7 @@ def big(make: Callable[[], nn.Module]) -> Step:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_the_lines_keep_as_much_for_backward(make: Any, knobs: Knobs) -> None:
+def test_the_lines_save_as_much_for_backward(make: Any, knobs: Knobs) -> None:
     expected = at_end_of_forward(run(big(make), knobs).tape, Category.ACTIVATION)
     step = big(make)
     text = lines(step, knobs)
@@ -325,29 +325,29 @@ def test_the_lines_keep_as_much_for_backward(make: Any, knobs: Knobs) -> None:
 # The text itself.
 
 
-def test_nothing_changed_needs_no_lines() -> None:
+def test_knobs_as_written_have_no_lines() -> None:
     assert lines(step_of(flat), Knobs()) == ""
 
 
 @pytest.mark.parametrize(
     "knobs", [*LOOP, *(Knobs(checkpoint=text) for text in CHECKPOINTS), Knobs(lora="a.b"), Knobs(inplace="on")], ids=str
 )
-def test_the_lines_are_python_without_a_step_too(knobs: Knobs) -> None:
+def test_the_lines_without_a_step_are_python(knobs: Knobs) -> None:
     ast.parse(lines(None, knobs))
 
 
-def test_what_stands_outside_pytorch() -> None:
+def test_lines_outside_of_the_model_and_the_loop() -> None:
     knobs = Knobs(gpu="T4", settings="expandable_segments:True", variables={"width": 64}, input_size=32)
     assert lines(None, knobs).splitlines() == [
         "import os",
         "# On a Tesla T4.",
-        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before anything is on the GPU',
+        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before the first use of the GPU',
         "width = 64",
         "# Where the data is loaded: images or sequences of size 32.",
     ]
 
 
-def test_segments_that_no_sequential_calls_are_put_together_as_they_are_called() -> None:
+def test_segments_of_blocks_that_the_model_calls() -> None:
     # √5 is about 2: blocks 0 to 2 and 3 to 4.
     text = lines(step_of(Deep), Knobs(checkpoint="sqrt"))
     assert text.splitlines()[-7:-4] == [
@@ -358,7 +358,7 @@ def test_segments_that_no_sequential_calls_are_put_together_as_they_are_called()
 
 
 def bags(batch: Any, samples: int) -> Any:
-    """So many bags of three entries, and where each begins."""
+    """Return bags of three entries each, and the index at which each begins."""
     return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
 
 
@@ -366,7 +366,7 @@ def bag_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return model(*batch).square().mean()
 
 
-def test_micro_batches_of_a_batch_that_nobody_can_cut_are_loaded() -> None:
+def test_micro_batches_are_loaded_where_a_batch_cannot_be_cut() -> None:
     torch.manual_seed(0)
     step = Step(nn.EmbeddingBag(9, 2), bags(None, 8), compute_loss=bag_loss, optimizer=SGD, samples=8, resize=bags)
     text = lines(step, Knobs(accumulation=2))
@@ -385,7 +385,7 @@ def test_adapters_need_an_optimizer_made_after_them() -> None:
 
 
 def overwriting() -> nn.Module:
-    """A convolution whose result is overwritten."""
+    """Return a network whose convolutions are followed by in-place activations."""
     return nn.Sequential(
         *(layer for inputs in (3, 4) for layer in (nn.Conv2d(inputs, 4, 3, padding=1), nn.ReLU(inplace=True))),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
@@ -395,7 +395,7 @@ def overwriting() -> nn.Module:
 SHAPES[overwriting] = SHAPES[images]
 
 
-def test_what_matrix_products_made_is_not_overwritten_where_it_stays() -> None:
+def test_kept_results_of_matrix_products_are_not_overwritten() -> None:
     step = step_of(overwriting, SGD)
     text = lines(step, Knobs(checkpoint="keep matmuls"))
     assert "for name in ['1', '3']:" in text

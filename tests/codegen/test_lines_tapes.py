@@ -1,4 +1,4 @@
-"""The lines of plain PyTorch, run on a virtual GPU: they request and free what the knobs do, row by row."""
+"""The lines of plain PyTorch request and free what the knobs do, row by row, on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("transformers")
 
 
 def rows(tape: Tape) -> list[tuple[str, int]]:
-    """What was requested and freed, in order, but for inputs: the knobs move each micro-batch, a script its batches."""
+    """Return requests and frees in order, without inputs: knobs move micro-batches, a script moves whole batches."""
     blocks, found = {}, []
     for row in range(len(tape)):
         action, address = Action(int(tape.action[row])), int(tape.address[row])
@@ -41,7 +41,7 @@ def rows(tape: Tape) -> list[tuple[str, int]]:
 
 
 def by_lines(step: Step, text: str, lower: bool) -> Tape:
-    """Two steps of a script with the lines in it."""
+    """Return the tape of two steps of a script with the lines in it."""
     dtype = torch.bfloat16 if lower else None
 
     def batches() -> Iterator[Any]:
@@ -53,7 +53,7 @@ def by_lines(step: Step, text: str, lower: bool) -> Tape:
     with mx.virtual("T4"), mx.record() as recording:
         step.model.to("cuda", dtype)
         names = script(text, step, batches(), step.optimizer)
-    names.clear()  # all lived until the recording ended
+    names.clear()  # alive until the end of the recording
     return recording.tape
 
 
@@ -103,7 +103,7 @@ class Side(nn.Module):
 
 
 def mixed() -> nn.Module:
-    """Layers and blocks by turns in one sequence."""
+    """Return layers and blocks that alternate in one sequence."""
     return nn.Sequential(
         nn.Linear(8, 8), nn.GELU(), Side(), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(),
         nn.Linear(8, 8), nn.Linear(8, 3),
@@ -111,7 +111,7 @@ def mixed() -> nn.Module:
 
 
 class Changed(nn.Module):
-    """What a block returns is changed before the next one gets it."""
+    """A model that changes the output of a block before the next block gets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def test_in_place(name: str) -> None:
     same(STEPS[name], Knobs(inplace="on"))
 
 
-def test_in_place_follows_what_the_run_has_found() -> None:
+def test_in_place_uses_the_sites_that_a_run_has_found() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     step = classified(model, 8)
     assert "only where nothing reads its input" in lines(step, Knobs(inplace="on"))
@@ -247,7 +247,7 @@ class Own(nn.Module):
 
 
 def wrapped() -> nn.Module:
-    """A model that somebody has put checkpoints around already."""
+    """Return a model whose blocks are wrapped in checkpoints already."""
     model = Deep()
     for block in model.blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
@@ -272,7 +272,7 @@ OWN: dict[str, Callable[[], Step]] = {
 @pytest.mark.parametrize("name", OWN)
 def test_own_checkpoints_are_switched_off(name: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for home in (torch.utils.checkpoint, sys.modules[__name__]):
-        monkeypatch.setattr(home, "checkpoint", checkpoint)  # put back afterwards
+        monkeypatch.setattr(home, "checkpoint", checkpoint)  # restored afterwards
     step = OWN[name]()
     expected = rows(traced(step, Knobs(checkpoint=setting)).tape)
     again = OWN[name]()

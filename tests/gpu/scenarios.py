@@ -361,7 +361,7 @@ def with_knobs(model, data, loss, **settings):
     knobs = Knobs(**settings)
     model.cuda()
     kept = []
-    with apply(training_loop.of_apply(knobs), model):
+    with apply(training_loop.knobs_to_apply(knobs), model):
         training_loop.train(Step(model, data, loss=loss), knobs, model, range(2), kept)
 
 

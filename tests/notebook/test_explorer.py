@@ -473,7 +473,7 @@ def test_knobs_that_a_cell_cannot_have_are_greyed_with_the_reason(of_cell: Explo
     for field in ("batch", "optimizer", "lora"):
         widget = control(of_cell, field).widget
         assert widget.disabled
-        assert widget.tooltip == Cell(CODE, {}).greyed()[field]
+        assert widget.tooltip == Cell(CODE, {}).unavailable_knobs()[field]
     assert of_cell._advise_button.disabled
     assert not control(of_cell, "precision").widget.disabled
 

@@ -1,4 +1,4 @@
-"""A cell that is run again: with other values, other knobs, and nothing left changed."""
+"""A cell that is run again with other values and other knobs; everything is restored."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_variable_is_replaced_where_it_is_assigned() -> None:
         "[other, (count, third)] = [1, (128, 3)]",
     ],
 )
-def test_every_form_of_assignment_counts(code: str) -> None:
+def test_every_form_of_assignment_is_replaced(code: str) -> None:
     cell = Cell(f"{code}\nx = torch.zeros(count, device='cuda')", NAMES)
     assert cell.assigned()["count"] == 128
     assert peak(cell, Knobs(variables={"count": 1280})) == 5120
 
 
-def test_assignment_in_a_function_is_left_alone() -> None:
+def test_assignment_in_a_function_is_not_changed() -> None:
     cell = Cell("def f():\n    count = 128\n    return count\ncount = 1\nx = torch.zeros(f(), device='cuda')", NAMES)
     assert peak(cell, Knobs(variables={"count": 1280})) == 512
 
@@ -55,13 +55,13 @@ def test_variable_that_is_not_assigned_is_an_error() -> None:
         Cell(BLOCKS, NAMES).run(Knobs(variables={"bach": 1}))
 
 
-def test_names_of_the_notebook_stay() -> None:
+def test_names_of_the_notebook_are_not_changed() -> None:
     names = {"torch": torch, "count": 5}
     Cell(BLOCKS, names).run()
     assert names == {"torch": torch, "count": 5}
 
 
-def test_cell_sees_the_names_as_they_were_before_its_first_run() -> None:
+def test_cell_uses_the_names_of_the_time_it_was_made() -> None:
     names = {"torch": torch, "count": 128}
     cell = Cell("x = torch.zeros(count, device='cuda')", names)
     names["count"] = 1280
@@ -83,7 +83,7 @@ def names() -> dict[str, object]:
     return {"torch": torch, "model": model, "optimizer": torch.optim.Adam(model.parameters())}
 
 
-def test_models_and_optimizers_of_earlier_cells_come_back(names: dict[str, object]) -> None:
+def test_models_and_optimizers_of_earlier_cells_are_restored(names: dict[str, object]) -> None:
     model, optimizer = names["model"], names["optimizer"]
     model[0].weight.grad = torch.ones(256, 256)  # type: ignore[index]
     before = {name: value.clone() for name, value in model.state_dict().items()}  # type: ignore[attr-defined]
@@ -97,25 +97,25 @@ def test_models_and_optimizers_of_earlier_cells_come_back(names: dict[str, objec
     assert optimizer.param_groups[0]["lr"] == 1e-3  # type: ignore[attr-defined]
 
 
-def test_random_states_come_back() -> None:
+def test_random_states_are_restored() -> None:
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     code = "import random, numpy\nrandom.random(); numpy.random.rand(); torch.rand(3)"
     Cell(code, NAMES).run()
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
 
 
-def test_every_run_finds_the_same(names: dict[str, object]) -> None:
+def test_every_run_starts_from_the_same_state(names: dict[str, object]) -> None:
     cell = Cell(training(), names)
     first, second = cell.run().tape, cell.run().tape
     assert first.replace(stacks=()).equals(second.replace(stacks=()))
 
 
-def test_what_is_printed_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_output_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     Cell("print('step 1')\nimport sys; print('warning', file=sys.stderr)", NAMES).run()
     assert capsys.readouterr() == ("", "")
 
 
-def test_autocast_is_put_onto_a_model_at_its_first_call(names: dict[str, object]) -> None:
+def test_autocast_is_applied_to_a_model_at_its_first_call(names: dict[str, object]) -> None:
     cell = Cell(training(), names)
     as_written, half = cell.run(), cell.run(Knobs(precision="bf16"))
 
@@ -133,8 +133,8 @@ def test_autocast_is_put_onto_a_model_at_its_first_call(names: dict[str, object]
     assert model(torch.ones(64, 256)).dtype == torch.float32  # type: ignore[operator]
 
 
-def test_checkpointing_is_put_onto_a_model_of_the_cell() -> None:
-    # As written a block keeps the outputs of both ReLUs, and its input alone where it is checkpointed.
+def test_checkpointing_is_applied_to_a_model_of_the_cell() -> None:
+    # As written a block saves the outputs of both ReLUs; a checkpointed block saves only its input.
     block = "torch.nn.Sequential(*(part for _ in range(2) for part in (torch.nn.Linear(256, 256), torch.nn.ReLU())))"
     code = f"""model = torch.nn.Sequential(*({block} for _ in range(8))).cuda()
 model(torch.ones(4096, 256, device='cuda')).sum().backward()"""
@@ -149,15 +149,15 @@ def test_gpu_and_settings_are_those_of_the_knobs() -> None:
     assert tape.meta.settings == "expandable_segments:True"
 
 
-def test_out_of_memory_ends_the_run_and_is_on_the_tape() -> None:
+def test_out_of_memory_ends_the_run_and_is_a_row_of_the_tape() -> None:
     cell = Cell("x = torch.empty(2 * 1024**3, dtype=torch.uint8, device='cuda')", NAMES)
     trial, outcome = cell.run_outcome(gpu="1GiB")
     assert Action.OOM in trial.tape.action
-    # with memory without end it has its 2 GiB
+    # with unlimited memory the tensor takes its 2 GiB
     assert (outcome.fits, outcome.peak_allocated) == (False, 2 * 1024**3)
 
 
-def test_other_exceptions_come_through() -> None:
+def test_other_exceptions_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         Cell("1 / 0", NAMES).run()
 
@@ -180,7 +180,7 @@ def test_cell_is_measured_on_the_cpu(names: dict[str, object]) -> None:
     assert 128 * 256 * 4 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
 
 
-def test_real_run_gives_back_weights_gradients_states_and_random_numbers(names: dict[str, object]) -> None:
+def test_real_run_restores_weights_gradients_states_and_random_states(names: dict[str, object]) -> None:
     model, optimizer = names["model"], names["optimizer"]
     model(torch.ones(64, 256)).sum().backward()  # type: ignore[operator]
     optimizer.step()  # type: ignore[attr-defined]
@@ -189,9 +189,9 @@ def test_real_run_gives_back_weights_gradients_states_and_random_numbers(names: 
         states = [value for state in optimizer.state.values() for value in state.values()]  # type: ignore[attr-defined]
         weights = list(model.parameters())  # type: ignore[attr-defined]
         tensors = [*model.state_dict().values(), *states, *(weight.grad for weight in weights)]  # type: ignore[attr-defined]
-        told = [[tensor.tolist() for tensor in tensors], [weight.data_ptr() for weight in weights]]
+        values = [[tensor.tolist() for tensor in tensors], [weight.data_ptr() for weight in weights]]
         return [
-            told,
+            values,
             model.training,
             torch.get_rng_state().tolist(),
             random.getstate(),
@@ -203,24 +203,24 @@ def test_real_run_gives_back_weights_gradients_states_and_random_numbers(names: 
     assert everything() == before
 
 
-def test_knobs_are_put_onto_a_real_model(names: dict[str, object]) -> None:
+def test_knobs_are_applied_in_a_real_run(names: dict[str, object]) -> None:
     trial = Cell(REAL, names).run(Knobs(precision="bf16"), gpu="cpu")
     assert trial.applied.texts == ("bf16 autocast",)
     assert 64 * 256 * 2 in trial.tape.size[trial.tape.category == Category.ACTIVATION]
 
 
-def test_cell_that_fails_for_real_leaves_all_as_it_was(names: dict[str, object]) -> None:
+def test_weights_are_restored_after_a_cell_that_fails_on_the_cpu(names: dict[str, object]) -> None:
     before = [value.tolist() for value in names["model"].state_dict().values()]  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError):
         Cell(f"{REAL}\n1 / 0", names).run(gpu="cpu")
     assert [value.tolist() for value in names["model"].state_dict().values()] == before  # type: ignore[attr-defined]
 
 
-def test_knobs_that_need_structure_are_greyed() -> None:
+def test_knobs_that_do_not_apply_to_a_cell() -> None:
     cell = Cell(BLOCKS, NAMES)
-    greyed = cell.greyed()
-    assert {"batch", "accumulation", "optimizer"} <= set(greyed)
-    assert not {"inplace", "checkpoint", "precision", "settings", "gpu", "variables"} & set(greyed)
+    unavailable = cell.unavailable_knobs()
+    assert {"batch", "accumulation", "optimizer"} <= set(unavailable)
+    assert not {"inplace", "checkpoint", "precision", "settings", "gpu", "variables"} & set(unavailable)
     with pytest.raises(ValueError, match="batch cannot be changed in a cell: "):
         cell.run(Knobs(batch=4))
 

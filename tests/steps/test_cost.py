@@ -34,11 +34,11 @@ def test_a_convolution_and_its_backward():
         images = torch.zeros(2, 3, 8, 8, device="cuda", requires_grad=True)
         nn.Conv2d(3, 4, 3, padding=1).cuda()(images).sum().backward()
 
-    # 2*8*8 places, 4 x 3 x 3*3 multiply-adds each; backward as much for the input and for the weight
+    # 2*8*8 outputs of each channel, 4 x 3 x 3*3 multiply-adds each; backward takes as many for input and for weight
     assert cost_of(step).flops == 3 * 2 * (2 * 8 * 8) * (4 * 3 * 3 * 3)
 
 
-@pytest.mark.parametrize("keys", [8, 2], ids=["a key a head", "shared keys"])
+@pytest.mark.parametrize("keys", [8, 2], ids=["one key per head", "shared keys"])
 def test_attention_and_its_backward(keys):
     def step() -> None:
         query = torch.zeros(2, 8, 16, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -65,13 +65,13 @@ def test_views_cost_nothing():
         (Work(0, 0, torch.float32, False), 0),
     ],
 )
-def test_an_op_takes_as_long_as_what_binds_it(work, seconds):
+def test_seconds_of_an_op_are_those_of_its_slowest_part(work, seconds):
     assert Cost((work,)).seconds(gpu_catalogue.find("A100-40GB")) == pytest.approx(seconds, rel=1e-3)
 
 
-def test_bf16_without_units_for_it_is_as_slow_as_fp32():
+def test_bf16_takes_as_long_as_fp32_on_a_gpu_without_bf16_units():
     gpu = gpu_catalogue.find("T4")
-    half, brain, full = (
+    fp16, bf16, fp32 = (
         Cost((Work(10**13, 10, dtype, False),)).seconds(gpu) for dtype in (torch.float16, torch.bfloat16, torch.float32)
     )
-    assert half < brain == full
+    assert fp16 < bf16 == fp32

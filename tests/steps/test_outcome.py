@@ -1,3 +1,7 @@
+"""Outcomes: with unlimited memory as on the GPU itself, and the part that does not depend on the batch."""
+
+from __future__ import annotations
+
 import pytest
 import torch
 from torch import nn
@@ -16,30 +20,30 @@ def step(batch=64) -> Step:
     return Step(nn.Sequential(*layers), torch.zeros(batch, 256), loss=torch.mean)
 
 
-def test_needs_are_those_of_a_run_on_the_gpu_itself():
+def test_unlimited_outcome_is_that_of_a_run_on_the_gpu():
     settings = [Knobs(), Knobs(batch=4096), Knobs(accumulation=4), Knobs(checkpoint="every 1"), Knobs(gpu="64MiB")]
     for gpu in ("30MiB", "60MiB", "T4"):
         for knobs in settings:
             assert run_unlimited(step(), knobs, gpu=gpu)[1] == run_outcome(step(), knobs, gpu=gpu)[1]
 
 
-def test_the_tape_of_needs_never_ends_out_of_memory():
+def test_tape_of_an_unlimited_run_never_ends_out_of_memory():
     trial, outcome = run_unlimited(step(), gpu="30MiB")
     assert not outcome.fits
     assert Action.OOM not in trial.tape.action
 
 
-def test_a_step_that_looks_at_the_memory_is_run_on_the_gpu_itself():
-    seen = set()
+def test_a_step_that_reads_the_memory_is_run_on_the_gpu():
+    totals = set()
 
     def loss(output):
-        seen.add(torch.cuda.get_device_properties(0).total_memory)
+        totals.add(torch.cuda.get_device_properties(0).total_memory)
         return output.mean()
 
-    looking = Step(nn.Linear(256, 256), torch.zeros(4, 256), loss=loss)
-    outcome = run_unlimited(looking, gpu="T4")[1]
-    assert gpu_catalogue.find("T4").total in seen
-    assert outcome == run_outcome(looking, gpu="T4")[1]
+    reading = Step(nn.Linear(256, 256), torch.zeros(4, 256), loss=loss)
+    outcome = run_unlimited(reading, gpu="T4")[1]
+    assert gpu_catalogue.find("T4").total in totals
+    assert outcome == run_outcome(reading, gpu="T4")[1]
 
 
 # cuBLAS takes a workspace of 8.125 MiB in forward and one in the thread of backward; from torch 2.15 a call frees it.

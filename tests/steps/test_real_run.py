@@ -1,4 +1,4 @@
-"""A step run for real: on this machine's CPU, and the code for CUDA on a virtual GPU that others use too."""
+"""A step on a real device: on this machine's CPU, and the code for CUDA on a virtual GPU that holds other tensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def made(tape: Tape, category: Category, step: int | None = None) -> list[int]:
 
 
 def rows(tape: Tape) -> list[tuple[Any, ...]]:
-    """What a tape tells, wherever its blocks lie, and whatever layer an optimizer's temporaries are counted to."""
+    """Return the rows of a tape without addresses, and without the layer of the optimizer's temporaries."""
     names = ["action", "size", "category", "phase", "step", "op", "module"]
     table = tape.to_pandas()[names].astype(object)
     table.loc[(table["phase"] == "optimizer") & (table["category"] == "temporary"), "module"] = ""
@@ -67,7 +67,7 @@ def needed(of: Step, **knobs: Any) -> int:
     return mx.peak(run(of, Knobs(**knobs), gpu="cpu").tape, "requested")[0]
 
 
-# -- what the tape says, by hand
+# -- the tape, by hand
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_peak_of_a_wide_batch_is_in_backward() -> None:
     assert Phase(int(tape.phase[mx.peak(tape)[1]])) is Phase.BACKWARD
 
 
-# -- knobs change what is measured
+# -- knobs change the measured tape
 
 
 ONE = 256 * 32 * 4  # the output of a layer of `deep`
@@ -138,8 +138,8 @@ def test_micro_batches_need_less() -> None:
     assert needed(deep()) - needed(deep(), accumulation=4) == 24 * ONE - OF_DEEP
 
 
-def test_all_in_bf16_needs_half() -> None:
-    # The batch is there in fp32 beside its copy in bf16.
+def test_all_bf16_needs_half() -> None:
+    # The batch is in memory in fp32, beside its copy in bf16.
     assert needed(deep(), precision="all bf16") == needed(deep()) // 2 + ONE
 
 
@@ -171,20 +171,18 @@ def test_every_knob_runs_on_the_cpu(knobs: Knobs) -> None:
     assert told.applied.texts == run(step(), knobs).applied.texts
 
 
-def test_offload_says_that_there_is_nothing_to_move() -> None:
+def test_a_note_that_offload_moves_nothing_on_the_cpu() -> None:
     told = run(step(), Knobs(offload="saved tensors on the CPU"), gpu="cpu")
     assert "nothing had to be moved" in " ".join(told.applied.notes)
 
 
-# -- beside the prediction: the same ops, and every difference explained
+# -- measured and predicted: the same ops, and every difference explained
 
 
 # On a GPU two threads have a cuBLAS workspace each; from torch 2.15 on every product has one: two forward and three
 # backward in each of two steps, as the input needs no gradient.
 @pytest.mark.parametrize(("release", "workspaces"), [("2.14", 2), ("2.15", 2 * (2 + 3))])
-def test_measured_requests_are_the_predicted_ones_but_for_what_only_one_device_does(
-    release: str, workspaces: int
-) -> None:
+def test_measured_requests_are_the_predicted_ones_except_those_of_one_device(release: str, workspaces: int) -> None:
     of = step()
     knobs = Knobs(update="per tensor")  # a GPU would take foreach, a CPU does not
     measured = run(of, knobs, gpu="cpu").tape
@@ -206,7 +204,7 @@ def test_measured_requests_are_the_predicted_ones_but_for_what_only_one_device_d
     assert rest == {("aten::_to_copy", 2048): 2, ("aten::_to_copy", 64): 2}
 
 
-# -- nothing of the user's is changed
+# -- everything is restored
 
 
 def everything(of: Step) -> list[Any]:
@@ -224,7 +222,7 @@ def everything(of: Step) -> list[Any]:
 
 
 class Careless(nn.Module):
-    """Changes all that it has, and draws numbers from everywhere."""
+    """Changes all of its attributes, and draws from every random number generator."""
 
     def __init__(self, then: str = "") -> None:
         super().__init__()
@@ -241,7 +239,7 @@ class Careless(nn.Module):
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), Knobs(precision="all bf16"), Knobs(lora="first"), Knobs(mode="inference")])
-def test_model_batch_and_random_states_are_as_they_were(knobs: Knobs) -> None:
+def test_model_batch_and_random_states_are_restored(knobs: Knobs) -> None:
     of = step(model=Careless())
     weights = list(of.model.parameters())  # type: ignore[union-attr]
     weights[0].grad = torch.ones(16, 64)
@@ -251,7 +249,7 @@ def test_model_batch_and_random_states_are_as_they_were(knobs: Knobs) -> None:
     assert weights[0].grad.sum() == 16 * 64
 
 
-def test_all_is_as_it_was_after_an_error_and_the_error_holds_no_tensor() -> None:
+def test_everything_is_restored_after_an_error_and_the_error_holds_no_tensor() -> None:
     of = step(model=Careless("fails"))
     before = everything(of)
     seen: list[weakref.ref[Any]] = []
@@ -263,7 +261,7 @@ def test_all_is_as_it_was_after_an_error_and_the_error_holds_no_tensor() -> None
     assert everything(of) == before
     assert seen
     assert not any(reference() is not None for reference in seen)
-    # The lines are still there.
+    # The traceback still has the lines.
     assert "raise ZeroDivisionError" in "".join(traceback.format_exception(caught.value))
 
 
@@ -278,7 +276,7 @@ def test_nothing_of_a_run_stays_alive() -> None:
     assert not any(reference() is not None for reference in seen)
 
 
-def test_building_function_is_called_once_for_real() -> None:
+def test_building_function_is_called_once_on_a_real_device() -> None:
     calls = []
     of = step(model=lambda: calls.append(active()) or network())
     run(of, gpu="cpu")
@@ -286,7 +284,7 @@ def test_building_function_is_called_once_for_real() -> None:
     assert [on is None for on in calls] == [False, True]  # for the prediction, and for real
 
 
-def test_optimizer_that_exists_keeps_its_groups() -> None:
+def test_optimizer_object_keeps_its_groups() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters()}]
     told = run(step(model=model, optimizer=torch.optim.SGD(groups, lr=0.1)), gpu="cpu")
@@ -319,7 +317,7 @@ def test_time_is_measured_and_flops_are_those_of_the_prediction() -> None:
 
 
 def test_time_of_a_step_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Three steps of 0.5, 0.2 and 0.4 s: then a second is over.
+    # Three steps of 0.5, 0.2 and 0.4 s are more than a second.
     times = iter([0.0, 0.5, 0.5, 0.7, 0.7, 1.1])
     monkeypatch.setattr(real_run, "_clock", lambda device: times.__next__)
     assert run(step(), gpu="cpu").seconds == pytest.approx(0.2)
@@ -346,7 +344,7 @@ def test_sweep_on_the_cpu_runs_here_one_after_another(monkeypatch: pytest.Monkey
     assert table["slow_down"].notna().all()
 
 
-# -- what makes no sense is one clear error
+# -- errors
 
 
 def test_allocator_settings_need_a_gpu() -> None:
@@ -354,7 +352,7 @@ def test_allocator_settings_need_a_gpu() -> None:
         run(step(), Knobs(settings="expandable_segments:True"), gpu="cpu")
 
 
-def test_there_is_no_gpu_here() -> None:
+def test_cuda_without_a_usable_gpu_is_an_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     assert targets.default_target() == "T4"
@@ -367,7 +365,7 @@ def test_real_device_follows_the_torch_that_is_installed() -> None:
         run(step(), gpu="cpu", release="2.11")
 
 
-def test_real_device_is_refused_while_a_virtual_gpu_is_on() -> None:
+def test_real_device_is_an_error_while_a_virtual_gpu_is_on() -> None:
     with mx.virtual("T4"), pytest.raises(RuntimeError, match="a virtual Tesla T4 is on"):
         run(step(), gpu="cpu")
 
@@ -379,12 +377,12 @@ def test_model_of_a_virtual_gpu_has_no_values_to_run_with() -> None:
         run(step(model=model), gpu="cpu")
 
 
-def test_executor_is_refused() -> None:
+def test_executor_with_a_real_device_is_an_error() -> None:
     with pytest.raises(TypeError, match="one setting after another"):
         mx.sweep(step(), [], gpu="cpu", executor=object(), progress=None)  # type: ignore[arg-type]
 
 
-def test_setting_that_needs_more_memory_than_there_is_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_that_needs_more_memory_than_the_machine_has_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "available_system_memory", lambda: MIB)
     monkeypatch.setattr(real_run, "run", lambda *_: pytest.fail("it was run"))
     with pytest.raises(MemoryError, match=r"batch 65536: not run, as it would need \d+ MiB by prediction"):
@@ -404,11 +402,11 @@ def test_step_that_no_virtual_gpu_can_run_is_run_without_flops() -> None:
     )
 
 
-# -- the code for CUDA, on a virtual GPU on which others have tensors
+# -- the code for CUDA, on a virtual GPU that holds unrelated tensors
 
 
-def held_by_others() -> list[torch.Tensor]:
-    """Tensors that leave gaps in small and in large segments."""
+def unrelated_tensors() -> list[torch.Tensor]:
+    """Return tensors that leave gaps in small and in large segments."""
     sizes = (100, 3 * MIB, 5 * MIB, 700, 1000 * 1024, 21 * MIB)
     tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
     return [tensors[0], tensors[2], tensors[4]]
@@ -430,12 +428,12 @@ CUDA_KNOBS = [
 
 
 @pytest.mark.parametrize("knobs", CUDA_KNOBS, ids=str)
-def test_run_among_others_is_the_run_of_a_fresh_process(knobs: Knobs) -> None:
+def test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process(knobs: Knobs) -> None:
     of = step(model=nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(), nn.Linear(256, 10)))
     before = everything(of)
     expected = trial.traced(of, knobs).tape
     with mx.virtual("T4"):
-        others = held_by_others()
+        others = unrelated_tensors()
         ran = real_run.run(of, knobs, torch.device("cuda"), 2)
     nothing = Tape.from_columns({"action": [], "address": [], "size": []}, meta=ran.tape.meta)
     mine, held = isolation.drop_unrelated(ran.tape, nothing)
@@ -447,9 +445,9 @@ def test_run_among_others_is_the_run_of_a_fresh_process(knobs: Knobs) -> None:
     assert everything(of) == before
 
 
-def test_gpu_gets_all_memory_of_a_run_back_and_others_keep_theirs() -> None:
+def test_a_run_frees_its_memory_and_unrelated_tensors_keep_theirs() -> None:
     with mx.virtual("T4"):
-        others = held_by_others()
+        others = unrelated_tensors()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         with real_run.borrowed(torch.device("cuda")):
@@ -457,12 +455,12 @@ def test_gpu_gets_all_memory_of_a_run_back_and_others_keep_theirs() -> None:
             mine = torch.empty(30 * MIB, device="cuda", dtype=torch.uint8)
             del mine
         assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
-        # The gaps are filled within the segments that are there.
+        # The gaps are filled within the existing segments.
         assert during == before[1]
         assert len(others) == 3
 
 
-def test_running_out_of_memory_ends_the_tape_and_leaves_the_rest() -> None:
+def test_running_out_of_memory_ends_the_tape_and_keeps_unrelated_tensors() -> None:
     of = step(1 << 14, model=nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), loss=lambda output, _: output.sum())
     before = everything(of)
     with mx.virtual("40MiB"):
@@ -473,7 +471,7 @@ def test_running_out_of_memory_ends_the_tape_and_leaves_the_rest() -> None:
     assert everything(of) == before
 
 
-def test_storage_that_was_there_is_used_where_an_op_is_given_it() -> None:
+def test_an_earlier_tensor_that_an_op_gets_is_on_the_tape() -> None:
     mode = CudaMode(torch.device("cpu"))
     given, other = torch.ones(100), torch.ones(200)
     with mode:
@@ -483,7 +481,7 @@ def test_storage_that_was_there_is_used_where_an_op_is_given_it() -> None:
     assert other.data_ptr() not in {event[2] for event in noted}
 
 
-def test_what_others_hold_is_left_out_but_for_what_the_run_uses() -> None:
+def test_unrelated_tensors_are_dropped_except_those_that_the_run_uses() -> None:
     meta = Meta(Source.IMPORTED, "cuda:0")
     there, alloc, free, done = Action.PREEXISTING, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
     history = Tape.from_columns(

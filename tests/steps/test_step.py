@@ -1,4 +1,4 @@
-"""A step as a value: batches of other sizes, micro-batches, and who works out the loss."""
+"""A step as a value: batches of other sizes, micro-batches, and the loss."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def test_sequences_of_another_length() -> None:
     assert shapes(Step(LINEAR, TOKENS).batch_of(4, 9)) == [(4, 9), (4, 9)]
 
 
-def test_an_input_size_where_there_is_none() -> None:
+def test_an_input_size_of_a_batch_that_has_none() -> None:
     with pytest.raises(ValueError, match="neither images nor sequences"):
         Step(LINEAR, torch.zeros(4, 4)).batch_of(None, 3)
 
 
-def test_samples_are_taken_again_and_again() -> None:
+def test_samples_of_a_larger_batch_are_repeated() -> None:
     batch = torch.tensor([[1.0], [2.0]])
     assert Step(LINEAR, batch).batch_of(5)[:, 0].tolist() == [1, 2, 1, 2, 1]
 
 
-def test_large_batches_are_real_where_no_virtual_gpu_is_on() -> None:
+def test_large_batches_have_values_where_no_virtual_gpu_is_on() -> None:
     step = Step(LINEAR, torch.ones(2, 1 << 18))  # 2 MiB
     assert not is_virtual(step.batch_of(4))
     with mx.virtual("T4"):
@@ -66,7 +66,7 @@ def test_large_batches_are_real_where_no_virtual_gpu_is_on() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
-def test_micro_batches_are_the_batch(count: int, share: int) -> None:
+def test_micro_batches_together_are_the_batch(count: int, share: int) -> None:
     samples = count * share
     batch = {"x": torch.arange(samples * 3).reshape(samples, 3), "y": torch.arange(samples), "scale": torch.tensor(2.0)}
     step = Step(LINEAR, batch)
@@ -77,18 +77,18 @@ def test_micro_batches_are_the_batch(count: int, share: int) -> None:
     assert all(part["scale"] is batch["scale"] for part in parts)
 
 
-def test_micro_batches_of_different_sizes_are_refused() -> None:
+def test_micro_batches_of_unequal_sizes_are_an_error() -> None:
     step = Step(LINEAR, torch.zeros(4, 4))
     with pytest.raises(ValueError, match="accumulation=3 does not divide the batch of 4; write one of its divisors"):
         list(step.micro_batches(step.batch, 3))
 
 
 def bags(batch: Any, samples: int) -> Any:
-    """So many bags of three entries, and where each begins."""
+    """Return bags of three entries each, and the index at which each begins."""
     return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
 
 
-def test_a_batch_that_knows_how_it_grows() -> None:
+def test_a_batch_with_a_function_that_resizes_it() -> None:
     step = Step(nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resize=bags)
     assert (step.batch_size, step.input_size) == (4, None)
     assert step.batch_of() == step.batch
@@ -96,7 +96,7 @@ def test_a_batch_that_knows_how_it_grows() -> None:
     assert [shapes(part) for part in step.micro_batches(step.batch_of(6), 3, 6)] == [[(6,), (2,)]] * 3
 
 
-def test_a_batch_whose_samples_nobody_can_tell_apart_is_fixed() -> None:
+def test_the_size_of_a_batch_without_a_sample_dimension_is_fixed() -> None:
     step = Step(LINEAR, torch.zeros(5, 4), samples=1)
     assert step.batch_of(1) is not None
     with pytest.raises(ValueError, match="no tensor of the batch has its 1 sample along the first dimension"):
@@ -123,7 +123,7 @@ ONES = torch.ones(2, 2)
         (ONES.sum()[None], None, None),
     ],
 )
-def test_who_works_out_the_loss(batch: Any, loss: Any, expected: float | None) -> None:
+def test_loss_is_called_with_output_and_targets(batch: Any, loss: Any, expected: float | None) -> None:
     step = Step(nn.Identity(), batch, loss=loss)
     if expected is None:
         with pytest.raises(TypeError, match="the model's output has no loss"):
@@ -185,7 +185,7 @@ def test_a_type_error_inside_a_loss_is_its_own(name: str) -> None:
         step.loss_of(step.model, ONES)
 
 
-def test_the_loss_of_the_output() -> None:
+def test_the_loss_attribute_of_the_output() -> None:
     step = Step(Answers(), {"x": ONES, "labels": ONES})
     assert step.loss_of(step.model, step.batch).item() == 4
 
@@ -194,7 +194,7 @@ def test_the_loss_of_the_output() -> None:
     ("kind", "given"),
     [(TypeError, (3, ONES)), (TypeError, (LINEAR, ONES, 3)), (ValueError, (LINEAR, {})), (ValueError, (LINEAR, 3))],
 )
-def test_what_is_no_step(kind: type[Exception], given: tuple[Any, ...]) -> None:
+def test_arguments_that_make_no_step(kind: type[Exception], given: tuple[Any, ...]) -> None:
     with pytest.raises(kind):
         Step(*given)
 
@@ -208,6 +208,6 @@ def test_what_is_no_step(kind: type[Exception], given: tuple[Any, ...]) -> None:
         (TypeError, {"compute_loss": 3}),
     ],
 )
-def test_what_is_no_number_of_samples(kind: type[Exception], given: dict[str, Any]) -> None:
+def test_arguments_of_a_wrong_kind(kind: type[Exception], given: dict[str, Any]) -> None:
     with pytest.raises(kind):
         Step(LINEAR, ONES, **given)

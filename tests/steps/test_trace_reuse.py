@@ -1,4 +1,4 @@
-"""What is not traced again is what a trace says, row for row, on every model family."""
+"""A tape that reuses a trace equals the traced one row for row, on every model family."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GPU = "A100-80GB"
 
 
 def graphs(batch: Any, samples: int) -> Any:
-    """So many graphs as the first one side by side, which are one graph."""
+    """Return copies of the first graph side by side, as one graph."""
     features, edges, labels, labelled = (value[:200] if value.shape[0] != 2 else value[:, :1000] for value in batch)
     shifted = torch.cat([edges + 200 * number for number in range(samples)], 1)
     return features.repeat(samples, 1), shifted, labels.repeat(samples), labelled.repeat(samples)
 
 
 def visits(batch: Any, samples: int) -> Any:
-    """So many visits, each with three entries of each category."""
+    """Return visits with three entries of each category."""
     return (
         torch.zeros(samples, 8),
         torch.zeros(4, 3 * samples, dtype=torch.long),
@@ -40,7 +40,7 @@ def visits(batch: Any, samples: int) -> Any:
 
 
 RESIZED = {"graph": {"samples": 1, "resize": graphs}, "recommender": {"resize": visits}}
-"""How a batch whose samples do not lie along the first dimension gets another number of them."""
+"""Arguments of `Step` for batches whose samples do not lie along the first dimension."""
 
 
 @functools.cache
@@ -54,16 +54,16 @@ def step_of(name: str) -> Step:
 
 
 def same(step: Step, knobs: Knobs) -> None:
-    quick = run(step, knobs, gpu=GPU)
-    plain = traced(step, knobs, gpu=GPU)
-    assert quick.tape.equals(plain.tape)
-    assert quick.tape.meta == plain.tape.meta
-    assert quick.applied == plain.applied
-    assert quick.cost.flops == plain.cost.flops
+    reused = run(step, knobs, gpu=GPU)
+    from_scratch = traced(step, knobs, gpu=GPU)
+    assert reused.tape.equals(from_scratch.tape)
+    assert reused.tape.meta == from_scratch.tape.meta
+    assert reused.applied == from_scratch.applied
+    assert reused.cost.flops == from_scratch.cost.flops
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_quick_answer_is_that_of_a_trace(name: str) -> None:
+def test_reused_trace_is_that_of_a_run(name: str) -> None:
     step = step_of(name)
     run(step, gpu=GPU)
     same(step, Knobs(settings="expandable_segments:True"))
@@ -73,7 +73,7 @@ def test_quick_answer_is_that_of_a_trace(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gan", "graph", "recommender"])
 @pytest.mark.parametrize("knobs", [Knobs(precision="bf16"), Knobs(accumulation=2), Knobs(mode="inference")], ids=str)
-def test_quick_answer_of_unusual_steps_in_every_loop(name: str, knobs: Knobs) -> None:
+def test_reused_trace_of_unusual_steps_in_every_loop(name: str, knobs: Knobs) -> None:
     step = step_of(name)
     batch = 2 * step.batch_size
     run(step, knobs.replace(batch=batch), gpu=GPU)
@@ -117,13 +117,13 @@ def test_only_the_first_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_every_loop_is_repeated_exactly(knobs: Knobs) -> None:
+def test_reused_trace_of_every_loop(knobs: Knobs) -> None:
     step = deep()
     run(step, knobs.replace(batch=8), gpu=GPU)
     same(step, knobs)
 
 
-def test_a_step_that_differs_is_traced() -> None:
+def test_a_first_step_with_other_requests_is_traced() -> None:
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         # From sixteen samples on, twice as deep.
         return model(model(batch) if len(batch) >= 16 else batch).mean()
@@ -133,12 +133,12 @@ def test_a_step_that_differs_is_traced() -> None:
     same(step, Knobs(batch=16))
 
 
-def test_a_second_step_unlike_the_first_is_traced_every_time() -> None:
+def test_a_second_step_with_other_requests_than_the_first_is_always_traced() -> None:
     calls: list[int] = []
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         calls.append(len(batch))
-        # Every second call has another output, which no request of the first step is like.
+        # Every second call has an output of another shape, which matches no request of the first step.
         return model(batch).mean() if len(calls) % 2 else model(torch.cat([batch, batch])).sum()
 
     step = Step(deep().model, torch.zeros(8, 64), compute_loss=loss)
@@ -147,10 +147,10 @@ def test_a_second_step_unlike_the_first_is_traced_every_time() -> None:
     same(step, Knobs(batch=16))
 
 
-def test_optimizer_state_of_the_second_step_is_not_made_again() -> None:
+def test_optimizer_state_is_allocated_in_the_first_step_only() -> None:
     step = deep()
     run(step, gpu=GPU)
     tape = run(step, Knobs(batch=32), gpu=GPU).tape
     made = (tape.phase == Phase.OPTIMIZER) & (tape.action == Action.ALLOC)
-    # 12 weights with two states each in the first step; both steps have the temporaries of foreach.
+    # The first step has two states of each of 12 weights; both steps have the temporaries of foreach.
     assert np.count_nonzero(made & (tape.step == 1)) - np.count_nonzero(made & (tape.step == 2)) == 24

@@ -1,4 +1,4 @@
-"""The loop's knobs: real training on the CPU beside loops written out, and what they cost on the virtual GPU."""
+"""The knobs of the training loop, trained for real on the CPU beside loops written by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memexplore.knobs.apply import apply
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.optimizers import KINDS, make
 from memexplore.steps.step import Step
-from memexplore.steps.training_loop import of_apply, train
+from memexplore.steps.training_loop import knobs_to_apply, train
 from memexplore.steps.trial import run
 from memexplore.tape import Action, Category, Phase, Tape
 from tests.small_nets import Deep, everything, flat, gradients, images, step_of
@@ -27,15 +27,15 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 def trained(step: Step, knobs: Knobs, steps: int = 3) -> dict[str, torch.Tensor]:
-    """The model's state after some steps of real training; the same random numbers each time."""
+    """Return the model's state after some steps of real training; the random numbers are the same in every call."""
     torch.manual_seed(1)
-    with apply(of_apply(knobs), step.model):
+    with apply(knobs_to_apply(knobs), step.model):
         train(step, knobs, step.model, range(steps), [])
     return {name: value.clone() for name, value in step.model.state_dict().items()}
 
 
 def by_hand(step: Step, optimizer: torch.optim.Optimizer, steps: int = 3) -> dict[str, torch.Tensor]:
-    """The same without knobs, written out."""
+    """Return the same state from a loop without knobs, written by hand."""
     torch.manual_seed(1)
     for _ in range(steps):
         step.loss_of(step.model, step.batch).backward()
@@ -45,7 +45,7 @@ def by_hand(step: Step, optimizer: torch.optim.Optimizer, steps: int = 3) -> dic
 
 
 def assert_equal(one: Any, other: Any) -> None:
-    """Equal but for the order of sums in double precision."""
+    """Assert equality up to the order of sums in double precision."""
     torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
@@ -54,7 +54,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("choice", KINDS)
 @pytest.mark.parametrize("update", ["as written", "foreach", "fused", "per tensor", "in backward"])
-def test_every_optimizer_trains_the_same_in_every_way(choice: Any, update: str) -> None:
+def test_every_optimizer_trains_the_same_with_every_update(choice: Any, update: str) -> None:
     knobs = Knobs(optimizer=choice, update=update)
     kind, settings = KINDS[choice]
     if kind is torch.optim.Adafactor and update == "fused":
@@ -82,14 +82,14 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.parametrize("update", ["as written", "foreach", "per tensor", "in backward"])
-def test_the_optimizer_as_written(written: Any, alike: Callable[..., torch.optim.Optimizer], update: str) -> None:
+def test_the_optimizer_of_the_step(written: Any, alike: Callable[..., torch.optim.Optimizer], update: str) -> None:
     step = step_of(flat)
     expected = by_hand(step, alike(step.model.parameters()))
     assert_equal(trained(step_of(flat, written), Knobs(update=update)), expected)
 
 
 @pytest.mark.parametrize("update", ["as written", "foreach", "fused", "per tensor", "in backward"])
-def test_an_optimizer_that_exists_lends_the_settings_of_its_groups(update: str) -> None:
+def test_an_optimizer_object_passes_on_the_settings_of_its_groups(update: str) -> None:
     step = step_of(flat)
     expected = by_hand(step, torch.optim.SGD(groups(step.model), lr=0.1))
     other = step_of(flat)
@@ -100,7 +100,7 @@ def test_an_optimizer_that_exists_lends_the_settings_of_its_groups(update: str) 
     assert mine.state_dict() == before
 
 
-def test_a_setting_that_a_scheduler_changed_counts() -> None:
+def test_a_setting_that_a_scheduler_changed_is_kept() -> None:
     model = flat()
     mine = torch.optim.AdamW(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.StepLR(mine, 1, gamma=0.5)
@@ -109,7 +109,7 @@ def test_a_setting_that_a_scheduler_changed_counts() -> None:
     assert (type(made), made.param_groups[0]["lr"], made.param_groups[0]["fused"]) == (torch.optim.AdamW, 0.05, True)
 
 
-def test_weights_that_the_optimizer_does_not_know_get_what_its_groups_share() -> None:
+def test_other_weights_get_the_settings_that_all_groups_share() -> None:
     model = flat()
     mine = torch.optim.SGD(groups(model), lr=0.1, weight_decay=0.2)
     new = nn.Parameter(torch.zeros(2))
@@ -126,7 +126,7 @@ def test_weights_that_the_optimizer_does_not_know_get_what_its_groups_share() ->
         (torch.optim.LBFGS, "foreach", "LBFGS has no foreach update; write update= one of 'per tensor', 'in backward'"),
     ],
 )
-def test_a_way_that_the_optimizer_does_not_have(kind: Any, update: str, words: str) -> None:
+def test_an_update_that_the_optimizer_does_not_have(kind: Any, update: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         trained(step_of(flat, kind), Knobs(update=update))
 
@@ -144,17 +144,17 @@ def test_micro_batches_give_batch_norm_other_statistics() -> None:
     expected = trained(step_of(images, SGD), Knobs())
     other = trained(step_of(images, SGD), Knobs(accumulation=4))
     assert not torch.allclose(other["0.weight"], expected["0.weight"])
-    # One batch of statistics a micro-batch: 3 steps of 4.
+    # Statistics are updated once for each micro-batch: 3 steps of 4.
     assert (expected["1.num_batches_tracked"], other["1.num_batches_tracked"]) == (3, 12)
 
 
-def test_batch_norm_and_micro_batches_are_told_of() -> None:
+def test_a_note_about_batch_norm_and_micro_batches() -> None:
     step = step_of(images)
     assert any("Batch norm" in note for note in train(step, Knobs(accumulation=2), step.model, range(1), []).notes)
     assert train(step, Knobs(batch=2), step.model, range(1), []).notes == ()
 
 
-def test_a_larger_batch_has_the_samples_again() -> None:
+def test_a_larger_batch_repeats_the_samples() -> None:
     # Each sample twice has the same mean, so the same gradients.
     assert_equal(trained(step_of(flat, SGD), Knobs(batch=16)), trained(step_of(flat, SGD), Knobs()))
 
@@ -169,7 +169,7 @@ def test_micro_batches_must_divide_the_batch(knobs: Knobs) -> None:
 
 
 def two(model: nn.Module, batch: Any) -> Iterator[torch.Tensor]:
-    """The loss of the whole network, then, when that has gone backward, a penalty on its first layer."""
+    """Yield the loss of the whole network, and after its backward pass a penalty on the first layer."""
     yield functional.cross_entropy(model(batch[0]), batch[1])
     assert model[0].weight.grad is not None
     yield 0.1 * model[0](batch[0]).square().mean()
@@ -178,7 +178,7 @@ def two(model: nn.Module, batch: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize(
     "knobs", [Knobs(), Knobs(accumulation=4), Knobs(precision="bf16"), Knobs(checkpoint="every 1")], ids=str
 )
-def test_several_losses_train_as_their_loop_written_out(knobs: Knobs) -> None:
+def test_several_losses_train_as_their_loop_written_by_hand(knobs: Knobs) -> None:
     dtype = torch.float32 if "precision" in knobs.changed() else torch.float64
     step = step_of(flat, SGD, dtype)
     torch.manual_seed(1)
@@ -247,7 +247,7 @@ def test_frozen_weights_stay(knobs: Knobs) -> None:
     assert not torch.equal(after["2.weight"], before[1])
 
 
-def test_nothing_to_train_is_told() -> None:
+def test_a_model_without_trainable_weights_is_an_error() -> None:
     with pytest.raises(ValueError, match="no weight of the model trains"):
         trained(step_of(flat), Knobs(frozen=("0", "2", "4", "6")))
 
@@ -285,7 +285,7 @@ def test_gradients_are_freed_in_backward() -> None:
     [{"accumulation": 2}, {"precision": "fp16"}, {"zero_grad": "set to zero"}],
     ids=lambda knobs: next(iter(knobs)),
 )
-def test_a_step_in_backward_does_not_go_with_all(further: dict[str, Any]) -> None:
+def test_knobs_that_contradict_an_update_in_backward(further: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="update in backward frees each gradient at once"):
         trained(step_of(flat), Knobs(update="in backward", **further))
 

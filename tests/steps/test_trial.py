@@ -1,4 +1,4 @@
-"""One run of a step with knobs: what it says, and that the step's model comes back as it was."""
+"""One run of a step with knobs: sizes and FLOPs by hand, and the model restored."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_batch_of_twice_the_size_has_activations_of_twice_the_size():
 
 
 def test_flops_are_those_of_the_matrix_products_of_one_step():
-    # forward, gradient of the weight, and of the input but for the first layer: 2 operations a multiply-add
+    # forward, gradient of the weight, and of the input except in the first layer; a multiply-add is 2 operations
     one = 2 * 8 * 256 * 512
     assert run(step_of()).cost.flops == 2 * one + 2 * one + 1 * one
 
@@ -88,7 +88,7 @@ def assert_same(before: list[Any], after: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["T4", "2MiB"])
-def test_real_model_comes_back_as_it_was(gpu):
+def test_real_model_is_restored(gpu):
     model = network()
     squares(model(torch.ones(8, 256)), torch.ones(8, 256)).backward()
     model.eval()
@@ -98,7 +98,7 @@ def test_real_model_comes_back_as_it_was(gpu):
     assert_same(before, state(model))
 
 
-def test_model_comes_back_as_it_was_after_an_error():
+def test_model_is_restored_after_an_error():
     model = network()
     before = state(model)
     with pytest.raises(ValueError, match="divisors"):
@@ -123,7 +123,7 @@ def test_building_function_is_called_once():
     assert calls == [1]
 
 
-def test_a_setting_seen_before_is_not_run_again(monkeypatch):
+def test_a_setting_that_was_traced_is_not_run_again(monkeypatch):
     step = step_of()
     first = run(step, gpu="A100-40GB").tape
     monkeypatch.setattr(Recorder, "alloc", lambda *_: pytest.fail("an op was traced"))
@@ -133,13 +133,13 @@ def test_a_setting_seen_before_is_not_run_again(monkeypatch):
     assert (elsewhere.size == first.size).all()
 
 
-def test_what_does_not_fit_a_smaller_gpu_is_traced_there():
+def test_a_setting_that_does_not_fit_a_smaller_gpu_is_traced_there():
     step = step_of()
     run(step, gpu="24GiB")
     assert run(step, gpu="2MiB").tape.equals(traced(step, gpu="2MiB").tape)
 
 
-def test_code_that_looks_at_the_gpu_is_traced_everywhere():
+def test_code_that_reads_the_memory_of_the_gpu_is_traced_on_every_gpu():
     def careful(model: nn.Module, batch: Any) -> torch.Tensor:
         part = 4 if torch.cuda.get_device_properties(0).total_memory < 8 * KIB * MIB else 8
         return squares(model(batch[0][:part]), batch[1][:part])
@@ -153,6 +153,6 @@ def test_code_that_looks_at_the_gpu_is_traced_everywhere():
     assert run(step, gpu="4GiB").tape.equals(traced(step, gpu="4GiB").tape)
 
 
-def test_unknown_gpu_is_one_clear_error():
+def test_unknown_gpu_is_a_value_error():
     with pytest.raises(ValueError, match="no GPU"):
         run(step_of(), gpu="T5000")
