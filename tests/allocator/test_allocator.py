@@ -48,14 +48,14 @@ def test_the_segment_of_a_first_request(size: int, segment: int) -> None:
     assert model.reserved == segment
 
 
-def test_small_requests_fill_a_segment_from_its_low_end() -> None:
+def test_small_requests_fill_a_segment_from_its_start() -> None:
     model = allocator()
     first = model.malloc(100)
     assert [model.malloc(100) - first, model.malloc(600) - first, model.malloc(1) - first] == [512, 1024, 2048]
     assert model.reserved == 2 * MIB
 
 
-def test_a_large_block_keeps_a_remainder_of_a_mebibyte() -> None:
+def test_a_large_block_keeps_a_remainder_of_up_to_a_mebibyte() -> None:
     model = allocator()
     address = model.malloc(11 * MIB + 1)
     # The segment has 12 MiB; 1 MiB - 512 would remain, which is not more than 1 MiB.
@@ -64,11 +64,11 @@ def test_a_large_block_keeps_a_remainder_of_a_mebibyte() -> None:
     assert model.requested == 11 * MIB + 1
 
 
-@pytest.mark.parametrize(("size", "held"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
-def test_a_split_needs_strictly_more_than_a_mebibyte(size: int, held: int) -> None:
+@pytest.mark.parametrize(("size", "expected"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
+def test_a_split_needs_strictly_more_than_a_mebibyte(size: int, expected: int) -> None:
     model = allocator()
     model.free(model.malloc(20 * MIB))
-    assert model.block_size(model.malloc(size)) == held
+    assert model.block_size(model.malloc(size)) == expected
 
 
 def test_the_smallest_free_block_that_suffices_is_taken() -> None:
@@ -80,32 +80,32 @@ def test_the_smallest_free_block_that_suffices_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "second_is_taken"),
+    ("release", "takes_second"),
     [
         ("2.11", True),  # the lower address
-        ("2.12.1", False),  # the block that was made first
+        ("2.12.1", False),  # the block that was created first
         ("2.13", False),  # the older segment
     ],
 )
-def test_the_tie_between_segments(release: str, second_is_taken: bool) -> None:
+def test_the_tie_between_segments(release: str, takes_second: bool) -> None:
     model = allocator(release=release, choose_address=addresses_from([1 << 30, 1 << 29]))
     first, second = model.malloc(20 * MIB), model.malloc(20 * MIB)
     model.free(first)
     model.free(second)
-    assert (model.malloc(20 * MIB) == second) is second_is_taken
+    assert (model.malloc(20 * MIB) == second) is takes_second
 
 
-@pytest.mark.parametrize(("release", "lower_is_taken"), [("2.11", True), ("2.12", False), ("2.13", True)])
-def test_the_tie_within_a_segment(release: str, lower_is_taken: bool) -> None:
+@pytest.mark.parametrize(("release", "takes_lower"), [("2.11", True), ("2.12", False), ("2.13", True)])
+def test_the_tie_within_a_segment(release: str, takes_lower: bool) -> None:
     model = allocator(release=release)
     low, middle, high, _ = (model.malloc(512) for _ in range(4))
     for address in (low, middle, high):
         model.free(address)
-    # One free block of 1536 bytes is split twice: its fronts are new blocks, what is left of it is the old one.
+    # One free block of 1536 bytes is split twice: its fronts are new blocks, its remainder is the old one.
     assert [model.malloc(512) for _ in range(3)] == [low, middle, high]
     model.free(low)
     model.free(high)
-    assert (model.malloc(512) == low) is lower_is_taken
+    assert (model.malloc(512) == low) is takes_lower
 
 
 def test_streams_do_not_share_free_blocks() -> None:
@@ -115,7 +115,7 @@ def test_streams_do_not_share_free_blocks() -> None:
     assert model.reserved == 2 * 2 * MIB
 
 
-def test_freed_neighbours_become_one_block() -> None:
+def test_freed_neighbours_merge() -> None:
     model = allocator()
     first, second, third = (model.malloc(512) for _ in range(3))
     model.free(first)
@@ -126,7 +126,7 @@ def test_freed_neighbours_become_one_block() -> None:
 
 
 # ---- release, limits, out of memory
-def test_release_goes_large_before_small_and_by_size() -> None:
+def test_release_takes_large_before_small_and_by_size() -> None:
     events = Events()
     model = allocator(on_event=events)
     for address in [model.malloc(size) for size in (512, 40 * MIB, 24 * MIB)]:
@@ -144,7 +144,7 @@ def test_a_segment_with_a_live_block_is_not_released() -> None:
     assert model.reserved == 2 * MIB
 
 
-def test_a_failed_request_releases_the_cache_and_tries_again() -> None:
+def test_a_failed_request_releases_the_cache_and_retries() -> None:
     events = Events()
     model = allocator(capacity=60 * MIB, on_event=events)
     model.free(model.malloc(40 * MIB))
@@ -179,7 +179,7 @@ def test_a_three_mebibyte_request_fails_with_its_segment() -> None:
         allocator(capacity=10 * MIB).malloc(3 * MIB)
 
 
-def test_the_memory_fraction_is_told_in_the_message() -> None:
+def test_the_message_names_the_memory_fraction() -> None:
     model = allocator(capacity=100 * MIB)
     model.set_memory_fraction(0.5)
     model.malloc(40 * MIB)
@@ -189,7 +189,7 @@ def test_the_memory_fraction_is_told_in_the_message() -> None:
     model.malloc(20 * MIB)
 
 
-def test_a_refusal_before_the_driver_is_asked() -> None:
+def test_a_refusal_before_cudamalloc() -> None:
     model = allocator("throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.9999", capacity=20 * MIB)
     model.set_memory_fraction(1.0)
     with pytest.raises(OutOfMemory, match=r"preemptively rejected .* Requested size: 19\.50 MiB"):
@@ -202,7 +202,7 @@ def test_more_than_an_exabyte_is_refused_at_once() -> None:
         allocator().malloc(1 << 60)
 
 
-def test_a_request_of_nothing_needs_nothing() -> None:
+def test_an_empty_request_allocates_nothing() -> None:
     model = allocator()
     assert model.malloc(0) == 0
     model.free(0)
@@ -253,7 +253,7 @@ def test_only_as_many_oversize_blocks_as_needed_are_released() -> None:
     assert model.stats()["num_alloc_retries"] == 0
 
 
-def test_one_oversize_block_is_released_where_it_is_enough() -> None:
+def test_one_oversize_block_is_released_if_it_is_enough() -> None:
     events = Events()
     model = allocator("max_split_size_mb:20", capacity=150 * MIB, on_event=events)
     for address in [model.malloc(size * MIB) for size in (30, 40, 70)]:
@@ -264,7 +264,7 @@ def test_one_oversize_block_is_released_where_it_is_enough() -> None:
     assert events == [("segment_free", 70 * MIB), ("segment_alloc", 46 * MIB)]
 
 
-def test_garbage_collection_releases_what_is_old() -> None:
+def test_garbage_collection_releases_old_blocks() -> None:
     events = Events()
     text = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.8"
     model = allocator(text, capacity=200 * MIB, on_event=events)

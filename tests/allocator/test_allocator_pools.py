@@ -1,4 +1,4 @@
-"""Expandable segments, blocks that other streams use, private pools."""
+"""Expandable segments, `record_stream` and private pools."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_expandable_small_pages_have_2_mebibytes() -> None:
     assert model.reserved == 2 * MIB
 
 
-def test_expandable_blocks_keep_no_remainder() -> None:
+def test_expandable_blocks_have_no_remainder() -> None:
     model = allocator("expandable_segments:True")
     assert model.block_size(model.malloc(19 * MIB + 1)) == 19 * MIB + 512
 
@@ -70,7 +70,7 @@ def test_unmapped_pages_are_mapped_again() -> None:
     assert model.malloc(45 * MIB) - first == 15 * MIB
 
 
-def test_what_was_mapped_before_memory_ran_out_stays_mapped() -> None:
+def test_memory_mapped_before_a_failure_stays_mapped() -> None:
     events = Events()
     model = allocator("expandable_segments:True", capacity=100 * MIB, on_event=events)
     addresses = [model.malloc(20 * MIB) for _ in range(4)]
@@ -84,14 +84,14 @@ def test_what_was_mapped_before_memory_ran_out_stays_mapped() -> None:
     assert model.reserved == 60 * MIB
 
 
-def test_expandable_free_blocks_are_no_inactive_splits() -> None:
+def test_expandable_free_blocks_do_not_count_as_inactive_splits() -> None:
     model = allocator("expandable_segments:True")
     model.malloc(512)
     assert model.stats()["inactive_split.all.current"] == 0
 
 
 # ---- other streams, private pools
-def test_a_block_in_use_elsewhere_is_free_only_when_that_stream_is_done() -> None:
+def test_a_block_used_on_another_stream_is_free_when_that_stream_has_finished() -> None:
     done: set[int] = set()
     model = allocator(finished=done.__contains__)
     address = model.malloc(30 * MIB)
@@ -122,7 +122,7 @@ def test_a_failed_request_waits_for_other_streams() -> None:
     assert model.reserved == 40 * MIB
 
 
-def test_a_private_pool_keeps_its_blocks_to_itself() -> None:
+def test_a_private_pool_does_not_share_its_blocks() -> None:
     model = allocator()
     model.begin_pool((0, 1))
     model.free(model.malloc(512))
@@ -135,7 +135,7 @@ def test_a_private_pool_keeps_its_blocks_to_itself() -> None:
     assert model.stats()["reserved_bytes_by_private_pools.0_1.all.current"] == 2 * MIB
 
 
-def test_the_pool_that_was_begun_last_is_used() -> None:
+def test_the_most_recent_pool_is_used() -> None:
     model = allocator()
     model.begin_pool((0, 1))
     model.begin_pool((0, 2))
@@ -143,7 +143,7 @@ def test_the_pool_that_was_begun_last_is_used() -> None:
     assert [segment["segment_pool_id"] for segment in model.snapshot()] == [(0, 2)]
 
 
-def test_a_private_pool_is_released_when_nobody_shares_it() -> None:
+def test_a_private_pool_is_released_at_use_count_zero() -> None:
     model = allocator()
     model.begin_pool((0, 1))
     model.free(model.malloc(512))
@@ -155,7 +155,7 @@ def test_a_private_pool_is_released_when_nobody_shares_it() -> None:
     assert model.reserved == 0
 
 
-def test_a_pool_for_emergencies_serves_a_failed_request() -> None:
+def test_an_on_oom_pool_serves_a_failed_request() -> None:
     model = allocator(capacity=40 * MIB)
     model.create_pool((0, 1), PoolOptions.ON_OOM)
     model.begin_pool((0, 1))

@@ -1,4 +1,4 @@
-"""What the allocator can be told, against what PyTorch makes of the same texts."""
+"""Allocator settings, parsed as PyTorch parses the same texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_roundup_power2_divisions(divisions: int, size: int, block: int) -> None
         ("4", (4,) * 16),
     ],
 )
-def test_divisions_are_read_as_torch_reads_them(text: str, table: tuple[int, ...]) -> None:
+def test_divisions_are_parsed_as_torch_parses_them(text: str, table: tuple[int, ...]) -> None:
     assert Settings.parse(f"roundup_power2_divisions:{text}").roundup_power2_divisions == table
 
 
@@ -82,7 +82,7 @@ def test_settings_that_torch_refuses_are_refused(text: str) -> None:
         ",max_non_split_rounding_mb:40",
     ],
 )
-def test_settings_survive_being_written(text: str) -> None:
+def test_settings_written_as_text_parse_to_the_same(text: str) -> None:
     read = Settings.parse(text)
     assert Settings.parse(str(read)) == read
 

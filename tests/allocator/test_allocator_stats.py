@@ -1,4 +1,4 @@
-"""The allocator's statistics, and what holds in every state that a random program reaches."""
+"""The allocator's statistics, and invariants that random programs check after every step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_statistics_by_pool() -> None:
     assert model.stats()["inactive_split_bytes.all.current"] == 0
 
 
-def test_peaks_start_again_from_what_is_there() -> None:
+def test_reset_peaks_equal_the_current_values() -> None:
     model = allocator()
     first, _ = model.malloc(30 * MIB), model.malloc(20 * MIB)
     model.free(first)
@@ -94,7 +94,7 @@ def test_invariants(steps: list[tuple[str, int, int]], text: str, release: str) 
             try:
                 live.append(model.malloc(value, stream))
             except OutOfMemory:
-                # Nothing is cached any more but what shares a segment with something live.
+                # The only cached memory left shares a segment with a live block.
                 assert all(len(segment["blocks"]) > 1 or segment["active_size"] for segment in model.snapshot())
         elif step == "free" and live:
             model.free(live.pop(value % len(live)))
@@ -114,7 +114,7 @@ def test_invariants(steps: list[tuple[str, int, int]], text: str, release: str) 
 
 
 def check(model: Allocator, live: list[int]) -> None:
-    """No overlap, no two free neighbours in a segment, the order of the curves, statistics that fit the blocks."""
+    """Assert: no overlap, no two free neighbours, allocated <= active <= reserved, statistics equal to the blocks."""
     segments = model.snapshot()
     blocks = [block for segment in segments for block in segment["blocks"]]
     ends = [segment["address"] + segment["total_size"] for segment in segments]
@@ -132,17 +132,17 @@ def check(model: Allocator, live: list[int]) -> None:
     assert model.active >= model.requested
     assert model.peak_reserved >= model.peak_active >= model.peak_allocated
     stats = model.stats()
-    held = [block["size"] for block in blocks if block["state"] == "active_allocated"]
-    waiting = [block["size"] for block in blocks if block["state"] == "active_pending_free"]
+    allocated = [block["size"] for block in blocks if block["state"] == "active_allocated"]
+    pending = [block["size"] for block in blocks if block["state"] == "active_pending_free"]
     splits = [
         block["size"]
         for segment in segments
         for block in segment["blocks"]
         if block["state"] == "inactive" and len(segment["blocks"]) > 1 and not segment["is_expandable"]
     ]
-    assert (stats["allocation.all.current"], stats["allocated_bytes.all.current"]) == (len(held), sum(held))
-    assert stats["active.all.current"] == len(held) + len(waiting)
-    assert stats["active_bytes.all.current"] == sum(held) + sum(waiting)
+    assert (stats["allocation.all.current"], stats["allocated_bytes.all.current"]) == (len(allocated), sum(allocated))
+    assert stats["active.all.current"] == len(allocated) + len(pending)
+    assert stats["active_bytes.all.current"] == sum(allocated) + sum(pending)
     assert (stats["inactive_split.all.current"], stats["inactive_split_bytes.all.current"]) == (
         len(splits),
         sum(splits),

@@ -1,4 +1,4 @@
-"""Blocks of a recording that begins late: what they hold is told where their neighbours no longer tell it."""
+"""Sizes of blocks allocated before a recording begins, which their neighbours no longer show."""
 
 import torch
 
@@ -20,7 +20,7 @@ def at_start(make) -> tuple[int, int]:
     return int(curves.curve(tape)[initial_row_count(tape) - 1]), allocated
 
 
-def test_a_remainder_absorbed_before_a_neighbour_died_is_told():
+def test_a_remainder_absorbed_before_its_neighbour_was_freed():
     def make():
         # One segment of 40 MiB, all of it free again.
         whole = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
@@ -28,16 +28,16 @@ def test_a_remainder_absorbed_before_a_neighbour_died_is_told():
         first = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
         second = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
         del first
-        # 19.5 MiB take the 20 MiB in front of the second block: 0.5 MiB are too little to be split off.
+        # 19.5 MiB take the 20 MiB in front of the second block: 0.5 MiB are too small to split off.
         kept = torch.empty(19 * MIB + MIB // 2, dtype=torch.uint8, device="cuda")
         del second
         return kept
 
-    told, allocated = at_start(make)
-    assert told == allocated == 20 * MIB
+    on_tape, allocated = at_start(make)
+    assert on_tape == allocated == 20 * MIB
 
 
-def test_a_block_before_a_small_remainder_that_is_free_absorbed_nothing():
+def test_a_block_before_a_small_free_range_absorbed_nothing():
     def make():
         # One segment of 20 MiB; a free range of 512 KiB between two blocks was split off when there was more.
         whole = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
@@ -49,5 +49,5 @@ def test_a_block_before_a_small_remainder_that_is_free_absorbed_nothing():
         return kept
 
     # 15 + 3 MiB and the 0.5 MiB behind them, which the last block absorbed: the range of 1.5 MiB in between is free.
-    told, allocated = at_start(make)
-    assert told == allocated == 18 * MIB + MIB // 2
+    on_tape, allocated = at_start(make)
+    assert on_tape == allocated == 18 * MIB + MIB // 2

@@ -1,4 +1,4 @@
-"""Steps, phases and categories of tapes that somebody sent: real recordings against arithmetic, and known runs."""
+"""Steps, phases and categories of imported tapes: kept recordings against arithmetic, and predicted runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULE = Frame("/env/torch/nn/modules/module.py", 1790, "_call_impl")
 ENGINE = Frame("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)")
 
 
-def held(tape: Tape, row: int) -> dict[Category, int]:
+def bytes_by_category(tape: Tape, row: int) -> dict[Category, int]:
     """Requested bytes of each category after a row."""
     sizes = curves.by_category(tape, "requested", slice(row, row + 1))[:, 0]
     return {kind: int(sizes[kind]) for kind in Category}
@@ -35,14 +35,14 @@ def end_of(tape: Tape, phase: Phase, step: int = 1) -> int:
     return int(np.flatnonzero((tape.phase == phase) & (tape.step == step))[-1])
 
 
-def language_model(layers: int, width: int, inner: int, words: int = 10_000) -> int:
-    """Bytes of the parameters of the language models in the recordings: the model of Stanford's CS336, in float32.
+def language_model(layers: int, width: int, inner: int, vocabulary: int = 10_000) -> int:
+    """Parameter bytes of the language models in the recordings, those of Stanford's CS336, in float32.
 
     Embedding and output are not tied; a layer has four square projections, three of its feed-forward network (SwiGLU)
     and two norms; one norm stands at the end.
     """
     one_layer = 4 * width * width + 3 * width * inner + 2 * width
-    return FLOAT * (2 * words * width + layers * one_layer + width)
+    return FLOAT * (2 * vocabulary * width + layers * one_layer + width)
 
 
 SMALL = language_model(4, 512, 1344)  # 90,785,792 bytes
@@ -64,26 +64,26 @@ XL = language_model(32, 2560, 10_240)  # 13,627,238,400 bytes
 @pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER])
 def test_parameters_gradients_and_state_are_those_of_the_model(name: str, parameters: int, phase: Phase) -> None:
     tape = kept.tape(name)
-    sizes = held(tape, end_of(tape, phase))
+    sizes = bytes_by_category(tape, end_of(tape, phase))
     assert sizes[Category.PARAMETER] == parameters
     assert sizes[Category.GRADIENT] == parameters
-    # Adam keeps two moments; before the first optimizer step of lm-2.7b they are not made yet
+    # Adam keeps two moments; before the first optimizer step of lm-2.7b they do not exist
     without_state = name == "lm-2.7b-train-seq128-h100" and phase is Phase.BACKWARD
     assert sizes[Category.OPTIMIZER_STATE] == (0 if without_state else 2 * parameters)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_an_optimizer_that_replaces_its_tensors_keeps_their_categories(step: int) -> None:
-    # its code says p.data = p.data - update, and the same for both moments: each step makes all of them anew
+    # its code runs p.data = p.data - update, and the same for both moments: each step allocates all of them again
     tape = kept.tape("small-lm-train-seq100")
-    sizes = held(tape, end_of(tape, Phase.OPTIMIZER, step))
+    sizes = bytes_by_category(tape, end_of(tape, Phase.OPTIMIZER, step))
     assert (sizes[Category.PARAMETER], sizes[Category.OPTIMIZER_STATE]) == (SMALL, 2 * SMALL)
 
 
 @pytest.mark.parametrize(
     ("name", "steps"), [("small-lm-train-seq100", 3), ("lm-xl-train-seq512-bf16", 1), ("cnn-torch21-no-time", 10)]
 )
-def test_steps_are_told_by_optimizer_or_backward(name: str, steps: int) -> None:
+def test_steps_end_with_optimizer_or_backward(name: str, steps: int) -> None:
     assert int(kept.tape(name).step.max()) == steps
 
 
@@ -99,36 +99,39 @@ def test_a_step_goes_from_forward_over_backward_to_the_optimizer() -> None:
     ]
 
 
-def test_activations_rise_in_forward_and_are_gone_after_backward() -> None:
+def test_activations_grow_in_forward_and_are_freed_in_backward() -> None:
     tape = kept.tape("lm-xl-train-seq512-bf16")
-    forward, backward = held(tape, end_of(tape, Phase.FORWARD)), held(tape, end_of(tape, Phase.BACKWARD))
+    forward, backward = (
+        bytes_by_category(tape, end_of(tape, Phase.FORWARD)),
+        bytes_by_category(tape, end_of(tape, Phase.BACKWARD)),
+    )
     # what remains are logits and loss: 2 x 512 words of 10,000 floats, and one float
     assert backward[Category.ACTIVATION] == 2 * 512 * 10_000 * FLOAT + FLOAT
     assert forward[Category.ACTIVATION] > 20 * 1024**3
 
 
-def test_parameters_of_a_forward_pass_are_told() -> None:
+def test_parameters_of_a_forward_pass() -> None:
     tape = kept.tape("small-lm-forward-seq100")
-    assert held(tape, curves.peak(tape)[1])[Category.PARAMETER] == SMALL
+    assert bytes_by_category(tape, curves.peak(tape)[1])[Category.PARAMETER] == SMALL
 
 
-def test_the_workspace_of_cublas_is_told() -> None:
+def test_cublas_workspaces_are_recognised() -> None:
     # one of 4096 x 2 + 16 x 8 KiB for each of the two threads that multiply
     tape = kept.tape("lm-medium-train-seq512")
-    assert held(tape, end_of(tape, Phase.BACKWARD))[Category.WORKSPACE] == 2 * 8_519_680
+    assert bytes_by_category(tape, end_of(tape, Phase.BACKWARD))[Category.WORKSPACE] == 2 * 8_519_680
 
 
-def test_every_recording_keeps_what_it_allocates() -> None:
+def test_categories_at_the_peak_add_up_to_it() -> None:
     tape = kept.tape("expandable-3gpu-oom", 1)
     size, row = curves.peak(tape)
     assert curves.by_category(tape)[:, row].sum() == size
 
 
-# --- known runs ----------------------------------------------------------------------------------------------------
+# --- predicted runs ----------------------------------------------------------------------------------------------------
 
 
 def as_recorded(tape: Tape, path: Path) -> Tape:
-    """A predicted tape as a snapshot of a GPU would show it: no words of ours, real stacks, backward in the engine."""
+    """A predicted tape as a snapshot of a GPU shows it: without labels, with real stacks, backward in the engine."""
     snapshot.save_snapshot(tape, path)
     content: dict[str, Any] = pickle.loads(path.read_bytes())
     (trace,) = content["device_traces"]
@@ -161,42 +164,44 @@ def frames_of(tape: Tape, row: int) -> list[dict[str, Any]]:
     return [{"filename": file, "line": line, "name": name} for file, line, name in stack]
 
 
-def test_what_the_stacks_tell_agrees_with_what_is_known(tmp_path: Path) -> None:
-    known = training_tape()
-    read = as_recorded(known, tmp_path / "known.pickle")
-    rows = np.flatnonzero(known.action != Action.MARK)
-    births = rows[known.action[rows] == Action.ALLOC]
-    there = np.flatnonzero(read.action == Action.ALLOC)
-    assert np.array_equal(known.size[births], read.size[there])
-    agrees = known.category[births] == read.category[there]
-    wrong = {Category(kind) for kind in known.category[births][~agrees]}
+def test_categories_from_stacks_agree_with_the_prediction(tmp_path: Path) -> None:
+    predicted = training_tape()
+    read = as_recorded(predicted, tmp_path / "predicted.pickle")
+    rows = np.flatnonzero(predicted.action != Action.MARK)
+    births = rows[predicted.action[rows] == Action.ALLOC]
+    read_births = np.flatnonzero(read.action == Action.ALLOC)
+    assert np.array_equal(predicted.size[births], read.size[read_births])
+    agrees = predicted.category[births] == read.category[read_births]
+    wrong = {Category(kind) for kind in predicted.category[births][~agrees]}
     # cuDNN's scratch has no C++ frame in this file, so it passes for a temporary, and the buffers of a norm are as long
     # as its weight and its bias, so they pass for parameters; nothing else is mistaken
     assert wrong == {Category.WORKSPACE, Category.BUFFER}
-    assert {Category(kind) for kind in read.category[there][~agrees]} == {Category.TEMPORARY, Category.PARAMETER}
+    assert {Category(kind) for kind in read.category[read_births][~agrees]} == {Category.TEMPORARY, Category.PARAMETER}
     row = curves.peak(read)[1]
-    differs = curves.by_category(read)[:, row] - curves.by_category(known)[:, curves.peak(known)[1]]
+    differs = curves.by_category(read)[:, row] - curves.by_category(predicted)[:, curves.peak(predicted)[1]]
     # two halves of two norms a level with 64, 128, 256 and 512 floats, in blocks of 512 bytes: 16 KiB of 3.21 GiB
     assert int(np.abs(differs).sum()) // 2 == 2 * 2 * (512 + 512 + 1024 + 2048)
     # batches are brought before the first layer runs, so the steps seem to begin a little later
-    batch = known.category[births] == Category.INPUT
-    assert np.array_equal(known.phase[births][~batch], read.phase[there][~batch])
-    assert np.array_equal(known.step[births][~batch], read.step[there][~batch])
+    batch = predicted.category[births] == Category.INPUT
+    assert np.array_equal(predicted.phase[births][~batch], read.phase[read_births][~batch])
+    assert np.array_equal(predicted.step[births][~batch], read.step[read_births][~batch])
 
 
-def test_a_prediction_that_was_saved_comes_back_with_its_layers_and_categories(tmp_path: Path) -> None:
-    known = training_tape()
-    snapshot.save_snapshot(known, tmp_path / "saved.pickle")
+def test_a_saved_prediction_loads_with_its_layers_and_categories(tmp_path: Path) -> None:
+    predicted = training_tape()
+    snapshot.save_snapshot(predicted, tmp_path / "saved.pickle")
     read = snapshot.load(tmp_path / "saved.pickle")[0]
-    births, there = (np.flatnonzero(tape.action == Action.ALLOC) for tape in (known, read))
-    assert np.array_equal(known.category[births], read.category[there])
+    births, read_births = (np.flatnonzero(tape.action == Action.ALLOC) for tape in (predicted, read))
+    assert np.array_equal(predicted.category[births], read.category[read_births])
     layers = [
         [tape.modules[number] if number >= 0 else "" for number in tape.module[rows]]
-        for tape, rows in ((known, births), (read, there))
+        for tape, rows in ((predicted, births), (read, read_births))
     ]
     assert layers[0] == layers[1]
-    assert [known.ops[number] for number in known.op[births]] == [read.ops[number] for number in read.op[there]]
-    assert curves.peak(read)[0] == curves.peak(known)[0]
+    assert [predicted.ops[number] for number in predicted.op[births]] == [
+        read.ops[number] for number in read.op[read_births]
+    ]
+    assert curves.peak(read)[0] == curves.peak(predicted)[0]
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------
@@ -233,10 +238,10 @@ def test_calls_go_on_while_lines_inside_change() -> None:
     assert len(calls_of(stack(3))) == 1
 
 
-def test_phases_between_rows_that_prove_one() -> None:
-    silent = -1
-    proves = [silent, Phase.FORWARD, silent, Phase.FORWARD, silent, Phase.BACKWARD, silent, Phase.OPTIMIZER, silent]
-    phases, steps = phases_and_steps(np.array(proves))
+def test_phases_between_rows_with_evidence() -> None:
+    none = -1
+    evidence = [none, Phase.FORWARD, none, Phase.FORWARD, none, Phase.BACKWARD, none, Phase.OPTIMIZER, none]
+    phases, steps = phases_and_steps(np.array(evidence))
     assert [Phase(phase).text for phase in phases] == [
         "other",
         "forward",
@@ -251,18 +256,18 @@ def test_phases_between_rows_that_prove_one() -> None:
     assert steps.tolist() == [0, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
-def test_micro_batches_are_one_step_where_an_optimizer_is_seen() -> None:
+def test_micro_batches_form_one_step_if_an_optimizer_runs() -> None:
     once = [Phase.FORWARD, Phase.BACKWARD]
     assert phases_and_steps(np.array([*once, *once, Phase.OPTIMIZER, *once]))[1].tolist() == [1, 1, 1, 1, 1, 2, 2]
     assert phases_and_steps(np.array([*once, *once, *once]))[1].tolist() == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_users_frame_that_looks_like_ours_is_only_a_frame() -> None:
+def test_a_frame_of_the_user_is_not_taken_for_a_label() -> None:
     assert parse_label(Frame("train.py", 12, "step (gradient)")) is None
     assert parse_label(Frame("train.py", 0, "step (nothing)")) is None
 
 
-def test_a_row_of_the_engine_is_called_by_its_node() -> None:
+def test_a_row_of_the_engine_is_named_after_its_node() -> None:
     node = Frame("??", 0, "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)")
     assert user_line((node, ENGINE)) == "MulBackward0 (autograd)"
     assert user_line((ENGINE,)) == "autograd engine"

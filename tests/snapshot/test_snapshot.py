@@ -1,4 +1,4 @@
-"""Snapshot files: what PyTorch writes is read, what is hostile or damaged ends in one ValueError, ours go round."""
+"""Snapshot files: PyTorch's are read, hostile and damaged ones raise one ValueError, memexplore's own round-trip."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def segment(address: int, size: int, *blocks: dict[str, Any], **others: Any) -> 
 
 
 def small_snapshot() -> dict[str, Any]:
-    """One request of 700 bytes: its segment, its block and what is left of the segment."""
+    """One request of 700 bytes: its segment, its block and the rest of the segment."""
     events = [event("segment_alloc", BASE, 2 * MIB), event("alloc", BASE, 700)]
     rest = block(BASE + 1024, 2 * MIB - 1024, 0, "inactive")
     return {"segments": [segment(BASE, 2 * MIB, block(BASE, 1024, 700), rest)], "device_traces": [events]}
@@ -70,18 +70,18 @@ def load_one(file: Path) -> Tape:
     return tape
 
 
-def told(tape: Tape) -> list[tuple[str, int, int]]:
+def rows_of(tape: Tape) -> list[tuple[str, int, int]]:
     columns = (tape.action.tolist(), tape.address.tolist(), tape.size.tolist())
     return [(Action(action).name.lower(), address, size) for action, address, size in zip(*columns, strict=True)]
 
 
-# ---- what PyTorch writes
+# ---- files of PyTorch
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_snapshot_of_any_protocol_is_read(tmp_path: Path, protocol: int) -> None:
     tape = load_one(written(tmp_path, small_snapshot(), protocol))
-    assert told(tape) == [("segment_alloc", BASE, 2 * MIB), ("alloc", BASE, 700)]
+    assert rows_of(tape) == [("segment_alloc", BASE, 2 * MIB), ("alloc", BASE, 700)]
     assert tape.meta.source is Source.IMPORTED
     assert tape.stacks == ((Frame("/home/me/model.py", 12, "forward"),),)
 
@@ -92,7 +92,7 @@ def test_a_gzip_file_is_read(tmp_path: Path) -> None:
     assert len(load_one(file)) == 2
 
 
-def test_fields_that_are_missing_are_no_error(tmp_path: Path) -> None:
+def test_missing_fields_are_no_error(tmp_path: Path) -> None:
     content = small_snapshot()
     for each in content["device_traces"][0]:
         del each["time_us"], each["frames"]
@@ -102,29 +102,29 @@ def test_fields_that_are_missing_are_no_error(tmp_path: Path) -> None:
     assert tape.stack.tolist() == [-1, -1]
 
 
-def test_fields_that_are_new_are_no_error(tmp_path: Path) -> None:
+def test_unknown_fields_are_no_error(tmp_path: Path) -> None:
     content = small_snapshot()
     for number, each in enumerate(content["device_traces"][0] * 1):
         each |= {"compile_context": "N/A", "user_metadata": "step " * number, "pool_id": (0, 0), "new": None}
     content["device_traces"][0].append({"action": "annotate", "size": 0, "text": "x"})
-    assert [name for name, _, _ in told(load_one(written(tmp_path, content)))] == ["segment_alloc", "alloc"]
+    assert [name for name, _, _ in rows_of(load_one(written(tmp_path, content)))] == ["segment_alloc", "alloc"]
 
 
 def test_blocks_without_an_address_follow_one_another(tmp_path: Path) -> None:
     content = small_snapshot() | {"device_traces": []}
     for each in content["segments"][0]["blocks"]:
         del each["address"]
-    assert told(load_one(written(tmp_path, content)))[1] == ("preexisting", BASE, 700)
+    assert rows_of(load_one(written(tmp_path, content)))[1] == ("preexisting", BASE, 700)
 
 
-def test_a_list_of_segments_alone_is_read(tmp_path: Path) -> None:
-    assert [name for name, _, _ in told(load_one(written(tmp_path, small_snapshot()["segments"])))] == [
+def test_a_bare_list_of_segments_is_read(tmp_path: Path) -> None:
+    assert [name for name, _, _ in rows_of(load_one(written(tmp_path, small_snapshot()["segments"])))] == [
         "segment_alloc",
         "preexisting",
     ]
 
 
-def test_devices_are_told_apart(tmp_path: Path) -> None:
+def test_each_device_has_its_own_tape(tmp_path: Path) -> None:
     content = small_snapshot()
     content["segments"][0]["device"] = 2
     content["device_traces"] = [[], [event("segment_alloc", 0, 2 * MIB)], content["device_traces"][0]]
@@ -153,8 +153,8 @@ def test_settings_come_from_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_late_history_starts_with_what_was_there(tmp_path: Path) -> None:
-    # Blocks of 512 bytes at 0 (freed in the trace), 512 (stays) and 1024 (made in the trace).
+def test_a_late_history_starts_with_the_initial_blocks(tmp_path: Path) -> None:
+    # Blocks of 512 bytes at 0 (freed in the trace), 512 (stays) and 1024 (allocated in the trace).
     blocks = [
         block(BASE, 512, 0, "inactive"),
         block(BASE + 512, 512, 300),
@@ -169,7 +169,7 @@ def test_a_late_history_starts_with_what_was_there(tmp_path: Path) -> None:
     content = {"segments": [segment(BASE, 2 * MIB, *blocks)], "device_traces": [events]}
     file = written(tmp_path, content)
     tape = load_one(file)
-    assert told(tape)[:3] == [
+    assert rows_of(tape)[:3] == [
         ("segment_alloc", BASE, 2 * MIB),
         ("preexisting", BASE, 200),
         ("preexisting", BASE + 512, 300),
@@ -182,17 +182,17 @@ def test_a_late_history_starts_with_what_was_there(tmp_path: Path) -> None:
     assert device["final_blocks"] == [4, 4]
 
 
-def test_a_block_that_reaches_into_a_free_range_is_kept_at_its_length(tmp_path: Path) -> None:
-    # 5 MiB were asked for and 5 MiB + 512 KiB handed out, before a neighbour that is gone since.
-    held = 5 * MIB + 512 * 1024
-    blocks = [block(BASE, held, 5 * MIB), block(BASE + held, 20 * MIB - held, 0, "inactive")]
+def test_a_block_before_a_free_range_keeps_its_recorded_size(tmp_path: Path) -> None:
+    # 5 MiB were requested and 5 MiB + 512 KiB allocated, before a neighbour that has been freed since.
+    size = 5 * MIB + 512 * 1024
+    blocks = [block(BASE, size, 5 * MIB), block(BASE + size, 20 * MIB - size, 0, "inactive")]
     content = {"segments": [segment(BASE, 20 * MIB, *blocks)], "device_traces": []}
     tape = load_one(written(tmp_path, content))
-    assert curves.peak(tape, "allocated")[0] == held
-    assert [each["size"] for each in snapshot.layout(tape)[0]["blocks"]] == [held, 20 * MIB - held]
+    assert curves.peak(tape, "allocated")[0] == size
+    assert [each["size"] for each in snapshot.layout(tape)[0]["blocks"]] == [size, 20 * MIB - size]
 
 
-def test_a_block_that_waits_for_a_stream_is_active_but_not_allocated(tmp_path: Path) -> None:
+def test_a_pending_block_is_active_but_not_allocated(tmp_path: Path) -> None:
     blocks = [block(BASE, 512, 500, "active_pending_free"), block(BASE + 512, 2 * MIB - 512, 0, "inactive")]
     content = {"segments": [segment(BASE, 2 * MIB, *blocks)], "device_traces": []}
     tape = load_one(written(tmp_path, content))
@@ -200,17 +200,17 @@ def test_a_block_that_waits_for_a_stream_is_active_but_not_allocated(tmp_path: P
     assert int(curves.curve(tape, "active")[-1]) == 512
 
 
-def test_an_oom_tells_the_capacity(tmp_path: Path) -> None:
+def test_the_capacity_follows_from_an_oom(tmp_path: Path) -> None:
     content = small_snapshot()
     oom = {"action": "oom", "device_free": 6 * MIB, "size": 30 * MIB, "stream": 0, "time_us": 6, "frames": []}
     content["device_traces"][0].append(oom)
     tape = load_one(written(tmp_path, content))
     # 2 MiB are reserved and 6 MiB free.
     assert tape.meta.capacity == 8 * MIB
-    assert told(tape)[-1] == ("oom", -1, 30 * MIB)
+    assert rows_of(tape)[-1] == ("oom", -1, 30 * MIB)
 
 
-def test_stacks_tell_phase_and_operator(tmp_path: Path) -> None:
+def test_phase_and_operator_follow_from_the_stack(tmp_path: Path) -> None:
     content = small_snapshot()
     content["device_traces"][0][0]["frames"] = [NATIVE, STEP]
     tape = load_one(written(tmp_path, content))
@@ -220,8 +220,8 @@ def test_stacks_tell_phase_and_operator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["as torch", "frames first", "no frames"])
-def test_many_events_come_through_unchanged(tmp_path: Path, order: str) -> None:
-    # Enough for the fast way to read events, with references of one and of four bytes and new stacks in between.
+def test_many_events_are_read_unchanged(tmp_path: Path, order: str) -> None:
+    # Enough events for the regular expression, with references of one and of four bytes and new stacks in between.
     frames = [{"name": f"f{number}", "filename": f"/m{number}.py", "line": number} for number in range(400)]
     events = []
     for number in range(3000):
@@ -249,7 +249,7 @@ def test_many_events_come_through_unchanged(tmp_path: Path, order: str) -> None:
     assert stacks == expected
 
 
-# ---- what is hostile
+# ---- hostile files
 
 
 class Attack:
@@ -263,7 +263,7 @@ class Attack:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_nothing_of_a_hostile_file_runs(tmp_path: Path, protocol: int) -> None:
+def test_no_code_of_a_hostile_file_runs(tmp_path: Path, protocol: int) -> None:
     target = tmp_path / "made"
     file = written(tmp_path, small_snapshot() | {"more": Attack(str(target))}, protocol)
     with pytest.raises(ValueError, match="refused and nothing of it ran"):
@@ -314,8 +314,8 @@ def test_a_memory_bomb_is_refused(data: bytes) -> None:
         unpickle(data)
 
 
-def test_a_place_in_the_memo_far_behind_costs_nothing() -> None:
-    # Python's own unpickler makes room for two billion entries here.
+def test_a_huge_memo_index_costs_nothing() -> None:
+    # Python's own unpickler allocates two billion entries here.
     assert unpickle(b"\x80\x04]r" + struct.pack("<I", 0x7FFFFFFF) + b".").root == []
 
 
@@ -378,7 +378,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path: Path, content: object) 
         snapshot.load(written(tmp_path, content))
 
 
-@pytest.mark.parametrize("data", [b"", b"\x1f\x8b", b"PAR1", b"\x80\x04", b"not a file of ours", bytes(1000)])
+@pytest.mark.parametrize("data", [b"", b"\x1f\x8b", b"PAR1", b"\x80\x04", b"not a snapshot file", bytes(1000)])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "file"
     file.write_bytes(data)
@@ -386,7 +386,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, data: bytes) -> Non
         snapshot.load(file)
 
 
-def test_a_file_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+def test_a_missing_file_raises_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         snapshot.load(tmp_path / "nothing")
 
@@ -456,11 +456,11 @@ def test_plain_data_is_read_as_python_reads_it(content: object, protocol: int) -
     assert unpickle(pickle.dumps(content, protocol)).root == content
 
 
-# ---- what we write
+# ---- files of memexplore
 
 
 def predicted() -> Tape:
-    """A placed tape with a little of everything."""
+    """A replayed tape with allocs, frees, a mark, a pending free and an oom."""
     rows = [(Action.ALLOC, 1, 700), (Action.ALLOC, 2, 11 * MIB + 1), (Action.ALLOC, 3, 3 * MIB)]
     rows += [(Action.FREE_REQUESTED, 1, 700), (Action.FREE_COMPLETED, 1, 700), (Action.MARK, -1, 0)]
     rows += [(Action.ALLOC, 4, 100), (Action.FREE_REQUESTED, 3, 3 * MIB), (Action.ALLOC, 5, 90 * MIB)]
@@ -479,7 +479,7 @@ def predicted() -> Tape:
     return replay(Tape.from_columns(columns, meta=meta, ops=["aten::relu"], modules=["layer1"], stacks=stacks))
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_a_saved_tape_loads_with_the_same_columns(tmp_path: Path) -> None:
     tape = predicted()
     snapshot.save_snapshot(tape, tmp_path / "out.pickle")
     read = snapshot.load(tmp_path / "out.pickle")[1]
@@ -490,18 +490,18 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read.stacks == tape.stacks
 
 
-def test_the_model_reproduces_what_it_predicted(tmp_path: Path) -> None:
+def test_verify_reproduces_a_saved_prediction(tmp_path: Path) -> None:
     tape = predicted()
     assert Action.OOM in tape.action
     snapshot.save_snapshot(tape, tmp_path / "out.pickle")
     [device] = snapshot.verify(tmp_path / "out.pickle")["devices"]
     assert device["history"] == "complete"
     pairs = [value for value in device.values() if isinstance(value, list)]
-    assert all(same == every for same, every in pairs)
+    assert all(reproduced == every for reproduced, every in pairs)
     assert device["peak_allocated"] == curves.peak(tape, "allocated")[0]
 
 
-def test_a_late_tape_is_written_and_read_again(tmp_path: Path) -> None:
+def test_a_late_tape_round_trips(tmp_path: Path) -> None:
     content = small_snapshot() | {"device_traces": [[event("alloc", BASE + 1024, 512)]]}
     rest = block(BASE + 1536, 2 * MIB - 1536, 0, "inactive")
     content["segments"][0]["blocks"][1:] = [block(BASE + 1024, 512, 512), rest]
@@ -510,13 +510,13 @@ def test_a_late_tape_is_written_and_read_again(tmp_path: Path) -> None:
     assert load_one(tmp_path / "out.pickle").equals(tape)
 
 
-def test_an_unplaced_tape_is_not_written(tmp_path: Path) -> None:
+def test_a_tape_without_device_addresses_is_not_written(tmp_path: Path) -> None:
     tape = Tape.from_columns({"size": [100]}, meta=Meta(Source.PREDICTED, "cuda:0"))
     with pytest.raises(ValueError, match="call replay"):
         snapshot.save_snapshot(tape, tmp_path / "out.pickle")
 
 
-def test_a_tape_file_is_loaded_by_the_same_function(tmp_path: Path) -> None:
+def test_load_reads_tape_files_too(tmp_path: Path) -> None:
     tape = predicted()
     tape.save(tmp_path / "tape.parquet")
     assert snapshot.load(tmp_path / "tape.parquet")[1].equals(tape)
@@ -530,14 +530,14 @@ def for_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return pickle.load(stream)
 
 
-def test_torch_sums_up_our_segments(for_torch: dict[str, Any]) -> None:
+def test_torch_summarises_the_segments(for_torch: dict[str, Any]) -> None:
     from torch.cuda import _memory_viz
 
     text = _memory_viz.segsum(for_torch)
     assert f"segments: {len(for_torch['segments'])}" in text
 
 
-def test_torch_traces_our_events(for_torch: dict[str, Any]) -> None:
+def test_torch_traces_the_events(for_torch: dict[str, Any]) -> None:
     from torch.cuda import _memory_viz
 
     text = _memory_viz.trace(for_torch)
@@ -546,14 +546,14 @@ def test_torch_traces_our_events(for_torch: dict[str, Any]) -> None:
     assert "Device 1" in text
 
 
-def test_torch_plots_our_events(for_torch: dict[str, Any]) -> None:
+def test_torch_plots_the_events(for_torch: dict[str, Any]) -> None:
     from torch.cuda import _memory_viz
 
     assert "<!DOCTYPE html>" in _memory_viz.trace_plot(for_torch)
     assert "<!DOCTYPE html>" in _memory_viz.segment_plot(for_torch)
 
 
-def test_torch_draws_a_flame_graph_of_our_blocks(for_torch: dict[str, Any]) -> None:
+def test_torch_draws_a_flame_graph(for_torch: dict[str, Any]) -> None:
     from torch.cuda import _memory_viz
 
     lines = io.StringIO()
