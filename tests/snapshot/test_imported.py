@@ -127,11 +127,11 @@ def test_categories_at_the_peak_add_up_to_it() -> None:
     assert curves.by_category(tape)[:, row].sum() == size
 
 
-# --- predicted runs ----------------------------------------------------------------------------------------------------
+# --- predicted runs ------------------------------------------------------------------------------------------
 
 
 def as_recorded(tape: Tape, path: Path) -> Tape:
-    """A predicted tape as a snapshot of a GPU shows it: without labels, with real stacks, backward in the engine."""
+    """A predicted tape as a snapshot of a GPU shows it: no labels, real stacks, backward in the engine."""
     snapshot.save_snapshot(tape, path)
     content: dict[str, Any] = pickle.loads(path.read_bytes())
     (trace,) = content["device_traces"]
