@@ -1,13 +1,17 @@
-"""The Tape: memory events of one device as columns, one row an event, in time order."""
+"""The Tape: memory events of one device as columns of equal length, one row per event, in time order.
+
+Recorders, the virtual GPU and snapshot files produce a Tape; analysis, figures and the notebook read one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Action(enum.IntEnum):
-    """What a row tells; the names are PyTorch's own, `PREEXISTING` and `MARK` are ours."""
+    """The kind of event in a row; the names are PyTorch's, except `PREEXISTING` and `MARK`."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -31,11 +35,11 @@ class Action(enum.IntEnum):
     PREEXISTING = 9
     """A block that was already allocated when the tape began."""
     MARK = 10
-    """A border of a step or a phase: `step` and `phase` are those that begin here."""
+    """The start of a step or phase; the row's `step` and `phase` columns name it."""
 
 
 class Category(enum.IntEnum):
-    """What kind of memory a row is, in the order in which figures stack them, bottom to top."""
+    """Kind of memory, in the order in which figures stack the kinds, bottom to top."""
 
     PARAMETER = 0
     BUFFER = 1
@@ -49,7 +53,7 @@ class Category(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """The category in words.
+        """Name of the category as text.
 
         >>> Category.OPTIMIZER_STATE.text
         'optimizer state'
@@ -67,12 +71,12 @@ class Phase(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """The phase in words."""
+        """Name of the phase as text."""
         return self.name.lower()
 
 
 class Source(enum.StrEnum):
-    """Where the numbers come from, said in every figure and sentence."""
+    """Origin of a tape's numbers, named in every figure and sentence."""
 
     MEASURED = "measured"
     PREDICTED = "predicted"
@@ -88,23 +92,23 @@ class Frame(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """What is true of the whole tape; sizes in bytes."""
+    """Metadata of a whole tape; sizes in bytes."""
 
     source: Source
     device: str
-    """The device's name for a person, such as `Tesla T4`, `cuda:1` or `cpu`."""
+    """Display name of the device, such as `Tesla T4`, `cuda:1` or `cpu`."""
     gpu: str | None = None
-    """Key of the catalogue entry (`devices.find`), where there is one."""
+    """Key of the entry in the GPU catalogue (`gpu_catalogue.find`), None without an entry."""
     capacity: int | None = None
-    """Bytes the allocator can reserve: total memory without what lies outside the allocator."""
+    """Bytes that the allocator can reserve: total memory minus memory outside the allocator."""
     total: int | None = None
     """Bytes of the whole device."""
     settings: str = ""
     """Allocator settings as a `PYTORCH_CUDA_ALLOC_CONF` string."""
     versions: Mapping[str, str] = {}
-    """For example `{"torch": "2.13.0", "memexplore": "0.1.0"}`; `torch` is the release whose rules apply."""
+    """Releases by package, such as `{"torch": "2.13.0", "memexplore": "0.1.0"}`; the rules of this torch apply."""
     notes: tuple[str, ...] = ()
-    """Assumptions and limits a reader has to know, one sentence each."""
+    """Assumptions and limits of the numbers, one sentence each."""
 
 
 _COLUMNS: dict[str, Any] = {
@@ -122,15 +126,28 @@ _COLUMNS: dict[str, Any] = {
 }
 
 
+def _analysis(name: str) -> Any:
+    """Return a module of `memexplore.analysis`.
+
+    Methods of Tape look their functions up at the first call: a tape lies below everything that reads it, and building
+    one imports no pandas.
+    """
+    return importlib.import_module(f"memexplore.analysis.{name}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tape:
     """Memory events of one device: numpy columns of equal length, interned tables and metadata.
 
-    ``size`` is the **requested** size in bytes (the segment's size in segment rows). ``address`` is -1 where a row
-    has no place (marks, out of memory). ``op``, ``module`` and ``stack`` are row numbers into ``ops``, ``modules``
-    and ``stacks``, -1 for none. An ``alloc`` (or ``preexisting``) row and the next free row of the same address
-    belong together: ``free_requested`` when the free is asked for, ``free_completed`` when it is done. ``time`` is in
-    ns since the start, the row number where there is no clock.
+    ``size`` is the **requested** size in bytes (in segment rows the size of the segment). ``address`` is -1 in rows
+    without an address (marks, out of memory). ``op``, ``module`` and ``stack`` are indices into ``ops``, ``modules``
+    and ``stacks``, -1 for none. An ``alloc`` (or ``preexisting``) row pairs with the next free rows of the same
+    address: ``free_requested`` when the program frees the block, ``free_completed`` when the allocator can reuse it.
+    ``time`` is in ns since the start, or the row number for a tape without a clock.
+
+    The methods `peak`, `layers`, `tensors`, `by_line` and `by_category` are shorthand for functions of
+    `memexplore.analysis`. A tape is *placed* when its alloc rows have addresses; analysis of a tape that is not
+    raises ValueError, and `memexplore.replay` places it.
     """
 
     time: NDArray[np.int64]
@@ -159,21 +176,21 @@ class Tape:
         modules: Sequence[str] = (),
         stacks: Sequence[tuple[Frame, ...]] = (),
     ) -> Tape:
-        """Build a Tape from any of its columns; those left out get their neutral value, `time` the row number.
+        """Build a Tape from some of its columns; missing columns get a neutral value, `time` the row number.
 
         >>> tape = Tape.from_columns({"action": [Action.ALLOC], "address": [512], "size": [100]},
         ...                          meta=Meta(Source.MEASURED, "cpu"))
         >>> len(tape), int(tape.size[0]), int(tape.stack[0])
         (1, 100, -1)
 
-        Raises ValueError where columns differ in length, a name is unknown, or a row points outside a table.
+        Raises ValueError for columns of different lengths, an unknown column, or an index outside its table.
         """
         unknown = set(columns) - set(_COLUMNS)
         if unknown:
-            raise ValueError(f"a Tape has no column {sorted(unknown)}; its columns are {list(_COLUMNS)}")
+            raise ValueError(f"a Tape has no columns {sorted(unknown)}; use some of {list(_COLUMNS)}")
         lengths = {len(values) for values in columns.values()}
         if len(lengths) > 1:
-            raise ValueError(f"the columns of a Tape have one length, these have {sorted(lengths)}")
+            raise ValueError(f"the columns have different lengths {sorted(lengths)}; give columns of one length")
         count = lengths.pop() if lengths else 0
         neutral = {"address": -1, "op": -1, "module": -1, "stack": -1, "size": 0, "stream": 0, "step": 0}
         neutral |= {"category": Category.UNKNOWN, "phase": Phase.OTHER, "action": Action.ALLOC}
@@ -190,22 +207,24 @@ class Tape:
         for name, table in (("op", ops), ("module", modules), ("stack", stacks)):
             column = arrays[name]
             if count and (column.max() >= len(table) or column.min() < -1):
-                raise ValueError(f"column {name!r} points outside its table of {len(table)} entries")
+                raise ValueError(
+                    f"column {name!r} has an index outside its table of {len(table)} entries; use -1 for none"
+                )
         return cls(**arrays, ops=tuple(ops), modules=tuple(modules), stacks=tuple(stacks), meta=meta)
 
     def __len__(self) -> int:
         return len(self.time)
 
     def __getitem__(self, rows: slice) -> Tape:
-        """The rows of a slice, with the same tables and metadata."""
+        """Return the rows of a slice, with the same tables and metadata."""
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     def replace(self, **changes: Any) -> Tape:
-        """The same tape with some columns, tables or metadata exchanged."""
+        """Return a copy with some columns, tables or metadata replaced."""
         return dataclasses.replace(self, **changes)
 
     def equals(self, other: Tape) -> bool:
-        """Whether both tapes tell the same events; clock time is not compared.
+        """Return whether both tapes have the same events; the `time` column is not compared.
 
         >>> tape = Tape.from_columns({"size": [1]}, meta=Meta(Source.MEASURED, "cpu"))
         >>> tape.equals(tape[:]), tape.equals(tape[:0])
@@ -215,8 +234,68 @@ class Tape:
         columns = (name for name in _COLUMNS if name != "time")
         return same_tables and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
 
+    def peak(self, curve: Literal["requested", "allocated", "active", "reserved"] = "allocated") -> tuple[int, int]:
+        """Return the highest value of a curve in bytes, and the first row that reaches it (`curves.peak`).
+
+        >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
+        >>> tape.peak()
+        (30, 1)
+
+        Raises ValueError for a tape that is not placed or an unknown curve.
+        """
+        return _analysis("curves").peak(self, curve)
+
+    def layers(self) -> pandas.DataFrame:
+        """Return what each layer holds in the step with the highest peak, one row per module (`tables.layers`).
+
+        >>> tape = Tape.from_columns({"address": [0], "size": [40], "category": [Category.PARAMETER], "module": [0]},
+        ...                          modules=["Linear"], meta=Meta(Source.MEASURED, "cpu"))
+        >>> int(tape.layers().loc["Linear", "parameter"])
+        40
+
+        Raises ValueError for a tape that is not placed.
+        """
+        return _analysis("tables").layers(self)
+
+    def tensors(self, row: int | None = None, count: int | None = None) -> pandas.DataFrame:
+        """Return the `count` largest tensors alive after a row, by default at the peak allocated (`tables.tensors`).
+
+        >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
+        >>> tape.tensors(count=1)["size"].tolist()
+        [20]
+
+        Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
+        """
+        return _analysis("tables").tensors(self, row, count)
+
+    def by_line(self, row: int | None = None) -> pandas.DataFrame:
+        """Return allocated bytes by line of the user's code after a row, by default at the peak (`groups.by_line`).
+
+        >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20], "stack": [0, 0]},
+        ...                          stacks=[(Frame("train.py", 7, "step"),)], meta=Meta(Source.MEASURED, "cpu"))
+        >>> tape.by_line()[["size", "line"]].to_numpy().tolist()
+        [[30, 'train.py:7']]
+
+        Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
+        """
+        return _analysis("groups").by_line(self, row)
+
+    def by_category(self) -> pandas.DataFrame:
+        """Return allocated bytes of each category after each row: one row per event, one column per category.
+
+        >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20], "category": [Category.INPUT] * 2},
+        ...                          meta=Meta(Source.MEASURED, "cpu"))
+        >>> tape.by_category()["input"].tolist()
+        [10, 30]
+
+        Raises ValueError for a tape that is not placed.
+        """
+        import pandas
+
+        return pandas.DataFrame(_analysis("curves").by_category(self).T, columns=[kind.text for kind in Category])
+
     def to_pandas(self) -> pandas.DataFrame:
-        """One row an event, tables resolved to text; `stack` becomes the innermost line as ``file:line``."""
+        """Return a DataFrame with one row per event and indices as text; `stack` is the innermost ``file:line``."""
         import pandas
 
         frame = pandas.DataFrame({name: getattr(self, name) for name in _COLUMNS})
@@ -233,7 +312,7 @@ class Tape:
         return frame
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tape as a Parquet file, tables and metadata in the file's own metadata."""
+        """Write the tape to a Parquet file; tables and metadata go into the metadata of the file."""
         import pyarrow
         import pyarrow.parquet
 
@@ -250,9 +329,9 @@ class Tape:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tape:
-        """Read a tape that `save` wrote.
+        """Return the tape in a file that `save` wrote.
 
-        Raises ValueError where the file is no tape of ours or is damaged.
+        Raises ValueError for a damaged file or a file that `save` did not write.
         """
         import pyarrow
         import pyarrow.parquet
@@ -273,4 +352,6 @@ class Tape:
         except FileNotFoundError:
             raise
         except (pyarrow.ArrowException, KeyError, TypeError, ValueError, IndexError, OSError) as error:
-            raise ValueError(f"{os.fspath(path)} is no tape that memexplore can read: {error}") from error
+            raise ValueError(
+                f"{os.fspath(path)} is not a readable tape ({error}); give a file that Tape.save wrote"
+            ) from error

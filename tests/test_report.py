@@ -102,12 +102,12 @@ def test_blocks_and_lines_are_there(page):
 
 def test_what_grew_is_told_where_something_grows():
     page = report.html(leaking_tape(4))
-    assert "200 B at the end of step 2 have become 400 B at the end of step 4" in page
+    assert "200 B at the end of step 2 grew to 400 B at the end of step 4" in page
     assert "<code>train.py:9</code>" in page
 
 
 def test_who_held_the_memory_is_told_when_a_run_died():
-    assert "2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved" in report.html(oom_tape())
+    assert "A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved" in report.html(oom_tape())
 
 
 def test_an_empty_tape_has_a_page():

@@ -39,7 +39,7 @@ def test_parquet_gives_the_same_tape_back(tmp_path):
 def test_a_file_that_is_no_tape_is_refused(tmp_path):
     path = tmp_path / "no.parquet"
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(ValueError, match="no tape that memexplore can read"):
+    with pytest.raises(ValueError, match="not a readable tape"):
         Tape.load(path)
 
 
@@ -47,7 +47,7 @@ def test_a_truncated_tape_is_refused(tmp_path):
     path = tmp_path / "tape.parquet"
     _tape().save(path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match="no tape that memexplore can read"):
+    with pytest.raises(ValueError, match="not a readable tape"):
         Tape.load(path)
 
 

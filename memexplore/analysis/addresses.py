@@ -1,4 +1,4 @@
-"""The address map of a moment: segments, the blocks in them, the free gaps between, and what these mean."""
+"""The address map of a Tape after a row: segments, blocks, free gaps; fragmentation in numbers and in a sentence."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from memexplore.units import size_text
 
 
 class AddressMap(NamedTuple):
-    """Segments and blocks after a row, both by address; sizes in bytes, `row` counts rows of the tape."""
+    """Segments and blocks after a row, both sorted by address; sizes in bytes."""
 
     start: Rows
     length: Rows
-    """Of each segment; of an expandable one each mapped run is a segment."""
+    """Length of each segment; each mapped range of an expandable segment counts as one."""
     expandable: NDArray[np.bool_]
     small: NDArray[np.bool_]
     row: Rows
-    """The row that made each block."""
+    """The alloc row of each block, a row number of the tape."""
     address: Rows
     size: Rows
     requested: Rows
-    waits: NDArray[np.bool_]
-    """Blocks that were given back and wait for another stream."""
+    pending: NDArray[np.bool_]
+    """Freed blocks that wait for another stream."""
     segment: Rows
-    """The position of each block's segment, -1 for none."""
+    """The index of the segment of each block, -1 for none."""
 
 
 class Fragmentation(NamedTuple):
-    """Where the reserved bytes of a moment are."""
+    """Reserved bytes after a row by use."""
 
     reserved: int
     allocated: int
     waiting: int
-    """Blocks that were given back and wait for another stream."""
+    """Freed blocks that wait for another stream."""
     internal: int
-    """Of the blocks, what nobody asked for: block minus requested."""
+    """Internal fragmentation: block sizes minus requested sizes."""
     external: int
-    """Free gaps between blocks: reserved minus blocks."""
+    """External fragmentation: free gaps between blocks."""
     largest: int
     """The largest contiguous free gap."""
     releasable: int
-    """What `empty_cache` would give back to the device: segments, and pages of expandable ones, that are all free."""
+    """Bytes that `empty_cache` would release: free segments, and free pages of expandable segments."""
 
 
 def has_segments(tape: Tape) -> bool:
-    """Whether the tape is that of a caching allocator."""
+    """Return whether the tape has segment rows, as a tape of a caching allocator has."""
     return bool(np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any())
 
 
 def address_map(tape: Tape, row: int) -> AddressMap:
-    """The segments and blocks of a placed tape after a row.
+    """Return the segments and blocks of a placed tape after a row.
 
     >>> from memexplore.allocator import replay
     >>> from memexplore.tape import Action, Meta, Source
@@ -65,10 +65,10 @@ def address_map(tape: Tape, row: int) -> AddressMap:
     >>> address_map(tape, 1).length.tolist(), address_map(tape, 1).size.tolist()
     ([2097152], [1024])
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     if not 0 <= row < len(tape):
-        raise IndexError(f"row {row} is not on this tape of {len(tape)} rows")
+        raise IndexError(f"row {row} is outside this tape of {len(tape)} rows")
     life = lifetimes(tape)
     here = (life.born <= row) & (life.completed > row) & (block_bytes(tape)[life.born] > 0)
     made, asked = life.born[here], life.requested[here]
@@ -95,10 +95,10 @@ def address_map(tape: Tape, row: int) -> AddressMap:
 
 
 def gaps(shown: AddressMap) -> tuple[Rows, Rows, Rows]:
-    """Address, size and segment of each free gap, by address."""
+    """Return address, size and segment index of each free gap, sorted by address."""
     inside = shown.segment >= 0
     count = len(shown.start)
-    # A gap begins where a segment begins or a block ends, and ends at the next block or the segment's end.
+    # A gap begins at the start of a segment or the end of a block; it ends at the next block or the end of the segment.
     begins = np.concatenate((shown.start, (shown.address + shown.size)[inside]))
     ends = np.concatenate((shown.address[inside], shown.start + shown.length))
     segment = np.concatenate((np.arange(count), shown.segment[inside]))
@@ -110,14 +110,14 @@ def gaps(shown: AddressMap) -> tuple[Rows, Rows, Rows]:
 
 
 def fragmentation(tape: Tape, row: int) -> Fragmentation:
-    """Where the bytes that are reserved after a row are.
+    """Return the reserved bytes after a row by use.
 
     >>> from memexplore.allocator import replay
     >>> from memexplore.tape import Action, Meta, Source
     >>> tape = replay(Tape.from_columns({"action": [Action.ALLOC], "address": [1], "size": [700]},
     ...                                 meta=Meta(Source.MEASURED, "cuda:0")))
-    >>> told = fragmentation(tape, 1)
-    >>> told.allocated, told.internal, told.external, told.releasable
+    >>> result = fragmentation(tape, 1)
+    >>> result.allocated, result.internal, result.external, result.releasable
     (1024, 324, 2096128, 0)
 
     Raises IndexError and ValueError as `address_map` does.
@@ -129,11 +129,11 @@ def fragmentation(tape: Tape, row: int) -> Fragmentation:
     offset = begins - shown.start[segment]
     pages = np.maximum((offset + sizes) // page - -(-offset // page), 0) * page
     releasable = np.where(shown.expandable[segment], np.where(whole, sizes, pages), np.where(whole, sizes, 0))
-    held = shown.size[~shown.waits]
+    held = shown.size[~shown.pending]
     return Fragmentation(
         int(shown.length.sum()),
         int(held.sum()),
-        int(shown.size[shown.waits].sum()),
+        int(shown.size[shown.pending].sum()),
         int((shown.size - shown.requested).sum()),
         int(sizes.sum()),
         int(sizes.max(initial=0)),
@@ -142,7 +142,7 @@ def fragmentation(tape: Tape, row: int) -> Fragmentation:
 
 
 def fragmentation_text(tape: Tape, row: int) -> str:
-    """Fragmentation after a row in one sentence.
+    """Return the fragmentation after a row as one sentence.
 
     >>> from memexplore.allocator import replay
     >>> from memexplore.tape import Action, Meta, Source
@@ -153,19 +153,21 @@ def fragmentation_text(tape: Tape, row: int) -> str:
 
     Raises IndexError and ValueError as `address_map` does.
     """
-    told = fragmentation(tape, row)
-    if not told.reserved:
-        return "No memory is reserved at this moment: there are no segments."
+    result = fragmentation(tape, row)
+    if not result.reserved:
+        return "No memory is reserved: the allocator holds no segment."
     count = len(address_map(tape, row).start)
     segments = f"{count:,} segment{'s' if count > 1 else ''}"
-    waiting = f", {size_text(told.waiting)} wait for another stream" if told.waiting else ""
-    first = f"{size_text(told.allocated)} of {size_text(told.reserved)} reserved in {segments} are allocated{waiting}"
-    inner = f"{size_text(told.internal)} of the blocks is rounding (internal fragmentation)"
-    outer = f"{size_text(told.external)} is free between them (external)"
-    largest = f"the largest gap {size_text(told.largest)}"
+    waiting = f", {size_text(result.waiting)} wait for another stream" if result.waiting else ""
+    first = (
+        f"{size_text(result.allocated)} of {size_text(result.reserved)} reserved in {segments} are allocated{waiting}"
+    )
+    inner = f"{size_text(result.internal)} of the blocks is rounding (internal fragmentation)"
+    outer = f"{size_text(result.external)} is free between them (external)"
+    largest = f"the largest gap {size_text(result.largest)}"
     release = (
-        f"empty_cache could release {size_text(told.releasable)}"
-        if told.releasable
+        f"empty_cache could release {size_text(result.releasable)}"
+        if result.releasable
         else "empty_cache could release nothing, because every segment holds a block"
     )
     return f"{first}; {inner}, {outer}, {largest}; {release}."

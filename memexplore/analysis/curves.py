@@ -1,4 +1,4 @@
-"""Curves of a Tape, its peak, and who was alive: one vectorised pass over columns each."""
+"""Curves of a Tape (bytes after each row), their peak, and the lifetimes of blocks, all vectorised."""
 
 from __future__ import annotations
 
@@ -22,48 +22,49 @@ _SHRINKING = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
 class Lifetimes(NamedTuple):
-    """For each alloc or preexisting row when its block was given back; `born` are those rows, all three of one length.
-
-    A row that is not on the tape is ``len(tape)``.
-    """
+    """Lifetimes of blocks as row numbers; three columns of equal length, ``len(tape)`` for a row after the end."""
 
     born: Rows
+    """The alloc or preexisting row of each block."""
     requested: Rows
+    """The row in which the program frees the block."""
     completed: Rows
+    """The row after which the allocator can reuse the block."""
 
 
-def _remembered(function: Callable[[Tape], Any]) -> Callable[[Tape], Any]:
-    # A tape is frozen and zooming asks the same of it again and again; the answer goes when the tape goes.
-    answers: weakref.WeakKeyDictionary[Tape, Any] = weakref.WeakKeyDictionary()
+def _cached_by_tape(function: Callable[[Tape], Any]) -> Callable[[Tape], Any]:
+    # A tape is immutable and every zoom needs the same result; the cache entry dies with the tape.
+    results: weakref.WeakKeyDictionary[Tape, Any] = weakref.WeakKeyDictionary()
 
     @functools.wraps(function)
-    def answer(tape: Tape) -> Any:
-        if tape not in answers:
-            answers[tape] = function(tape)
-        return answers[tape]
+    def cached(tape: Tape) -> Any:
+        if tape not in results:
+            results[tape] = function(tape)
+        return results[tape]
 
-    return answer
+    return cached
 
 
-@_remembered
+@_cached_by_tape
 def block_bytes(tape: Tape) -> Rows:
-    """Bytes of the block that each alloc or preexisting row handed out, 0 on other rows, remembered for a tape."""
+    """Return the block size of each alloc or preexisting row in bytes, 0 in other rows; cached per tape."""
     sizes = block_sizes(tape)
     sizes.flags.writeable = False
     return sizes
 
 
-@_remembered
+@_cached_by_tape
 def lifetimes(tape: Tape) -> Lifetimes:
-    """When each block was born, asked to be freed, and free, as row numbers.
+    """Return the lifetime of every block as row numbers; cached per tape.
 
-    An alloc at an address that is still taken ends the block before it: its free was not seen. Raises ValueError for
-    a tape whose allocs have no addresses yet.
+    An alloc at an address that is still in use ends the block there: the tape lacks its free row.
+
+    Raises ValueError for a tape whose allocs have no addresses.
     """
     count = len(tape)
     born_here = np.isin(tape.action, _BIRTHS)
     if np.any(born_here & (tape.address < 0) & (tape.size > 0)):
-        raise ValueError("this tape is not placed: call replay(tape) first, which gives every request its address")
+        raise ValueError("this tape is not placed: call memexplore.replay(tape) first, which assigns every address")
     kept = born_here | (tape.action == Action.FREE_REQUESTED) | (tape.action == Action.FREE_COMPLETED)
     kept &= tape.address >= 0
     rows = np.flatnonzero(kept)
@@ -73,7 +74,7 @@ def lifetimes(tape: Tape) -> Lifetimes:
     is_birth = np.isin(action, _BIRTHS)
     starts_group = np.ones(len(rows), dtype=bool)
     starts_group[1:] = address[1:] != address[:-1]
-    # A block's own rows reach from its birth to just before the next birth or the next address.
+    # The rows of a block end before the next alloc at its address or the first row of the next address.
     limit = _next(is_birth | starts_group, strictly_after=True)
     births = np.flatnonzero(is_birth)
     limit = limit[births]
@@ -97,7 +98,7 @@ def lifetimes(tape: Tape) -> Lifetimes:
     unplaced = np.flatnonzero(born_here & (tape.address < 0))
     if not len(unplaced):
         return Lifetimes(rows[births][order], asked[order], done[order])
-    # Empty tensors have no address; they live to the end and weigh nothing.
+    # Empty tensors have no address: they take 0 bytes and live to the end.
     born = np.append(rows[births], unplaced)
     order = np.argsort(born, kind="stable")
     forever = np.full(len(unplaced), count)
@@ -105,7 +106,7 @@ def lifetimes(tape: Tape) -> Lifetimes:
 
 
 def _next(here: NDArray[np.bool_], *, strictly_after: bool) -> Rows:
-    """For each position the first marked one at or after it; the length where there is none."""
+    """Return for each position the first true position at or after it, the length if there is none."""
     count = len(here)
     positions = np.where(here, np.arange(count), count)
     following = np.minimum.accumulate(positions[::-1])[::-1]
@@ -113,9 +114,9 @@ def _next(here: NDArray[np.bool_], *, strictly_after: bool) -> Rows:
 
 
 def free_rows(tape: Tape) -> Rows:
-    """Row that frees each block: for alloc and preexisting rows the row of its free, `len(tape)` if none, -1 elsewhere.
+    """Return the row that frees each block: `len(tape)` for a block never freed, -1 in rows that allocate nothing.
 
-    The free counts when it is asked for (`free_requested`), as in the allocated curve.
+    As in the allocated curve, a block is freed by its `free_requested` row.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
@@ -123,7 +124,7 @@ def free_rows(tape: Tape) -> Rows:
     >>> free_rows(tape).tolist()
     [2, 3, -1]
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     life = lifetimes(tape)
     result = np.full(len(tape), -1, dtype=np.int64)
@@ -132,7 +133,7 @@ def free_rows(tape: Tape) -> Rows:
 
 
 def live_rows(tape: Tape, row: int) -> Rows:
-    """Rows of the blocks that are allocated after a row, in the order in which they were born.
+    """Return the alloc rows of the blocks allocated after a row, in order of allocation.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
@@ -140,39 +141,38 @@ def live_rows(tape: Tape, row: int) -> Rows:
     >>> live_rows(tape, 1).tolist(), live_rows(tape, 2).tolist()
     ([0, 1], [1])
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     if not 0 <= row < len(tape):
-        raise IndexError(f"row {row} is not on this tape of {len(tape)} rows")
+        raise IndexError(f"row {row} is outside this tape of {len(tape)} rows")
     life = lifetimes(tape)
     return life.born[(life.born <= row) & (life.requested > row)]
 
 
 def changes(tape: Tape, curve: CurveName) -> Rows:
-    """What each row adds to a curve, in bytes; the curve is the running sum."""
+    """Return the change of a curve in each row, in bytes; the curve is the cumulative sum."""
     if curve == "reserved":
         grows, shrinks = np.isin(tape.action, _GROWTH), np.isin(tape.action, _SHRINKING)
         if np.any(grows) or np.any(shrinks):
             return np.where(grows, tape.size, 0) - np.where(shrinks, tape.size, 0)
         curve = "active"
     if curve not in ("requested", "allocated", "active"):
-        raise ValueError(f"there is no curve {curve!r}: choose requested, allocated, active or reserved")
+        raise ValueError(f"unknown curve {curve!r}: use requested, allocated, active or reserved")
     life = lifetimes(tape)
     sizes = (tape.size if curve == "requested" else block_bytes(tape))[life.born]
     gone = life.requested if curve == "allocated" else life.completed
     result = np.zeros(len(tape) + 1, dtype=np.int64)
     result[life.born] = sizes
-    # A row ends at most one block, so plain indexing is enough; the extra last row takes what is never freed.
+    # A row frees at most one block, so plain indexing suffices; the extra last row collects blocks never freed.
     result[gone] -= sizes
     return result[:-1]
 
 
 def curve(tape: Tape, name: CurveName = "allocated") -> Rows:
-    """Value of a curve after each row, in bytes.
+    """Return the value of a curve after each row, in bytes.
 
-    `allocated` falls when a free is asked for, `active` and `requested` when it is done (DESIGN.md, section 2).
-    `reserved` is the sum of segments; a tape without segment rows (a CPU has no caching allocator) reserves what is
-    active.
+    `allocated` falls at `free_requested` rows, `active` and `requested` at `free_completed` rows. `reserved` is the sum
+    of the segments; for a tape without segment rows (a CPU has no caching allocator) it equals `active`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
@@ -186,7 +186,7 @@ def curve(tape: Tape, name: CurveName = "allocated") -> Rows:
 
 
 def peak(tape: Tape, curve: CurveName = "allocated") -> tuple[int, int]:
-    """Highest value of a curve in bytes, and the first row after which it is reached.
+    """Return the highest value of a curve in bytes, and the first row that reaches it.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.FREE_REQUESTED], "address": [0, 0], "size": [10, 10]},
@@ -194,7 +194,7 @@ def peak(tape: Tape, curve: CurveName = "allocated") -> tuple[int, int]:
     >>> peak(tape)
     (10, 0)
 
-    An empty tape has its peak of 0 bytes at row -1. Raises ValueError as `curve` does.
+    For an empty tape the peak is 0 bytes at row -1. Raises ValueError as `curve` does.
     """
     values = np.cumsum(changes(tape, curve))
     if not len(values):
@@ -206,7 +206,7 @@ def peak(tape: Tape, curve: CurveName = "allocated") -> tuple[int, int]:
 def by_category(
     tape: Tape, curve: Literal["requested", "allocated", "active"] = "allocated", window: slice = slice(None)
 ) -> Rows:
-    """Bytes of each category after each row: shape (len(Category), rows of the window).
+    """Return the bytes of each category after each row: shape (len(Category), rows of the window).
 
     The sum over categories is the curve.
 
@@ -223,7 +223,7 @@ def by_category(
     sizes = (tape.size if curve == "requested" else block_bytes(tape))[life.born]
     gone = life.requested if curve == "allocated" else life.completed
     category = tape.category[life.born].astype(np.int64)
-    # Everything before the window goes into its first row, so a window costs what it shows and no more.
+    # Rows before the window are added to its first row, so the cost depends on the size of the window only.
     width = max(last - first, 0)
     result = np.zeros((len(Category), width), dtype=np.int64)
     if not width:

@@ -1,4 +1,4 @@
-"""Memory by line, layer and category: at a moment, from step to step, and in two tapes."""
+"""Memory of a Tape grouped by line, layer and category: after a row, from step to step, and in two tapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN_LINE = "(no stack)"
 
 
 def _keys(tape: Tape, rows: Rows) -> pandas.DataFrame:
-    """Layer, line and category of some rows in words; two rows of one group share their words."""
+    """Return layer, line and category of some rows as text."""
     import pandas
 
     lines = np.array([*(user_line(stack) or UNKNOWN_LINE for stack in tape.stacks), UNKNOWN_LINE], dtype=object)
@@ -32,10 +32,10 @@ def _keys(tape: Tape, rows: Rows) -> pandas.DataFrame:
 
 
 def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
-    """Who was alive after a row (the peak allocated by default), by the line of the user's code, largest first.
+    """Return allocated bytes after a row (default: the peak allocated) by line of the user's code, largest first.
 
-    Columns `size` (allocated bytes), `count` (of blocks), `category` (the one with most bytes), `line`; `size` adds up
-    to the allocated bytes of that moment.
+    Columns `size` (allocated bytes), `count` (blocks), `category` (the category with most bytes), `line`; `size` sums
+    to the allocated bytes after the row.
 
     >>> from memexplore.tape import Frame, Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20], "stack": [0, 0]},
@@ -43,10 +43,10 @@ def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
     >>> by_line(tape)[["size", "count", "line"]].to_numpy().tolist()
     [[30, 2, 'train.py:7']]
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
-    moment = peak(tape)[1] if row is None else row
-    rows = live_rows(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
+    at = peak(tape)[1] if row is None else row
+    rows = live_rows(tape, at) if row is not None or at >= 0 else np.zeros(0, dtype=np.int64)
     table = _keys(tape, rows)
     table["size"] = block_bytes(tape)[rows]
     table = table[table["size"] > 0]
@@ -59,19 +59,19 @@ def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
 
 
 def growth(tape: Tape) -> pandas.DataFrame:
-    """What grew from step to step, as a leak does: allocated bytes at the end of each step, most growth first.
+    """Return the groups whose memory grows from step to step, as in a leak, most growth first.
 
-    Columns `layer`, `line`, `category`, one a step (named by its number), and `grew`, last minus first. Only groups
-    that never fall and end higher than they began are in it. The first step counts as warm-up, because there gradients
-    and optimizer state are made, and a last step that did not end does not count; so the table is empty for fewer
-    than three steps.
+    Columns `layer`, `line`, `category`, one column per step (its number) with the allocated bytes at the end of that
+    step, and `grew`, last minus first. Only groups that never shrink and end above their start are included. The first
+    step is warm-up, because it allocates gradients and optimizer state, and an unfinished last step is ignored, so the
+    table is empty for fewer than three steps.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"address": [0, 512, 1024], "size": [10, 10, 10], "step": [1, 2, 3]}
     >>> growth(Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cpu")))["grew"].tolist()
     [10]
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     ends = _step_ends(tape)[1:]
     numbers = [int(tape.step[row]) for row in ends]
@@ -89,7 +89,7 @@ def growth(tape: Tape) -> pandas.DataFrame:
 
 
 def _step_ends(tape: Tape) -> list[int]:
-    """The last row of each training step that ended."""
+    """Return the last row of each finished training step."""
     inside = np.flatnonzero(tape.step > 0)
     if not len(inside):
         return []
@@ -104,51 +104,51 @@ def _step_ends(tape: Tape) -> list[int]:
 
 
 def growth_text(tape: Tape) -> str:
-    """What grew in one sentence; empty where nothing did."""
+    """Return the growth as one sentence, empty if nothing grew."""
     table = growth(tape)
     if not len(table):
         return ""
     first, last = (int(table[column].sum()) for column in (table.columns[3], table.columns[-2]))
     steps = [column for column in table.columns if isinstance(column, int)]
     return (
-        f"{size_text(first)} at the end of step {steps[0]} have become {size_text(last)} at the end of step "
-        f"{steps[-1]}, {difference_text(first, last)}: what never falls is a leak, or a list that keeps tensors."
+        f"{size_text(first)} at the end of step {steps[0]} grew to {size_text(last)} at the end of step "
+        f"{steps[-1]}, {difference_text(first, last)}: look for a leak, such as a list that keeps tensors."
     )
 
 
 def oom_text(tape: Tape) -> str:
-    """What a run that died asked for, how much was free, and who held the memory; empty where none died.
+    """Return the last failed request, the free memory and its largest holders as text, empty for a run that fits.
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     ooms = np.flatnonzero(tape.action == Action.OOM)
     if not len(ooms):
         return ""
     row = int(ooms[-1])
     asked, reserved, allocated = int(tape.size[row]), int(curve(tape, "reserved")[row]), int(curve(tape)[row])
-    text = f"{size_text(asked)} were asked for"
+    text = f"A request for {size_text(asked)} failed"
     if tape.stack[row] >= 0:
         text += f" at {user_line(tape.stacks[tape.stack[row]])}"
     free = reserved - int(curve(tape, "active")[row])
-    left = f"{size_text(free)} free inside the segments, in gaps that are too small" if free else "nothing free in them"
+    left = f"{size_text(free)} free inside the segments in gaps too small for it" if free else "nothing free in them"
     if tape.meta.capacity is not None:
-        left = f"{size_text(max(tape.meta.capacity - reserved, 0))} of the device were left and {left}"
-    text += f"; {size_text(reserved)} were reserved, {left}."
+        left = f"{size_text(max(tape.meta.capacity - reserved, 0))} of the device left and {left}"
+    text += f": {size_text(reserved)} reserved, {left}."
     held = by_line(tape, row).head(3)
     if len(held):
         owners = [
             f"{line} ({size_text(size)}, {category})"
             for size, category, line in zip(held["size"].tolist(), held["category"], held["line"], strict=True)
         ]
-        text += f" Most of the {size_text(allocated)} allocated was held by {', '.join(owners)}."
+        text += f" The largest holders of the {size_text(allocated)} allocated: {', '.join(owners)}."
     return text
 
 
 def diff(before: Tape, after: Tape) -> pandas.DataFrame:
-    """What two tapes hold at their peaks allocated, by layer, line and category, the largest change first.
+    """Return the difference of two tapes at their peaks allocated by layer, line and category, largest change first.
 
-    Columns `layer`, `line`, `category`, `before`, `after` (allocated bytes) and `difference`; `before` adds up to the
-    first tape's peak and `after` to the second's. Addresses play no part, so the tapes may come from any two runs.
+    Columns `layer`, `line`, `category`, `before`, `after` (allocated bytes) and `difference`; `before` sums to the peak
+    of the first tape and `after` to the peak of the second. The tapes may come from any two runs.
 
     >>> from memexplore.tape import Meta, Source
     >>> short = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -156,7 +156,7 @@ def diff(before: Tape, after: Tape) -> pandas.DataFrame:
     >>> diff(short, long)[["before", "after", "difference"]].to_numpy().tolist()
     [[10, 40, 30]]
 
-    Raises ValueError where a tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     import pandas
 
@@ -175,7 +175,7 @@ def diff(before: Tape, after: Tape) -> pandas.DataFrame:
 
 
 def diff_text(before: Tape, after: Tape) -> str:
-    """The two peaks allocated in one sentence: ``before -> after (difference with sign and per cent)``.
+    """Return the two peaks allocated as text: ``before -> after (difference with sign and per cent)``.
 
     >>> from memexplore.tape import Meta, Source
     >>> short = Tape.from_columns({"address": [0], "size": [1024]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -183,7 +183,7 @@ def diff_text(before: Tape, after: Tape) -> str:
     >>> diff_text(short, long)
     'Peak 1.00 KiB -> 2.00 KiB allocated (+1.00 KiB, +100 %)'
 
-    Raises ValueError where a tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     first, second = peak(before)[0], peak(after)[0]
     change = difference_text(first, second).replace(" (", ", ").rstrip(")")

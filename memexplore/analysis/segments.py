@@ -11,13 +11,13 @@ _SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, 
 
 
 class MappedRanges:
-    """The mapped runs of expandable segments: start to end and stream."""
+    """Mapped ranges of expandable segments: start address to end address and stream."""
 
     def __init__(self, runs: dict[int, tuple[int, int]]) -> None:
         self.runs = runs
 
     def remove(self, start: int, end: int) -> None:
-        """Take a range out."""
+        """Remove a range."""
         for begin, (stop, stream) in list(self.runs.items()):
             if begin < end and start < stop:
                 del self.runs[begin]
@@ -27,7 +27,7 @@ class MappedRanges:
                     self.runs[end] = (stop, stream)
 
     def add(self, start: int, end: int, stream: int) -> None:
-        """Put a range in, joined with its neighbours."""
+        """Add a range, joined with adjacent ranges of its stream."""
         for begin, (stop, other) in list(self.runs.items()):
             if other == stream and (stop == start or begin == end):
                 del self.runs[begin]
@@ -36,7 +36,7 @@ class MappedRanges:
 
 
 def segments_at_end(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
-    """Address, end, stream, whether expandable and whether small of each segment at the end of a tape, by address."""
+    """Return (start, end, stream, is expandable, is small) of each segment at the end of a tape, sorted by address."""
     whole: dict[int, tuple[int, int]] = {}
     mapped = {True: MappedRanges({}), False: MappedRanges({})}
     rows = np.flatnonzero(np.isin(tape.action, _SEGMENT_ROWS))

@@ -1,4 +1,4 @@
-"""What a Tape says, in numbers and in words: the summary and the sentence; curves and tables are handed on."""
+"""Summary of a Tape: the object of ``memexplore run --json``, and the two-line sentence shown above a figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memexplore.units import size_text
 
 
 def _where(tape: Tape, row: int) -> dict[str, Any]:
-    """Step, phase, layer, op and line of a row; None for what the row does not know."""
+    """Return step, phase, layer, op and line of a row, None for columns without a value."""
     if row < 0:
         return {"step": 0, "phase": Phase.OTHER.text, "layer": None, "op": None, "line": None}
     op, module, stack = int(tape.op[row]), int(tape.module[row]), int(tape.stack[row])
@@ -28,18 +28,18 @@ def _where(tape: Tape, row: int) -> dict[str, Any]:
 
 
 def summary(tape: Tape) -> dict[str, Any]:
-    """The object of ``memexplore run --json``; sizes in bytes.
+    """Return the object of ``memexplore run --json``; sizes in bytes.
 
     Keys `source`, `gpu`, `capacity` (None on a CPU), `outcome` ("fits" or "oom"), `peak_requested`, `peak_allocated`,
     `peak_reserved`, `steps` (training steps that began) and `at_peak` with `step`, `phase`, `layer`, `op`, `line` of
-    the row that reached the peak allocated and `by_category`, the allocated bytes then, which add up to the peak.
+    the row that reaches the peak allocated and `by_category`, allocated bytes by category, which sum to the peak.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
     >>> summary(tape)["outcome"], summary(tape)["peak_allocated"]
     ('fits', 40)
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     allocated, row = peak(tape)
     shares = by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)
@@ -56,8 +56,8 @@ def summary(tape: Tape) -> dict[str, Any]:
     }
 
 
-def _moment(where: dict[str, Any]) -> str:
-    """A place in the run in words: ``step 2, backward of layer3.5.conv2``."""
+def _location(where: dict[str, Any]) -> str:
+    """Return a location in the run as text: ``step 2, backward of layer3.5.conv2``."""
     step, phase, layer = where["step"], where["phase"], where["layer"]
     words = [f"step {step}"] if step else []
     if phase != Phase.OTHER.text:
@@ -68,7 +68,7 @@ def _moment(where: dict[str, Any]) -> str:
 
 
 def location_text(tape: Tape, row: int) -> str:
-    """Where a row lies in the run, in words: ``step 2, backward of layer3.5.conv2``; empty where nothing is known.
+    """Return the location of a row as text: ``step 2, backward of layer3.5.conv2``; empty without step and layer.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40], "step": [1], "phase": [Phase.OPTIMIZER]},
@@ -76,11 +76,11 @@ def location_text(tape: Tape, row: int) -> str:
     >>> location_text(tape, 0)
     'step 1, optimizer'
     """
-    return _moment(_where(tape, row))
+    return _location(_where(tape, row))
 
 
 def with_article(name: str) -> str:
-    """The name of a device with its article, as it stands in a sentence.
+    """Return the name of a device with its article.
 
     >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB card", "8.00 GiB")]
     ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB card', 'a GPU with 8.00 GiB']
@@ -101,8 +101,8 @@ def _source(tape: Tape) -> str:
     return f"{tape.meta.source}, torch {release}" if release else str(tape.meta.source)
 
 
-def _on(tape: Tape) -> str:
-    """Whether the run fits, on what, with how much to spare, and where the numbers come from."""
+def _fit_line(tape: Tape) -> str:
+    """Return the second line of a run that fits: device, capacity, free bytes, origin of the numbers."""
     capacity, device = tape.meta.capacity, tape.meta.device
     source = _source(tape)
     if capacity is None:
@@ -112,7 +112,7 @@ def _on(tape: Tape) -> str:
 
 
 def sentence(tape: Tape) -> str:
-    """What a person has to know first, in two lines: the peak (or what ran out of memory), and whether it fits.
+    """Return two lines: the peak (or the request that failed), and whether the run fits.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [4096], "category": [Category.ACTIVATION], "step": [1],
@@ -122,23 +122,23 @@ def sentence(tape: Tape) -> str:
     Peak 4.00 KiB allocated in step 1, forward of conv1 · 100 % activations
     On the CPU · measured, torch 2.13
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
-    told = summary(tape)
-    allocated, reserved = told["peak_allocated"], told["peak_reserved"]
-    share = told["at_peak"]["by_category"][Category.ACTIVATION.text] / allocated if allocated else 0.0
+    result = summary(tape)
+    allocated, reserved = result["peak_allocated"], result["peak_reserved"]
+    share = result["at_peak"]["by_category"][Category.ACTIVATION.text] / allocated if allocated else 0.0
     activations = f"{share * 100:.0f} % activations"
     held = f"{size_text(allocated)} allocated"
     if tape.meta.capacity is not None or reserved != peak(tape, "active")[0]:
         held += f" ({_in_unit_of(reserved, allocated)} reserved)"
-    if told["outcome"] == "fits":
-        moment = _moment(told["at_peak"])
-        first = f"Peak {held}{' in ' + moment if moment else ''} · {activations}"
-        return f"{first}\n{_on(tape)}"
+    if result["outcome"] == "fits":
+        location = _location(result["at_peak"])
+        first = f"Peak {held}{' in ' + location if location else ''} · {activations}"
+        return f"{first}\n{_fit_line(tape)}"
     row = int(np.flatnonzero(tape.action == Action.OOM)[-1])
     where, asked, capacity = _where(tape, row), int(tape.size[row]), tape.meta.capacity
-    moment, op = _moment(where), where["op"]
-    first = f"Out of memory{' in ' + moment if moment else ''}: {op or 'it'} asked for {size_text(asked)}"
+    location, op = _location(where), where["op"]
+    first = f"Out of memory{' in ' + location if location else ''}: {op or 'it'} asked for {size_text(asked)}"
     if capacity is None:
         return f"{first}\nPeak {held} · {activations} · {_source(tape)}"
     missing = asked + int(curve(tape, "reserved")[row]) - capacity
@@ -149,7 +149,7 @@ def sentence(tape: Tape) -> str:
 
 
 def _in_unit_of(size: int, other: int) -> str:
-    """A size without its unit where the number beside it has the same one: 9.13 GiB allocated (9.54 reserved)."""
+    """Return a size as text, without its unit if `other` has the same unit: 9.13 GiB allocated (9.54 reserved)."""
     text = size_text(size)
     number, unit = text.split(" ")
     return number if unit == size_text(other).split(" ")[1] else text

@@ -1,4 +1,4 @@
-"""Tables of a Tape: its layers along the module tree, and the largest tensors at a moment, with the user's line."""
+"""Tables of a Tape as DataFrames: layers along the module tree, tensors alive after a row; lines of user code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 NO_LAYER = "(no layer)"
-"""The row of `layers` for memory that no module made."""
+"""The row of `layers` for memory allocated outside any module."""
 
 LAYER_CATEGORIES = (
     Category.ACTIVATION,
@@ -27,12 +27,12 @@ LAYER_CATEGORIES = (
     Category.OPTIMIZER_STATE,
 )
 
-# Tapes come from other machines too, so installed code is told by the shape of its path, not only by this machine's.
+# Tapes come from other machines too, so installed code is recognised by the form of its path.
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|/lib/python3\.\d+/|(^|/)torch/|^<frozen ", re.IGNORECASE)
 _NODE = re.compile(
     r"torch::autograd::(?:generated::|\(anonymous namespace\)::)?(?P<node>\w+?)(?:::apply\(|_apply_impl)"
 )
-# What a snapshot tells of C and C++: a source file, or nothing.
+# File names of C and C++ frames in a snapshot: a source file, or nothing.
 _NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|so[.\d]*)$")
 _HERE = tuple(
     path.replace("\\", "/").rstrip("/") + "/"
@@ -41,11 +41,10 @@ _HERE = tuple(
 
 
 def user_line(stack: tuple[Frame, ...]) -> str:
-    """Innermost line of the user's own code as ``file:line``; the innermost of all where every line is installed code.
+    """Return the innermost line of the user's code as ``file:line``, or the innermost line if all code is installed.
 
-    A stack of C++ frames only, as the autograd engine has, is called by its node, such as `MulBackward0 (autograd)`.
-
-    Installed code is torch, anything in site-packages or dist-packages, the standard library and memexplore.
+    Installed code is torch, everything in site-packages or dist-packages, the standard library and memexplore. For a
+    stack of C++ frames only, as the autograd engine has, the result is the node, such as `MulBackward0 (autograd)`.
 
     >>> user_line((Frame("/env/site-packages/torch/nn/functional.py", 10, "relu"), Frame("train.py", 7, "forward")))
     'train.py:7'
@@ -64,10 +63,10 @@ def user_line(stack: tuple[Frame, ...]) -> str:
 
 
 def module_parents(names: tuple[str, ...]) -> dict[str, str]:
-    """Parent of each module, "" for a root: missing ancestors are added, children stand behind their parent.
+    """Return the parent of each module, "" for a root; ancestors without a row are added, parents precede children.
 
-    A name such as `layer3.5.conv2` hangs below `layer3.5`; a top-level name hangs below the first root, which is
-    called by its class and so begins with a capital letter.
+    The parent of `layer3.5.conv2` is `layer3.5`; the parent of a top-level name is the first root. A root has the name
+    of its class, which begins with a capital letter.
 
     >>> module_parents(("UNet", "down.0", "CrossEntropyLoss"))
     {'UNet': '', 'down': 'UNet', 'down.0': 'down', 'CrossEntropyLoss': ''}
@@ -86,7 +85,7 @@ def module_parents(names: tuple[str, ...]) -> dict[str, str]:
             parent_of[ancestor] = parent
             children.setdefault(parent, []).append(ancestor)
     for siblings in children.values():
-        # Numbered modules run in the order of their numbers, whichever of them the tape met first.
+        # Numbered modules are sorted by number; the tape may list them in another order.
         numbered = iter(sorted((name for name in siblings if _number(name) >= 0), key=_number))
         siblings[:] = [next(numbered) if _number(name) >= 0 else name for name in siblings]
     ordered: dict[str, str] = {}
@@ -104,7 +103,7 @@ def _number(name: str) -> int:
 
 
 def peak_step(tape: Tape) -> tuple[int, slice]:
-    """The step with the highest peak allocated, and the rows from its first to its last."""
+    """Return the step with the highest peak allocated, and the slice of its rows."""
     _, row = peak(tape)
     if row < 0:
         return 0, slice(0, 0)
@@ -114,21 +113,21 @@ def peak_step(tape: Tape) -> tuple[int, slice]:
 
 
 def _alive(tape: Tape, row: int) -> Rows:
-    """Rows of the blocks that are not yet back after a row; as `curves.live`, by requested bytes."""
+    """Return the alloc rows of the blocks not yet reusable after a row, as the requested curve counts them."""
     life = lifetimes(tape)
     return life.born[(life.born <= row) & (life.completed > row)]
 
 
 def layers(tape: Tape) -> pandas.DataFrame:
-    """One row a module, in the order of the module tree: what it holds in the step with the highest peak allocated.
+    """Return what each module holds in the step with the highest peak allocated, one row per module in tree order.
 
-    Index `layer` (qualified name); `depth`, `parent`; then, in requested bytes and each twice, for the module itself
-    and (`_total`) for all that hangs below it too: `activation`, `parameter`, `buffer`, `gradient`,
-    `optimizer_state`. Each category is counted at the moment of that step when it is at its highest over all modules:
-    for activations that is the end of a forward (of the largest micro-batch, or of a checkpoint's recomputation), so
-    the column is what the module keeps for backward. `peak` and `peak_total` are the highest allocated bytes of the
-    whole device while rows of the module (and of those below it) run in that step, 0 if it has none. The row
-    `(no layer)` holds what no module made, so that each column adds up to its category.
+    Index `layer` (qualified name); columns `depth`, `parent`; then in requested bytes `activation`, `parameter`,
+    `buffer`, `gradient`, `optimizer_state` of the module itself, and the same with `_total` including its submodules.
+    Each category is counted after the row of that step at which its sum over all modules is highest: for activations
+    the end of a forward pass (of the largest micro-batch, or of a checkpoint's recomputation), so the column is what
+    the module keeps for the backward pass. `peak` is the highest allocated bytes of the whole device over the rows of
+    the module in that step, 0 for a module without rows; `peak_total` includes its submodules. The row `(no layer)`
+    holds memory allocated outside any module, so each column sums to its category.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40], "category": [Category.PARAMETER], "module": [0]},
@@ -136,14 +135,14 @@ def layers(tape: Tape) -> pandas.DataFrame:
     >>> int(layers(tape).loc["Linear", "parameter"])
     40
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     import pandas
 
     tree = module_parents(tape.modules)
     names = [*tree, NO_LAYER]
     number = {name: position for position, name in enumerate(names)}
-    place = np.array([*(number[name] if name else len(tree) for name in tape.modules), len(tree)], dtype=np.int64)
+    position = np.array([*(number[name] if name else len(tree) for name in tape.modules), len(tree)], dtype=np.int64)
     _, rows = peak_step(tape)
     requested = by_category(tape, "requested", rows)
     columns: dict[str, Rows] = {}
@@ -152,12 +151,12 @@ def layers(tape: Tape) -> pandas.DataFrame:
         if requested.shape[1]:
             alive = _alive(tape, rows.start + int(np.argmax(requested[category])))
             alive = alive[tape.category[alive] == category]
-            np.add.at(own, place[tape.module[alive]], tape.size[alive])
+            np.add.at(own, position[tape.module[alive]], tape.size[alive])
         columns[category.name.lower()] = own
     highest = np.zeros(len(names), dtype=np.int64)
     here = np.zeros(len(tape), dtype=bool)
     here[rows] = tape.step[rows] == (tape.step[rows.start] if rows.stop else 0)
-    np.maximum.at(highest, place[tape.module[here]], curve(tape)[here])
+    np.maximum.at(highest, position[tape.module[here]], curve(tape)[here])
 
     frame = pandas.DataFrame(index=pandas.Index(names, name="layer"))
     depth = np.zeros(len(names), dtype=np.int64)
@@ -165,7 +164,7 @@ def layers(tape: Tape) -> pandas.DataFrame:
         depth[number[name]] = depth[number[parent]] + 1 if parent else 0
     frame["depth"] = depth
     frame["parent"] = [*tree.values(), ""]
-    # Children stand behind their parents, so one pass from the end adds up every subtree.
+    # Parents precede children, so one pass from the end sums every subtree.
     upwards = [(number[name], number[parent]) for name, parent in tree.items() if parent][::-1]
     for label, own in columns.items():
         total = own.copy()
@@ -180,9 +179,9 @@ def layers(tape: Tape) -> pandas.DataFrame:
 
 
 def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pandas.DataFrame:
-    """The largest tensors alive after a row (the peak allocated by default), largest first; empty ones are left out.
+    """Return the `count` largest tensors alive after a row (default: the peak allocated), largest first, none empty.
 
-    Index `row` (of the tape, where each was made); `size` (requested bytes), `allocated` (bytes of its block),
+    Index `row` (the alloc row of each tensor); columns `size` (requested bytes), `allocated` (bytes of its block),
     `category`, `layer`, `op`, `phase`, `step`, `line` (`user_line`) and `stack` (innermost frame first).
 
     >>> from memexplore.tape import Meta, Source
@@ -190,29 +189,29 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
     >>> tensors(tape, count=1)["size"].tolist()
     [20]
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     import pandas
 
-    moment = peak(tape)[1] if row is None else row
-    alive = live_rows(tape, moment) if row is not None or moment >= 0 else np.zeros(0, dtype=np.int64)
+    at = peak(tape)[1] if row is None else row
+    alive = live_rows(tape, at) if row is not None or at >= 0 else np.zeros(0, dtype=np.int64)
     alive = alive[tape.size[alive] > 0]
     alive = alive[np.argsort(-tape.size[alive], kind="stable")][:count]
     lines = [user_line(stack) for stack in tape.stacks]
 
-    def words(column: NDArray[Any], table: list[str]) -> list[str]:
+    def names_of(column: NDArray[Any], table: list[str]) -> list[str]:
         return [table[number] if number >= 0 else "" for number in column[alive].tolist()]
 
     return pandas.DataFrame(
         {
             "size": tape.size[alive],
             "allocated": block_bytes(tape)[alive],
-            "category": words(tape.category, [category.text for category in Category]),
-            "layer": words(tape.module, list(tape.modules)),
-            "op": words(tape.op, list(tape.ops)),
-            "phase": words(tape.phase, [phase.text for phase in Phase]),
+            "category": names_of(tape.category, [category.text for category in Category]),
+            "layer": names_of(tape.module, list(tape.modules)),
+            "op": names_of(tape.op, list(tape.ops)),
+            "phase": names_of(tape.phase, [phase.text for phase in Phase]),
             "step": tape.step[alive],
-            "line": words(tape.stack, lines),
+            "line": names_of(tape.stack, lines),
             "stack": [tape.stacks[number] if number >= 0 else () for number in tape.stack[alive].tolist()],
         },
         index=pandas.Index(alive, name="row"),

@@ -1,4 +1,4 @@
-"""Time against memory: one point a setting, and the frontier on which no setting is beaten by another."""
+"""Time against memory: one point per setting, and the Pareto frontier of the points."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from memexplore.tape import Source
 
 
 class Point(NamedTuple):
-    """What one setting costs in time and needs in memory."""
+    """Time and memory of one setting."""
 
     setting: str
-    """The knobs in words."""
+    """The knobs as text."""
     slow_down: float
-    """Time of a sample over the time of a sample as written; 1 is as fast."""
+    """Time per sample relative to the step as written; 1 is as fast."""
     extra_flops: float
-    """Share of FLOPs beyond those as written, for a sample: 0.31 is 31 % more."""
+    """FLOPs per sample relative to the step as written, minus 1: 0.31 is 31 % more."""
     peak_reserved: int
-    """Bytes that the setting needs, more than the GPU has where it does not fit."""
+    """Reserved bytes that the setting needs; more than the capacity if it does not fit."""
     fits: bool
     source: Source = Source.PREDICTED
-    """Whether memory and time were measured."""
+    """Origin of memory and time."""
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Which (time, memory) pairs no other pair beats, fastest first: none is as small in both and smaller in one.
+    """Return the indices of the Pareto-optimal (time, memory) pairs, fastest first.
 
-    Of equal pairs the first counts; a pair that is not a number is never one of them.
+    A pair is optimal if no other pair is at most as large in both values and smaller in one. Of equal pairs the first
+    is returned; pairs with NaN never are.
 
     >>> frontier([(1.0, 8), (1.3, 4), (1.5, 5), (2.0, 3)])
     (0, 1, 3)
     """
-    known = [number for number, (time, memory) in enumerate(points) if time == time and memory == memory]
+    valid = [number for number, (time, memory) in enumerate(points) if time == time and memory == memory]
     lowest, kept = float("inf"), []
-    for number in sorted(known, key=lambda number: (*points[number], number)):
+    for number in sorted(valid, key=lambda number: (*points[number], number)):
         if points[number][1] < lowest:
             lowest = points[number][1]
             kept.append(number)

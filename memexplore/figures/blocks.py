@@ -227,7 +227,7 @@ def _block_text(tape: Tape, shown: AddressMap, block: int, lines: list[str]) -> 
     requested = int(shown.requested[block])
     if requested != shown.size[block]:
         told.append(f"{size_text(requested)} requested")
-    if shown.waits[block]:
+    if shown.pending[block]:
         told.append("given back, waits for another stream")
     for name, table, number in (("layer", tape.modules, tape.module[row]), ("op", tape.ops, tape.op[row])):
         if number >= 0 and table[number]:

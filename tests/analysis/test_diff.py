@@ -42,7 +42,7 @@ def test_a_leak_is_found_by_its_line() -> None:
     # the first step is warm-up: 200 after the second, 400 after the fourth
     assert table[[2, 3, 4, "grew"]].to_numpy().tolist() == [[200, 300, 400, 200]]
     assert groups.growth_text(leaking_tape(4)).startswith(
-        "200 B at the end of step 2 have become 400 B at the end of step 4, +200 B (+100 %)"
+        "200 B at the end of step 2 grew to 400 B at the end of step 4, +200 B (+100 %)"
     )
 
 
@@ -64,8 +64,8 @@ def test_two_steps_cannot_tell_a_leak() -> None:
 def test_an_oom_tells_what_was_asked_what_was_free_and_who_held_it() -> None:
     # 1 GiB of parameters from line 3 and 2 GiB of activations from line 6 fill 3 GiB of segments; 4 GiB is the capacity
     assert groups.oom_text(oom_tape()) == (
-        "2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved, 1.00 GiB of the device were left and nothing "
-        "free in them. Most of the 3.00 GiB allocated was held by train.py:6 (2.00 GiB, activation), "
+        "A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved, 1.00 GiB of the device left and nothing "
+        "free in them. The largest holders of the 3.00 GiB allocated: train.py:6 (2.00 GiB, activation), "
         "train.py:3 (1.00 GiB, parameter)."
     )
     assert curves.curve(oom_tape(), "reserved")[-1] == 3 * GIB

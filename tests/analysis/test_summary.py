@@ -75,12 +75,12 @@ def test_a_tape_without_segments_reserves_what_is_active():
 
 
 def test_an_unknown_curve_is_named():
-    with pytest.raises(ValueError, match="no curve 'used'"):
+    with pytest.raises(ValueError, match="unknown curve 'used'"):
         curves.curve(small_tape(), "used")  # type: ignore[arg-type]
 
 
 def test_a_tape_that_is_not_placed_says_what_to_do():
-    with pytest.raises(ValueError, match="call replay"):
+    with pytest.raises(ValueError, match="call memexplore.replay"):
         curves.curve(tape_of((ALLOC, -1, 10)))
 
 
@@ -107,7 +107,7 @@ def test_live_are_the_blocks_born_and_not_yet_asked_back():
 
 
 def test_live_at_a_row_outside_is_refused():
-    with pytest.raises(IndexError, match="row 15 is not on this tape of 15 rows"):
+    with pytest.raises(IndexError, match="row 15 is outside this tape of 15 rows"):
         curves.live_rows(small_tape(), 15)
 
 

@@ -168,14 +168,14 @@ def test_a_layer_that_is_not_there_is_an_error() -> None:
 
 @pytest.mark.parametrize("row", [-1, 10_000])
 def test_a_row_that_is_not_there_is_an_error(row: int) -> None:
-    with pytest.raises(IndexError, match="not on this tape"):
+    with pytest.raises(IndexError, match="outside this tape"):
         address_map(two_segments(), row)
 
 
 def test_a_cpu_has_no_segments_and_says_so() -> None:
     (note,) = blocks_figure(small_tape()).layout.annotations
     assert note.text.startswith("No segments at this moment")
-    assert fragmentation_text(small_tape(), 0) == "No memory is reserved at this moment: there are no segments."
+    assert fragmentation_text(small_tape(), 0) == "No memory is reserved: the allocator holds no segment."
 
 
 def test_an_empty_tape_has_an_empty_figure() -> None:
