@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memexplore.analysis.curves import peak
     from memexplore.analysis.groups import diff
     from memexplore.capture import record, simulate, virtual
+    from memexplore.figures.scaling import scaling
     from memexplore.figures.timeline import timeline
     from memexplore.gpu_catalogue import gpus
     from memexplore.knobs.apply import apply
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from memexplore.snapshot import load, save_snapshot
     from memexplore.steps.step import Step
     from memexplore.tape import Tape
+    from memexplore.units import size_text
 
 _HOMES = {
     "Knobs": "knobs.knobs",
@@ -44,7 +46,9 @@ _HOMES = {
     "record": "capture",
     "replay": "allocator",
     "save_snapshot": "snapshot",
+    "scaling": "figures.scaling",
     "simulate": "capture",
+    "size_text": "units",
     "sweep": "search.sweep",
     "timeline": "figures.timeline",
     "unload_ipython_extension": "notebook.magics",
@@ -68,7 +72,9 @@ __all__ = [
     "record",
     "replay",
     "save_snapshot",
+    "scaling",
     "simulate",
+    "size_text",
     "sweep",
     "timeline",
     "unload_ipython_extension",

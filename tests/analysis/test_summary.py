@@ -80,7 +80,7 @@ def test_an_unknown_curve_is_named():
 
 
 def test_a_tape_that_is_not_placed_says_what_to_do():
-    with pytest.raises(ValueError, match="call memexplore.replay"):
+    with pytest.raises(ValueError, match=r"call memexplore\.replay"):
         curves.curve(tape_of((ALLOC, -1, 10)))
 
 

@@ -223,13 +223,8 @@ def test_click_on_a_block_selects_its_layer(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_oom_is_told_with_who_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-<<<<<<< HEAD
     (told,) = Browser(view(oom_tape()), monkeypatch).ask(type="everything")
-    assert told["oom"].startswith("2.00 GiB were asked for at train.py:7; 3.00 GiB were reserved")
-=======
-    (told,) = Browser(view(oom_tape()), monkeypatch).ask(ask="everything")
     assert told["oom"].startswith("A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved")
->>>>>>> 938f6fe (Tape.peak, layers, tensors, by_line and by_category; plain words in analysis)
     assert told["growth"]["rows"] == []
     assert [line["size"] for line in told["lines"]] == ["2.00 GiB", "1.00 GiB"]
 
