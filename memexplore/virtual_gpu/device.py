@@ -21,8 +21,8 @@ from memexplore.torch_internals.state import (
     PARAMETER_REGISTRATION_HOOKS,
 )
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
-from memexplore.virtual_gpu.dispatch import mode
-from memexplore.virtual_gpu.kernels import composites, cuda_build
+from memexplore.virtual_gpu.dispatch import mode, runner
+from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
 from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, table, threads
 from memexplore.virtual_gpu.patches.compile import EagerCompile
@@ -117,7 +117,7 @@ class VirtualGpu:
             )
         self._reset_tensors()
         values.reset()
-        composites.register()
+        composite_dispatch.register()
         release, moves = release_of(self.release), self._moves
         compiling = EagerCompile()
         renaming = DeviceRenaming(moves.exchange)
@@ -127,7 +127,7 @@ class VirtualGpu:
             Keep(torch.get_rng_state, torch.set_rng_state),
             *modes.kept(),
             *(Replace(state, name, 0) for name in ("meta_calls", "cuda_calls_on_meta")),
-            Replace(state, "inside", False),
+            Replace(state, "in_fake_kernel", False),
             Call(compiling.start, compiling.stop),
             # Undone after everything that is below: the tensors of modules are exchanged on an unpatched torch.
             Call(unmake=moves.restore),
@@ -136,7 +136,7 @@ class VirtualGpu:
             Insert(OPTIMIZER_PRE_HOOKS, moves, moves.stepping),
             Keep(only_lift_cpu_tensors, set_only_lift_cpu_tensors),
             Call(partial(set_only_lift_cpu_tensors, True)),
-            Call(partial(mode.set_active, self.mode), partial(mode.set_active, None)),
+            Call(partial(runner.set_active, self.mode), partial(runner.set_active, None)),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             Replace(state, "gpu_name", self.gpu.name),

@@ -1,5 +1,7 @@
 """What the CUDA kernels request beside their outputs, in the order of PyTorch's source or of a recording."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,8 +10,13 @@ from torch import nn
 from memexplore import capture
 from memexplore.tape import Action, Category
 from memexplore.virtual_gpu.dispatch import autograd_engine
-from memexplore.virtual_gpu.kernels import attention, reductions, table
-from memexplore.virtual_gpu.kernels.cuda_build import Build, on
+from memexplore.virtual_gpu.kernels import attention, cuda_build, reductions
+from memexplore.virtual_gpu.kernels.cuda_build import Build
+
+
+def use(build):
+    """Context manager in which kernels are chosen as on a torch release and a card."""
+    return mock.patch.object(cuda_build, "_current", build)
 
 
 def requests(function, gpu="A100", release="2.13"):
@@ -170,18 +177,18 @@ def call(dtype=torch.float16, *, width=64, length=128, keys=None, mask=None, dro
     ],
 )
 def test_attention_kernel_is_chosen_by_card_release_type_and_shape(capability, release, arguments, kernel):
-    with on(Build(release, capability, 108)):
+    with use(Build(release, capability, 108)):
         assert attention.choose(call(**arguments)).name == kernel
 
 
 def test_attention_kernel_follows_the_users_switches():
-    with on(Build((2, 13), (8, 0), 108)), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with use(Build((2, 13), (8, 0), 108)), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert attention.choose(call()) is attention.Kernel.MATH
 
 
 def test_no_attention_kernel_left_raises_as_torch_does():
     with (
-        on(Build((2, 13), (7, 5), 40)),
+        use(Build((2, 13), (7, 5), 40)),
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
         pytest.raises(RuntimeError, match="No available kernel"),
     ):
@@ -309,7 +316,7 @@ def test_gradient_that_somebody_else_holds_is_added_into_new_memory():
 
 
 def test_reference_counts_of_a_gradient_are_known_for_this_torch():
-    references, storages = autograd_engine.alone()
+    references, storages = autograd_engine.sole_owner_counts()
     assert references > 0
     assert storages > 0
 
@@ -399,8 +406,3 @@ def test_convolution_workspace_has_a_category_of_its_own_and_says_it_is_an_estim
     # As recorded for 16 channels and 32: the weight, 32·16·3·3·4, its transform, 16·16·32·4, and 32·4.
     assert workspaces.tolist() == [51328]
     assert any("workspace" in note and "estimate" in note for note in tape.meta.notes)
-
-
-def test_every_entry_of_the_table_has_a_source():
-    for function in {*table.SCRATCH.values(), *table.PLANS.values()}:
-        assert function.__doc__ or function.__name__.startswith("_"), function

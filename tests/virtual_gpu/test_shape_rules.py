@@ -11,7 +11,7 @@ from torch import nn
 
 import memexplore as mx
 from memexplore.virtual_gpu.device import active
-from memexplore.virtual_gpu.dispatch import plans, shape_rules
+from memexplore.virtual_gpu.dispatch import fake_kernels, shape_rules
 from tests.models import MODELS
 
 
@@ -71,7 +71,10 @@ def found(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
         assert device is not None
         device.mode._plans = {}
         step()
-        return {key: (plan.outputs, plan.returns, plan.requests, plan.gemm) for key, plan in device.mode._plans.items()}
+        return {
+            key: (plan.outputs, plan.returns, plan.requests, plan.uses_cublas)
+            for key, plan in device.mode._plans.items()
+        }
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -87,8 +90,8 @@ def test_shortcuts_say_what_the_fake_kernels_say(name: str, monkeypatch: pytest.
 
 def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    original = plans.execute
-    monkeypatch.setattr(plans, "execute", lambda func, *rest: asked.append(func) or original(func, *rest))
+    original = fake_kernels.execute
+    monkeypatch.setattr(fake_kernels, "execute", lambda func, *rest: asked.append(func) or original(func, *rest))
     found(odd_shapes)
     assert not shape_rules.COMPILED & set(asked)
     assert torch.ops.aten.cudnn_batch_norm.default not in asked

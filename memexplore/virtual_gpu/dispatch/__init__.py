@@ -1,0 +1,17 @@
+"""Dispatch: runs every op of user code on the virtual GPU.
+
+In: an op and its arguments, from torch's dispatcher. Out: virtual tensors; requests to the allocator, events to the
+observer (a recorder).
+
+- mode.py: `VirtualMode`, where every op arrives. Decides which ops stay on the CPU, and looks up or makes the plan.
+- op_traits.py: what the mode reads off an op's schema and off kernels/table.py, resolved once per op.
+- planning.py: makes the plan of an op that has none yet; shape_rules.py: faster ways to outputs than torch's fake
+  kernels; fake_kernels.py: torch's fake kernels and their errors.
+- plans.py: cache key of a call, description of fake results, construction of outputs.
+- runner.py: carries out a plan: allocates, builds outputs, frees. The `Observer` protocol is here.
+- autograd_engine.py: gradients that the engine accumulates in place. device_mixing.py: errors for tensors of two
+  devices. work.py: FLOPs and bytes of an op.
+
+To change what an op allocates, edit kernels/, not this room. To change when a storage is allocated or freed, edit
+runner.py. Plans are cached by arguments: a new global setting that kernels depend on belongs into `VirtualGpu.rules`.
+"""

@@ -1,4 +1,7 @@
-"""Tensors of two devices in one op: what CUDA allows, and one clear sentence for what it refuses."""
+"""Tensors of two devices in one op: which ops CUDA accepts, and the error for the others.
+
+In: an op and its tensors. Out: nothing, or a RuntimeError that says what to move.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ _COPIES = frozenset(
         _aten.equal.default,
     }
 )
-# Ops that take some of their tensors on the CPU beside a CUDA tensor that comes first.
-_CPU_BESIDE = frozenset(
+# Ops that accept further tensors on the CPU if the first is on the GPU.
+_ACCEPT_CPU_TENSORS = frozenset(
     {
         _aten.index.Tensor,
         _aten.index_put.default,
@@ -40,7 +43,7 @@ _CPU_BESIDE = frozenset(
 
 
 def check(func: Any, tensors: list[torch.Tensor]) -> None:
-    """Raise RuntimeError where an op gets tensors of both devices and CUDA refuses that."""
+    """Raise RuntimeError if an op gets tensors of both devices and CUDA does not accept them."""
     on_gpu = on_cpu = False
     for tensor in tensors:
         if type(tensor) is VirtualTensor and not tensor.host:
@@ -49,27 +52,29 @@ def check(func: Any, tensors: list[torch.Tensor]) -> None:
             on_cpu = True
     if not (on_gpu and on_cpu) or func in _COPIES:
         return
-    if func in _CPU_BESIDE and _is_on_gpu(tensors[0]):
+    if func in _ACCEPT_CPU_TENSORS and _is_on_gpu(tensors[0]):
         return
-    raise mixed(func, tensors)
+    raise error(func, tensors)
 
 
-def mixed(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:
-    """The error for tensors of both devices, with what to move."""
+def error(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:
+    """Return the error for tensors of both devices, which says what to move."""
     gpu = [tensor for tensor in tensors if _is_on_gpu(tensor)]
     cpu = [tensor for tensor in tensors if not _is_on_gpu(tensor) and tensor.dim()]
     weight = next((tensor for tensor in cpu if _is_parameter(tensor)), None)
     if weight is not None:
-        what = f"a parameter of shape {_shape(weight)} is on the CPU: move the model with model.to('cuda')"
+        advice = f"a parameter of shape {_shape(weight)} is on the CPU: move the model with model.to('cuda')"
     elif any(map(_is_parameter, gpu)) and cpu:
-        what = f"the model is on the GPU and its data of shape {_shape(cpu[0])} is not: move the data with .to('cuda')"
+        advice = (
+            f"the model is on the GPU and its data of shape {_shape(cpu[0])} is not: move the data with .to('cuda')"
+        )
     elif cpu:
-        what = f"a tensor of shape {_shape(cpu[0])} is on the CPU: move it with .to('cuda')"
+        advice = f"a tensor of shape {_shape(cpu[0])} is on the CPU: move it with .to('cuda')"
     else:
-        what = "move the model and its data to the same device with .to('cuda')"
+        advice = "move the model and its data to the same device with .to('cuda')"
     return RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
-        f"In {str(func).split('.')[1]}, {what}"
+        f"In {str(func).split('.')[1]}, {advice}"
     )
 
 

@@ -1,4 +1,7 @@
-"""What the dispatch mode has to know of an op, read off its schema and off the tables of kernels."""
+"""Traits of an op: what the dispatch mode reads off its schema and off the table of kernels.
+
+In: an op. Out: `OpTraits`, made once per op and mode.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import can_decompose, schema_or_none
-from memexplore.virtual_gpu.dispatch import autograd_engine
-from memexplore.virtual_gpu.kernels import data_dependent, table
+from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.kernels.autograd_in_place import MAKES_ZEROS
+from memexplore.virtual_gpu.kernels.table import Kind
 
 _aten = torch.ops.aten
 
@@ -24,19 +28,25 @@ _FACTORIES = {
 _UNCACHED_NAMES = ("resize_", "set_", "resize_as_", "_resize_output_", "rename_", "swap_tensors")
 
 
-class Known:
-    """What has to be known of an op, worked out once."""
+class OpTraits:
+    """What the dispatch mode reads of an op."""
 
-    __slots__ = ("assumed", "cached", "composite", "factory", "restored", "zeros")
+    __slots__ = ("cached", "composite", "factory", "handler", "in_place", "makes_zeros", "reads_engine")
 
     def __init__(self, func: Any) -> None:
         tags = getattr(func, "tags", ())
         schema = schema_or_none(func)
         name = schema.name.split("::")[-1] if schema is not None else ""
-        returned_out = schema is not None and any(argument.is_out for argument in schema.arguments)
-        self.cached = not (torch.Tag.inplace_view in tags or returned_out or name in _UNCACHED_NAMES)
+        returns_out = schema is not None and any(argument.is_out for argument in schema.arguments)
+        self.cached = not (torch.Tag.inplace_view in tags or returns_out or name in _UNCACHED_NAMES)
+        """Whether a plan depends on the metadata of the arguments only."""
         self.composite = schema is not None and can_decompose(func)
         self.factory = func in _FACTORIES
-        self.assumed = data_dependent.HANDLERS.get(func) or table.HANDLERS.get(func)
-        self.restored = func in autograd_engine.RESTORED
-        self.zeros = func in autograd_engine.ZEROS
+        """Whether the op makes a tensor from a shape, its first argument."""
+        self.handler = table.find(func, Kind.DATA_DEPENDENT) or table.find(func, Kind.OPS)
+        """A rule that runs the op by other ops or plans, or None."""
+        self.in_place = table.find(func, Kind.IN_PLACE)
+        """The op that a formula of autograd runs instead on a real GPU, or None."""
+        self.reads_engine = func is _aten.add.Tensor or self.in_place is not None
+        """Whether the op behaves differently when the autograd engine calls it."""
+        self.makes_zeros = func in MAKES_ZEROS

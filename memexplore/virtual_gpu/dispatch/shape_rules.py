@@ -1,8 +1,9 @@
-"""Shortcuts to a plan: what takes torch's fake kernels milliseconds for each new shape, found in microseconds.
+"""Shape rules: outputs of frequent ops in microseconds, where torch's fake kernels take milliseconds per new shape.
 
-A turned knob is a run with new shapes, and most of it would be spent in fake kernels. Two ways lead around them: ops
-whose outputs are those of a compiled meta kernel are run on plain meta tensors, and normalisations, which torch's fake
-kernels take apart into thirty ops, are written down. A test holds that both say what the fake kernels say.
+In: an op and its arguments. Out: its planned outputs, equal to those of the fake kernels (a test holds it). A changed
+knob is a run with new shapes, which would spend most of its time in fake kernels. Two kinds of rules avoid them: ops
+with a compiled meta kernel run on plain meta tensors (`COMPILED`), and normalizations, which fake kernels decompose
+into thirty ops, have a formula (`_OUTPUTS`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _aten = torch.ops.aten
 
 COMPILED = frozenset(
     {
-        # Views and the like: TensorShape.cpp.
+        # Views: TensorShape.cpp.
         *(_aten.view.default, _aten._unsafe_view.default, _aten.t.default, _aten.transpose.int, _aten.permute.default),
         *(_aten.slice.Tensor, _aten.select.int, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.expand.default),
         *(_aten.detach.default, _aten.alias.default),
@@ -38,33 +39,33 @@ COMPILED = frozenset(
         *(_aten.cat.default, _aten.sum.dim_IntList, _aten.mean.dim),
     }
 )
-"""Ops with a compiled meta kernel that does not look at the device."""
+"""Ops with a compiled meta kernel that does not depend on the device."""
 
 
-def applies(func: Any, tensors: list[torch.Tensor]) -> bool:
-    """Whether an op can be run on meta tensors: all its tensors are on the virtual device."""
+def runs_on_meta(func: Any, tensors: list[torch.Tensor]) -> bool:
+    """Return whether an op can run on meta tensors: it has a compiled meta kernel, and its tensors are virtual."""
     return func in COMPILED and all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors)
 
 
-def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain meta tensor in the memory of a virtual one."""
-    made = torch.empty(0, dtype=tensor.dtype, device="meta")
-    made.set_(untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+def meta_stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain meta tensor that shares the storage of a virtual one."""
+    meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+    meta.set_(untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
     if tensor.dtype.is_complex and tensor.is_conj():
-        set_conj(made, True)
-    return made
+        set_conj(meta, True)
+    return meta
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
-def _accumulated(tensor: torch.Tensor) -> torch.dtype:
+def _accumulator_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
 def _cudnn_batch_norm(source: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> Any:
-    """The result, mean and deviation of the batch, and a reserve that has no bytes; in eval mode the result alone."""
+    """Result, mean and inverse deviation of the batch, an empty reserve; in eval mode all but the result are empty."""
     if not _is_dense(source):
         return NotImplemented
     channels = (source.shape[1],) if training else (0,)
@@ -81,7 +82,7 @@ def _cudnn_batch_norm_backward(source: Any, gradient: Any, weight: Any, *_: Any)
 def _native_batch_norm(source: Any, weight: Any, *_: Any) -> Any:
     if not _is_dense(source):
         return NotImplemented
-    return [like(source), *[new((source.shape[1],), _accumulated(source))] * 2]
+    return [like(source), *[new((source.shape[1],), _accumulator_dtype(source))] * 2]
 
 
 def _native_batch_norm_backward(gradient: Any, source: Any, weight: Any, *rest: Any) -> Any:
@@ -94,7 +95,7 @@ def _layer_norm(source: Any, shape: Any, *_: Any) -> Any:
     if not source.is_contiguous():
         return NotImplemented
     rows = (*source.shape[: source.dim() - len(shape)], *(1 for _ in shape))
-    return [like(source), *[new(rows, _accumulated(source))] * 2]
+    return [like(source), *[new(rows, _accumulator_dtype(source))] * 2]
 
 
 def _layer_norm_backward(gradient: Any, source: Any, shape: Any, mean: Any, rstd: Any, *rest: Any) -> Any:
@@ -115,9 +116,9 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
 
 
 def outputs(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> list[Any] | None:
-    """The outputs of an op that is written down here, None for other ops and for unusual shapes."""
-    known = _OUTPUTS.get(func)
-    if known is None or kwargs or not all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors):
+    """Return the planned outputs of an op, None for ops and memory formats without a rule."""
+    rule = _OUTPUTS.get(func)
+    if rule is None or kwargs or not all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors):
         return None
-    found = known(*args)
-    return None if found is NotImplemented else found
+    planned = rule(*args)
+    return None if planned is NotImplemented else planned

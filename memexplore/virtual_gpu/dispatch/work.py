@@ -1,4 +1,7 @@
-"""The work of one op: floating-point operations and bytes, from the shapes of its arguments and outputs."""
+"""Work of one op: floating-point operations and bytes moved.
+
+In: the op, its arguments and planned outputs. Out: `Work`. FLOPs follow `torch.utils.flop_counter`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from memexplore.torch_internals.dispatch import packet_or_none, schema_of
-from memexplore.virtual_gpu.dispatch.plans import Constant, New, Same, View
+from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, View
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 
 class Work(NamedTuple):
-    """What an op has to do; `dtype` is that of its first argument, `host` marks a copy from or to the CPU."""
+    """FLOPs and bytes of an op; `dtype` is that of its first tensor, `host` is true for a copy from or to the CPU."""
 
     flops: int
     bytes: int
@@ -27,19 +30,19 @@ NONE = Work(0, 0, torch.float32, False)
 
 
 def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: list[Any]) -> Work:
-    """The work of an op whose outputs are described; FLOPs by the formulas of `torch.utils.flop_counter`."""
+    """Return the work of an op."""
     if all(type(output) in (View, Constant) for output in outputs):
         return NONE
-    if any(type(output) is Same for output in outputs) and not schema_of(func).is_mutable:
+    if any(type(output) is Argument for output in outputs) and not schema_of(func).is_mutable:
         return NONE
-    made = [output for output in outputs if type(output) is New]
+    made = [output for output in outputs if type(output) is NewTensor]
     moved = sum(_bytes(tensor.numel(), tensor.dtype) for tensor in tensors)
     moved += sum(_bytes(torch.Size(output.shape).numel(), output.dtype) for output in made)
     packet = packet_or_none(func)
     formula = flop_registry.get(packet) if packet not in _ATTENTION else None
     flops = 0
     if formula is not None:
-        shapes = tuple(torch.Size(output.shape) if isinstance(output, New | View) else None for output in outputs)
+        shapes = tuple(torch.Size(output.shape) if isinstance(output, NewTensor | View) else None for output in outputs)
         flops = int(formula(*args, **kwargs, out_val=shapes[0] if len(shapes) == 1 else shapes))
     elif packet in _ATTENTION:
         flops = _ATTENTION[packet](*args)
@@ -50,7 +53,7 @@ def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: 
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:
-    """Two products: scores, and their mean of the values; Dao et al. 2022. Several heads may share a key."""
+    """Two products, scores and weighted values (Dao et al. 2022); several heads may share a key."""
     batch, heads, rows, width = query.shape
     return 2 * batch * heads * rows * key.shape[-2] * (width + value.shape[-1])
 
@@ -58,13 +61,13 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: 
 def _attention_backward(
     gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
 ) -> int:
-    """Five products: the scores again, the gradients of scores, values, keys and queries."""
+    """Five products: scores computed again, gradients of scores, values, keys and queries."""
     batch, heads, rows, width = query.shape
     return 2 * batch * heads * rows * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
 _aten = torch.ops.aten
-# torch's own formulas refuse heads that share a key in 2.11.
+# The formulas of torch 2.11 refuse heads that share a key.
 _ATTENTION: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention: _attention,
     _aten._scaled_dot_product_efficient_attention: _attention,

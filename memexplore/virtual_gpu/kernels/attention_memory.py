@@ -1,32 +1,31 @@
-"""What the attention kernels return and request, forward and backward.
+"""Memory of the fused attention kernels (flash, memory-efficient, cuDNN), forward and backward, and of safe softmax.
 
-Source: transformers/cuda/attention.cu, attention_backward.cu, flash_attn/flash_api.cpp, mem_eff_attention/
-kernel_backward.h and cudnn/MHA.cpp, all below aten/src/ATen/native.
+In: the op's arguments. Out: `Plan`s with outputs and requests. Source: transformers/cuda/attention.cu,
+attention_backward.cu, flash_attn/flash_api.cpp, mem_eff_attention/ kernel_backward.h and cudnn/MHA.cpp, all below
+aten/src/ATen/native.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.dispatch.plans import Constant, Free, Output, Plan, Scratch
 from memexplore.virtual_gpu.kernels import cuda_build
-from memexplore.virtual_gpu.kernels.shapes import Requests, contiguous, given, like, new
+from memexplore.virtual_gpu.kernels.plan import Constant, Free, Output, Plan, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import argument, is_contiguous, like, new
 from memexplore.virtual_gpu.tensors import values
 
-_aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _SWAPPED = (0, 2, 1, 3)
 
 
 def flash_forward(args: Any, kwargs: Any) -> Plan:
-    """mha_fwd in flash_api.cpp; the key and value are split over blocks where there are too few of them."""
+    """mha_fwd in flash_api.cpp; key and value are split among blocks where the rows give too few blocks."""
     query, key = args[:2]
-    dropout = given(args, kwargs, 3, "dropout_p", 0.0)
+    dropout = argument(args, kwargs, 3, "dropout_p", 0.0)
     batch, heads, length, width = query.shape
     ours = cuda_build.current()
     host = ours.release < (2, 7)
@@ -49,11 +48,11 @@ def flash_forward(args: Any, kwargs: Any) -> Plan:
         rows = 4 * splits * batch * heads * length
         requests += [Scratch(rows), Scratch(rows * _rounded(width))]
     if dropout and not host:
-        # The state is taken anew before the old one goes.
+        # The new random state is allocated before the old one is freed.
         requests += [Scratch(16), Output(7), Output(6)]
     else:
         requests += [Output(6), Output(7)]
-    return Plan(outputs, tuple, requests, False, None)
+    return Plan(outputs, tuple, requests)
 
 
 def _rounded(width: int) -> int:
@@ -62,7 +61,7 @@ def _rounded(width: int) -> int:
 
 
 def _splits(blocks: int, length: int, width: int) -> int:
-    """num_splits_heuristic: as many splits of the keys as fill the card to 85 % of the best that any number does."""
+    """Return the fewest splits of the keys that reach 85 % of the best efficiency: num_splits_heuristic."""
     processors = cuda_build.current().multiprocessors * 2
     size = 256 if width <= 64 else 128 if width <= 128 else 64
     parts = -(-length // size)
@@ -76,24 +75,24 @@ def _splits(blocks: int, length: int, width: int) -> int:
 
 
 def flash_backward(args: Any, kwargs: Any) -> Plan:
-    """mha_bwd in flash_api.cpp: gradients, the rows' dot products, the query's gradient in float32."""
+    """mha_bwd in flash_api.cpp: gradients, dot products of the rows, the query's gradient in float32."""
     gradient, query, key, value, out = args[:5]
     batch, heads, length, width = query.shape
     rows = -(-length // 128) * 128
     requests: Requests = []
     for tensor in (gradient, out):
-        if not contiguous(tensor, _SWAPPED):
+        if not is_contiguous(tensor, _SWAPPED):
             requests.append(Scratch(tensor.numel() * tensor.dtype.itemsize))
     requests += [Output(0), Output(1), Output(2)]
     requests += [Scratch(4 * batch * heads * rows), Scratch(4 * batch * rows * heads * _rounded(width))]
     if key.shape[1] != heads:
         size = batch * key.shape[2] * heads * width * query.dtype.itemsize
         requests += [Scratch(size), Scratch(size)]
-    return Plan([like(query), like(key), like(value)], tuple, requests, False, None)
+    return Plan([like(query), like(key), like(value)], tuple, requests)
 
 
 def efficient_forward(args: Any, kwargs: Any) -> Plan:
-    """_efficient_attention_forward in attention.cu; its seed and offset are on the CPU. Recorded with torch 2.1."""
+    """_efficient_attention_forward in attention.cu; seed and offset are on the CPU. As recorded with torch 2.1."""
     query, _, value, _, wants_sums = args[:5]
     batch, heads, length, width = query.shape
     inner = value.shape[-1]
@@ -108,11 +107,11 @@ def efficient_forward(args: Any, kwargs: Any) -> Plan:
     if query.dtype in _HALF and max(width, inner) > 128:
         # Heads wider than a block's registers are summed in memory, in float32.
         requests.append(Scratch(4 * batch * length * heads * inner))
-    return Plan(outputs, tuple, requests, False, None)
+    return Plan(outputs, tuple, requests)
 
 
 def efficient_backward(args: Any, kwargs: Any) -> Plan:
-    """_efficient_attention_backward in attention_backward.cu. Recorded with torch 2.1 for float32."""
+    """_efficient_attention_backward in attention_backward.cu; for float32 as recorded with torch 2.1."""
     query, key, value, bias = args[1:5]
     mask = args[10]
     batch, heads, length, _ = query.shape
@@ -135,19 +134,19 @@ def efficient_backward(args: Any, kwargs: Any) -> Plan:
     if half:
         requests.append(Scratch(sums))
     else:
-        # The product of gradient and output, its sums, and these in another order.
+        # The product of gradient and output, its row sums, and the sums in another order.
         product = batch * length * heads * inner * 4
         requests += [Scratch(product), Scratch(sums), Scratch(sums), Free(start + 1), Free(start)]
     requests.append(Scratch(_efficient_workspace(query, key, value)))
-    # The sums go before the workspace does.
+    # The sums are freed before the workspace.
     requests.append(Free(start if half else start + 2))
-    return Plan(outputs, tuple, requests, False, None)
+    return Plan(outputs, tuple, requests)
 
 
 def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """workspace_size in mem_eff_attention/kernel_backward.h: the query's gradient in float32, in blocks of 64 by 64.
+    """Return workspace_size of mem_eff_attention/kernel_backward.h: the query's gradient in float32, in 64 x 64 blocks.
 
-    Heads that do not fit into registers sum the gradients of key and value there too.
+    Heads that do not fit into registers accumulate the gradients of key and value in it too.
     """
     batch, heads, length, width = query.shape
     inner, keys = value.shape[-1], key.shape[2]
@@ -176,7 +175,7 @@ def cudnn_forward(args: Any, kwargs: Any) -> Plan:
         new((), torch.int64),
         Constant(None),
     ]
-    return Plan(outputs, tuple, [Output(6), Output(7), Output(0), Output(1)], False, None)
+    return Plan(outputs, tuple, [Output(6), Output(7), Output(0), Output(1)])
 
 
 def cudnn_backward(args: Any, kwargs: Any) -> Plan:
@@ -184,19 +183,17 @@ def cudnn_backward(args: Any, kwargs: Any) -> Plan:
     query, key, value = args[1:4]
     values.note(
         "cuDNN's workspace for the backward pass of attention is an estimate: the query's gradient in float32 and one "
-        "number for each row (range: none to twice that)"
+        "number for each row (range: 0 to twice that)"
     )
     batch, heads, length, width = query.shape
     workspace = 4 * batch * heads * length * (width + 1)
     requests: Requests = [Output(0), Output(1), Output(2), Scratch(workspace, Category.WORKSPACE)]
-    return Plan([like(query), like(key), like(value)], tuple, requests, False, None)
+    return Plan([like(query), like(key), like(value)], tuple, requests)
 
 
-PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
-    _aten._scaled_dot_product_flash_attention.default: flash_forward,
-    _aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
-    _aten._scaled_dot_product_efficient_attention.default: efficient_forward,
-    _aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
-    _aten._scaled_dot_product_cudnn_attention.default: cudnn_forward,
-    _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
-}
+def safe_softmax(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """softmax, then zeros in rows that are -inf throughout: _safe_softmax in transformers/attention.cpp."""
+    source, dim = args[:2]
+    size, item = outputs[0].size, outputs[0].dtype.itemsize
+    rows = source.numel() // max(source.shape[dim], 1)
+    return [Scratch(size), Scratch(item), Scratch(source.numel()), Scratch(rows), Scratch(item), Output(0)]

@@ -1,8 +1,8 @@
-"""Composite ops that ask for the device in C++, where a virtual tensor says `meta`: here they take CUDA's branch.
+"""Composite ops that branch on the device in C++, written as the branch that CUDA takes.
 
-A kernel in this file stands in for the C++ one on the key AutogradPrivateUse1, which only virtual tensors of the device
-have; for tensors of another PrivateUse1 backend it hands over to C++. Each names its source,
-below aten/src/ATen/native.
+A virtual tensor reports `meta` to C++, so C++ would take another branch. In and out: the arguments and the result of
+the op; composite_dispatch.py registers each function with torch. Docstrings name the C++ file below
+aten/src/ATen/native.
 """
 
 from __future__ import annotations
@@ -15,88 +15,93 @@ import torch
 
 from memexplore.torch_internals.dispatch import DispatchKey, kernel_lookup_of
 from memexplore.torch_internals.tensors import storage_key
-from memexplore.virtual_gpu.kernels import attention, ctc, cuda_build, rnn, sampling
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.kernels import cuda_build, rnn
 
 _aten = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
-_registered: list[torch.library.Library] = []
+
+
+def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a composite op as C++ decomposes it."""
+    return kernel_lookup_of(op)(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Dropout.cpp: the fused kernel wherever something is kept and something dropped."""
+    """The fused kernel wherever 0 < p < 1: Dropout.cpp."""
     if train and 0 < p < 1 and tensor.numel():
         return _aten.native_dropout(tensor, p, train)[0]
-    return _decomposed(_aten.dropout.default, tensor, p, train)
+    return decomposed(_aten.dropout.default, tensor, p, train)
 
 
 def softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """SoftMax.cpp: half precision to float in one kernel."""
+    """One kernel from half precision to float32: SoftMax.cpp."""
     if tensor.dtype is torch.float16 and dtype is torch.float32:
         return _aten._softmax(tensor, dim, True)
-    return _decomposed(_aten.softmax.int, tensor, dim, dtype)
+    return decomposed(_aten.softmax.int, tensor, dim, dtype)
 
 
 def log_softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """SoftMax.cpp: half precision to float in one kernel."""
+    """One kernel from half precision to float32: SoftMax.cpp."""
     if tensor.dtype is torch.float16 and dtype is torch.float32:
         return _aten._log_softmax(tensor, dim, True)
-    return _decomposed(_aten.log_softmax.int, tensor, dim, dtype)
+    return decomposed(_aten.log_softmax.int, tensor, dim, dtype)
 
 
 def linear(tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Linear.cpp: where bias and product are no single addmm, the bias is added in place."""
+    """Where bias and product are not a single addmm, the bias is added in place: Linear.cpp."""
     if bias is None or tensor.dim() == 2 or (tensor.dim() == 3 and tensor.is_contiguous()) or weight.dim() != 2:
-        return _decomposed(_aten.linear.default, tensor, weight, bias)
+        return decomposed(_aten.linear.default, tensor, weight, bias)
     return torch.matmul(tensor, weight.t()).add_(bias)
 
 
 def rms_norm(
     tensor: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """layer_norm.cpp: until torch 2.8 there was no fused kernel."""
+    """No fused kernel until torch 2.8: layer_norm.cpp."""
     if cuda_build.current().release >= (2, 9):
-        return _decomposed(_aten.rms_norm.default, tensor, shape, weight, eps)
-    return _decomposed(_aten._fused_rms_norm.default, tensor, shape, weight, eps)[0]
+        return decomposed(_aten.rms_norm.default, tensor, shape, weight, eps)
+    return decomposed(_aten._fused_rms_norm.default, tensor, shape, weight, eps)[0]
 
 
 def einsum(equation: str, operands: list[torch.Tensor], *, path: list[int] | None = None) -> torch.Tensor:
-    """Linear.cpp, sumproduct_pair: until torch 2.8 operands were never exchanged (pull request 161755).
+    """Until torch 2.8 operands were never swapped: sumproduct_pair in Linear.cpp, pull request 161755.
 
-    C++ exchanges them where all dimensions of the second alone come first in the result. With those of the first in
-    front it has no reason to, and a view brings the result in order.
+    The installed C++ swaps them where all dimensions that only the second operand has come first in the result. With
+    the dimensions of the first operand in front it does not swap, and a view restores the order of the result.
     """
     labels = None if cuda_build.current().release >= (2, 9) or len(operands) != 2 else _labels(equation, operands)
     if labels is None:
-        return _decomposed(_aten.einsum.default, equation, operands, path=path)
+        return decomposed(_aten.einsum.default, equation, operands, path=path)
     (first, second), result = labels
     sizes = [dict(zip(names, each.shape, strict=True)) for names, each in zip((first, second), operands, strict=True)]
-    alone = [label for label in result if sizes[0].get(label, 1) != 1 and sizes[1].get(label, 1) == 1]
-    order = alone + [label for label in result if label not in alone]
+    first_only = [label for label in result if sizes[0].get(label, 1) != 1 and sizes[1].get(label, 1) == 1]
+    order = first_only + [label for label in result if label not in first_only]
     ordered = f"{''.join(first)},{''.join(second)}->{''.join(order)}"
-    return _decomposed(_aten.einsum.default, ordered, operands).permute([order.index(label) for label in result])
+    return decomposed(_aten.einsum.default, ordered, operands).permute([order.index(label) for label in result])
 
 
 def _labels(equation: str, operands: list[torch.Tensor]) -> tuple[list[list[str]], list[str]] | None:
-    """The labels of an equation's operands and result, ellipses spelt out; None for one without result or diagonal."""
+    """Return the labels of an equation's operands and result, with letters for ellipses.
+
+    None for an equation without a result, with a diagonal, or with another number of operands.
+    """
     inputs, arrow, result = equation.replace(" ", "").partition("->")
-    named = [names.replace("...", "") for names in inputs.split(",")]
-    if not arrow or len(named) != len(operands) or any(len(set(names)) < len(names) for names in named):
+    explicit = [names.replace("...", "") for names in inputs.split(",")]
+    if not arrow or len(explicit) != len(operands) or any(len(set(names)) < len(names) for names in explicit):
         return None
-    free = [letter for letter in string.ascii_letters if letter not in equation]
-    hidden = [tensor.dim() - len(names) for tensor, names in zip(operands, named, strict=True)]
-    if max(hidden) > len(free):
+    unused = [letter for letter in string.ascii_letters if letter not in equation]
+    ellipsis_dims = [tensor.dim() - len(names) for tensor, names in zip(operands, explicit, strict=True)]
+    if max(ellipsis_dims) > len(unused):
         return None
-    around = free[: max(hidden)]
+    letters = unused[: max(ellipsis_dims)]
 
-    def spelt(names: str, count: int) -> list[str]:
-        return list(names.replace("...", "".join(around[len(around) - count :])))
+    def expand(names: str, count: int) -> list[str]:
+        return list(names.replace("...", "".join(letters[len(letters) - count :])))
 
-    return [spelt(*each) for each in zip(inputs.split(","), hidden, strict=True)], spelt(result, len(around))
+    return [expand(*each) for each in zip(inputs.split(","), ellipsis_dims, strict=True)], expand(result, len(letters))
 
 
 def one_hot(tensor: torch.Tensor, classes: int = -1) -> torch.Tensor:
-    """Onehot.cpp: zeros, then ones scattered into them; the values are not looked at."""
+    """Zeros, then ones scattered into them; the values are not checked: Onehot.cpp."""
     if classes < 0:
         classes = int(tensor.max().item()) + 1
     result = torch.zeros((*tensor.shape, classes), dtype=torch.int64, device=tensor.device)
@@ -114,10 +119,10 @@ def batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """_batch_norm_impl_index in Normalization.cpp: cuDNN's kernel where its conditions hold."""
-    if cudnn and _cudnn_normalises(tensor, weight, bias, mean, variance, training, eps):
+    """cuDNN's kernel where its conditions hold: _batch_norm_impl_index in Normalization.cpp."""
+    if cudnn and _uses_cudnn_batch_norm(tensor, weight, bias, mean, variance, training, eps):
         assert weight is not None
-        tensor = tensor.contiguous(memory_format=_format(tensor))
+        tensor = tensor.contiguous(memory_format=_suggested_format(tensor))
         results = _aten.cudnn_batch_norm(tensor, weight, bias, mean, variance, training, momentum, eps)
         return (*results, 1)
     reserve = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -125,7 +130,7 @@ def batch_norm(
     return (*results, reserve, 0)
 
 
-def _cudnn_normalises(
+def _uses_cudnn_batch_norm(
     tensor: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -146,12 +151,12 @@ def _cudnn_normalises(
     return tensor.dim() > 2 and tensor.shape[0] <= (880_801 if training else 65_535)
 
 
-def _format(tensor: torch.Tensor) -> torch.memory_format:
-    """`suggest_memory_format`: channels_last where the strides say so."""
+def _suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Return channels_last where the strides are in that format: suggest_memory_format in c10."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(tensor.dim())
-    if wanted is not None and tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous():
-        return wanted
+    channels_last = formats.get(tensor.dim())
+    if channels_last and tensor.is_contiguous(memory_format=channels_last) and not tensor.is_contiguous():
+        return channels_last
     return torch.contiguous_format
 
 
@@ -163,7 +168,7 @@ def lstm_cell(
     bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RNN.cpp: two products, then one kernel (cuda/RNN.cu)."""
+    """Two products, then one kernel (cuda/RNN.cu): RNN.cpp."""
     hidden, cell, _ = _aten._thnn_fused_lstm_cell(
         torch.matmul(tensor, weight.t()), torch.matmul(state[0], hidden_weight.t()), state[1], bias, hidden_bias
     )
@@ -178,7 +183,7 @@ def gru_cell(
     bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """RNN.cpp: two products, then one kernel (cuda/RNN.cu)."""
+    """Two products, then one kernel (cuda/RNN.cu): RNN.cpp."""
     return _aten._thnn_fused_gru_cell(
         torch.matmul(tensor, weight.t()), torch.matmul(hidden, hidden_weight.t()), hidden, bias, hidden_bias
     )[0]
@@ -207,12 +212,12 @@ def _cudnn_rnn(
         size, projected = cell.shape[2], size
     stride = (4 if has_biases else 2) + (1 if projected else 0)
     first = storage_key(params[0].untyped_storage())
-    whole = all(storage_key(param.untyped_storage()) == first for param in params)
+    flattened = all(storage_key(param.untyped_storage()) == first for param in params)
     return _aten._cudnn_rnn(
         tensor,
         params,
         stride,
-        params[0].detach() if whole else None,
+        params[0].detach() if flattened else None,
         hidden.contiguous(),
         cell.contiguous() if cell is not None else None,
         mode,
@@ -228,15 +233,15 @@ def _cudnn_rnn(
     )[:3]
 
 
-def _lstm(tensor, state, params, has_biases, layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
-    """lstm.input"""
+def lstm(tensor, state, params, has_biases, layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
+    """lstm.input: one call of cuDNN for all layers and steps."""
     return _cudnn_rnn(
         rnn.LSTM, tensor, state[0], state[1], params, has_biases, layers, dropout, train, bidirectional, batch_first, []
     )
 
 
-def _lstm_packed(tensor, sizes, state, params, has_biases, layers, dropout, train, bidirectional):  # type: ignore[no-untyped-def]
-    """lstm.data"""
+def lstm_packed(tensor, sizes, state, params, has_biases, layers, dropout, train, bidirectional):  # type: ignore[no-untyped-def]
+    """lstm.data: lstm.input on a packed sequence."""
     return _cudnn_rnn(
         rnn.LSTM,
         tensor,
@@ -253,7 +258,9 @@ def _lstm_packed(tensor, sizes, state, params, has_biases, layers, dropout, trai
     )
 
 
-def _plain(mode: int) -> Callable[..., Any]:
+def recurrent(mode: int) -> Callable[..., Any]:
+    """Return the kernel of gru.input, rnn_tanh.input or rnn_relu.input, by cuDNN's number of the mode."""
+
     def kernel(tensor, hidden, params, has_biases, layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
         return _cudnn_rnn(
             mode, tensor, hidden, None, params, has_biases, layers, dropout, train, bidirectional, batch_first, []
@@ -262,80 +269,12 @@ def _plain(mode: int) -> Callable[..., Any]:
     return kernel
 
 
-def _plain_packed(mode: int) -> Callable[..., Any]:
+def recurrent_packed(mode: int) -> Callable[..., Any]:
+    """Return the kernel of gru.data, rnn_tanh.data or rnn_relu.data, by cuDNN's number of the mode."""
+
     def kernel(tensor, sizes, hidden, params, has_biases, layers, dropout, train, bidirectional):  # type: ignore[no-untyped-def]
         return _cudnn_rnn(
             mode, tensor, hidden, None, params, has_biases, layers, dropout, train, bidirectional, False, sizes.tolist()
         )[:2]
 
     return kernel
-
-
-# --- registration ---------------------------------------------------------------------------------------------------
-
-KERNELS: dict[Any, Callable[..., Any]] = {
-    _aten.dropout.default: dropout,
-    _aten.softmax.int: softmax,
-    _aten.log_softmax.int: log_softmax,
-    _aten.linear.default: linear,
-    _aten.rms_norm.default: rms_norm,
-    _aten.einsum.default: einsum,
-    _aten.one_hot.default: one_hot,
-    _aten._batch_norm_impl_index.default: batch_norm,
-    _aten.scaled_dot_product_attention.default: attention.scaled_dot_product_attention,
-    _aten.ctc_loss.IntList: ctc.loss,
-    _aten.ctc_loss.Tensor: ctc.loss,
-    _aten.grid_sampler.default: sampling.grid_sampler,
-    _aten.lstm_cell.default: lstm_cell,
-    _aten.gru_cell.default: gru_cell,
-    _aten.lstm.input: _lstm,
-    _aten.lstm.data: _lstm_packed,
-    _aten.gru.input: _plain(rnn.GRU),
-    _aten.gru.data: _plain_packed(rnn.GRU),
-    _aten.rnn_tanh.input: _plain(rnn.TANH),
-    _aten.rnn_tanh.data: _plain_packed(rnn.TANH),
-    _aten.rnn_relu.input: _plain(rnn.RELU),
-    _aten.rnn_relu.data: _plain_packed(rnn.RELU),
-}
-"""Composite op -> what it does on CUDA."""
-
-# Composite for backends without a kernel of their own; CUDA has one, and autograd a formula that calls it.
-_WITH_KERNELS = ("silu_backward", "mish_backward", "_fused_rms_norm")
-
-
-def _decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What C++ makes of a composite op, on the same tensors."""
-    return kernel_lookup_of(op)(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-
-
-def _guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        if DeviceState.gpu_name is None or not any(_is_virtual(value) for value in args):
-            return kernel_lookup_of(op)(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        return kernel(*args, **kwargs)
-
-    return stand_in
-
-
-def _is_virtual(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_is_virtual, value))
-    return isinstance(value, VirtualTensor) and not value.host
-
-
-def _unreachable(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("an op of the virtual GPU reached a device that is not there; please report it")
-
-
-def register() -> None:
-    """Put the kernels in place, once a process: they serve virtual tensors and nobody else."""
-    if _registered:
-        return
-    autograd = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
-    for op, kernel in KERNELS.items():
-        autograd.impl(op, _guarded(op, kernel))
-    backend = torch.library.Library("aten", "IMPL", "PrivateUse1")
-    for name in _WITH_KERNELS:
-        # That there is a kernel makes autograd use its formula; the dispatch mode answers before it is called.
-        backend.impl(name, _unreachable)
-    _registered.extend((autograd, backend))

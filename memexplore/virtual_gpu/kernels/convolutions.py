@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.dispatch.plans import Free, New, Output, Scratch, Wanted
 from memexplore.virtual_gpu.kernels import cuda_build
-from memexplore.virtual_gpu.kernels.shapes import Requests, nbytes
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OptionalScratch, Output, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import nbytes
 from memexplore.virtual_gpu.tensors import values
 
 NOTE = (
@@ -101,7 +101,7 @@ def _copies(tensors: list[torch.Tensor], last: bool) -> Requests:
     return found
 
 
-def _in_channels_last(output: New) -> New:
+def _in_channels_last(output: NewTensor) -> NewTensor:
     """An output that cuDNN allocates with backend_memory_format: ConvShared.cpp."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if len(output.shape) not in formats:
@@ -114,7 +114,7 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """cudnn_convolution in cudnn/ConvShared.cpp: copies, result, workspace; the bias is added in place."""
     source, weight = args[:2]
     groups = args[8]
-    if type(outputs[0]) is not New or not _uses_cudnn(source, weight, groups):
+    if type(outputs[0]) is not NewTensor or not _uses_cudnn(source, weight, groups):
         return None
     values.note(NOTE)
     last = _channels_last(source) or _channels_last(weight)
@@ -124,7 +124,7 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     if not _is_product(args):
         window, channels = (args[3], args[5], groups), (weight.shape[1], weight.shape[0])
         size = _workspace(source, weight, outputs[0].size, window, channels)
-        found.append(Wanted(size, Category.WORKSPACE))
+        found.append(OptionalScratch(size, Category.WORKSPACE))
     return found
 
 
@@ -138,15 +138,15 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     last = _channels_last(source) or _channels_last(weight)
     found = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
     for index in range(2):
-        if mask[index] and type(outputs[index]) is New:
+        if mask[index] and type(outputs[index]) is NewTensor:
             if last:
                 outputs[index] = _in_channels_last(outputs[index])
-            number = sum(type(entry) in (Scratch, Wanted) for entry in found)
+            number = sum(type(entry) in (Scratch, OptionalScratch) for entry in found)
             result = math.prod(gradient.shape) * gradient.dtype.itemsize
             # The gradient of the weight is another algorithm, of which nothing is recorded.
             window = (args[4], args[6], groups) if index == 0 else ((), (), groups)
             size = _workspace(source, weight, result, window, (weight.shape[0], weight.shape[1]))
-            found += [Output(index), Wanted(size, Category.WORKSPACE), Free(number)]
+            found += [Output(index), OptionalScratch(size, Category.WORKSPACE), Free(number)]
     if mask[2]:
         found.append(Output(2))
     return found

@@ -1,7 +1,7 @@
-"""Connectionist temporal classification: which kernel runs, what it requests.
+"""Connectionist temporal classification (ctc_loss): which kernel runs, and its memory.
 
-Source: ctc_loss_impl in LossCTC.cpp, _use_cudnn_ctc_loss and _cudnn_ctc_loss in cudnn/LossCTC.cpp, the native kernel in
-cuda/LossCTC.cu.
+In: the op's arguments. Out: the loss, composed as on CUDA, or `Plan`s of its kernels. Source: ctc_loss_impl in
+LossCTC.cpp, _use_cudnn_ctc_loss and _cudnn_ctc_loss in cudnn/LossCTC.cpp, the native kernel in cuda/LossCTC.cu.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.virtual_gpu.dispatch.plans import Output, Plan, Scratch
-from memexplore.virtual_gpu.kernels.shapes import Requests, nbytes, new
+from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import nbytes, new
 from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -22,6 +22,7 @@ _aten = torch.ops.aten
 
 NOTE = "cuDNN's workspace for ctc_loss is an estimate: the log-probabilities and one forward variable for each state"
 _LONGEST = 255
+"""Longest target that cuDNN takes."""
 
 
 def _virtual(tensor: Any) -> bool:
@@ -29,7 +30,7 @@ def _virtual(tensor: Any) -> bool:
 
 
 def _lengths(lengths: Any, longest: int) -> list[int]:
-    """Lengths as numbers: read where they are real, else taken to be as long as can be."""
+    """Return lengths as numbers: read if they are real, else the longest possible, noted as an assumption."""
     if not isinstance(lengths, torch.Tensor):
         return list(lengths)
     if not isinstance(lengths, VirtualTensor):
@@ -38,45 +39,50 @@ def _lengths(lengths: Any, longest: int) -> list[int]:
     return [longest] * lengths.numel()
 
 
-def _numbers(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, outputs: Any) -> tuple[list[int], list[int]]:
-    """The lengths of the inputs and of the targets, which are rows or one after the other."""
+def _input_and_target_lengths(
+    log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, outputs: Any
+) -> tuple[list[int], list[int]]:
+    """Return the lengths of inputs and targets; targets are rows of a matrix or concatenated."""
     batch = log_probs.shape[1]
     longest = targets.shape[1] if targets.dim() == 2 else targets.shape[0] // batch
     return _lengths(inputs, log_probs.shape[0]), _lengths(outputs, longest)
 
 
 def uses_cudnn(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, outputs: Any, blank: int) -> bool:
-    """_use_cudnn_ctc_loss: 32-bit targets one after the other, on the CPU where the lengths are no tensors."""
-    chosen = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and targets.is_contiguous()
-    chosen = chosen and log_probs.dim() == 3 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
-    if not chosen:
+    """Return whether cuDNN runs: concatenated 32-bit targets, on the CPU unless the lengths are tensors.
+
+    Source: _use_cudnn_ctc_loss in cudnn/LossCTC.cpp.
+    """
+    supported = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and targets.is_contiguous()
+    supported = supported and log_probs.dim() == 3 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
+    if not supported:
         return False
     if isinstance(inputs, torch.Tensor):
         if inputs.dtype is not torch.int32 or outputs.dtype is not torch.int32:
             return False
     elif _virtual(targets) or any(length != log_probs.shape[0] for length in inputs):
         return False
-    pairs = zip(*_numbers(log_probs, targets, inputs, outputs), strict=True)
+    pairs = zip(*_input_and_target_lengths(log_probs, targets, inputs, outputs), strict=True)
     return all(output <= min(_LONGEST, length) for length, output in pairs)
 
 
 def loss(  # type: ignore[no-untyped-def]
     log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False
 ):
-    """ctc_loss_impl: the losses by cuDNN or the native kernel, each over its target's length, their mean."""
+    """Losses by cuDNN or the native kernel, each divided by its target's length, and their mean: ctc_loss_impl."""
     batched = log_probs.dim() == 3
     if not batched:
         log_probs = log_probs.unsqueeze(1)
     if uses_cudnn(log_probs, targets, input_lengths, target_lengths, blank):
         tensors = isinstance(input_lengths, torch.Tensor)
         op = _aten._cudnn_ctc_loss.Tensor if tensors else _aten._cudnn_ctc_loss.default
-        # Its kernel that is not deterministic has been off since pull request 21680.
+        # cuDNN's non-deterministic kernel has been off since pull request 21680.
         losses = op(log_probs, targets, input_lengths, target_lengths, blank, True, zero_infinity)[0]
     else:
         if not batched and targets.dim() == 1:
             targets = targets.unsqueeze(0)
         targets = targets.to(log_probs.device, torch.int64)
-        input_lengths, target_lengths = _numbers(log_probs, targets, input_lengths, target_lengths)
+        input_lengths, target_lengths = _input_and_target_lengths(log_probs, targets, input_lengths, target_lengths)
         losses = _aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
     if zero_infinity:
         losses = torch.where(losses == float("inf"), torch.zeros((), dtype=losses.dtype, device=losses.device), losses)
@@ -91,42 +97,49 @@ def loss(  # type: ignore[no-untyped-def]
     return losses if batched else losses.squeeze(0)
 
 
-def with_lengths(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The native ops' overloads that take lengths as tensors, which they read on the CPU (ctc_loss_tensor)."""
+def answer_use_cudnn(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_use_cudnn_ctc_loss."""
+    return uses_cudnn(*args)
+
+
+def with_tensor_lengths(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """The native ops' overloads with lengths as tensors, which are read on the CPU: ctc_loss_tensor in LossCTC.cpp."""
     names = [argument.name for argument in schema_of(func).arguments]
     first = names.index("input_lengths")
-    lengths = _numbers(args[names.index("log_probs")], args[names.index("targets")], args[first], args[first + 1])
-    with mode:
+    lengths = _input_and_target_lengths(
+        args[names.index("log_probs")], args[names.index("targets")], args[first], args[first + 1]
+    )
+    with runner:
         op = _aten._ctc_loss.default if first == 2 else _aten._ctc_loss_backward.default
         return op(*args[:first], *lengths, *args[first + 2 :], **kwargs)
 
 
 def forward(args: Any, kwargs: Any) -> Plan:
-    """ctc_loss_gpu_template: offsets and lengths on the device, the log-alphas, the losses."""
+    """Offsets and lengths on the device, log-alphas, losses: ctc_loss_gpu_template in cuda/LossCTC.cu."""
     log_probs, _, _, target_lengths = args[:4]
     steps, batch = log_probs.shape[:2]
     outputs: list[Any] = [
         new((batch,), log_probs.dtype),
         new((batch, steps, 2 * max(target_lengths, default=0) + 1), log_probs.dtype),
     ]
-    return Plan(outputs, tuple, [*(Scratch(8 * batch) for _ in range(3)), Output(1), Output(0)], False, None)
+    return Plan(outputs, tuple, [*(Scratch(8 * batch) for _ in range(3)), Output(1), Output(0)])
 
 
 def backward(args: Any, kwargs: Any) -> Plan:
-    """ctc_loss_backward_gpu_template: log-betas of the log-alphas' size, then the gradient."""
+    """Log-betas of the log-alphas' size, then the gradient: ctc_loss_backward_gpu_template in cuda/LossCTC.cu."""
     log_probs, log_alpha = args[1], args[6]
     lengths: Requests = [Scratch(8 * log_probs.shape[1]) for _ in range(3)]
     outputs: list[Any] = [new(tuple(log_probs.shape), log_probs.dtype)]
-    return Plan(outputs, None, [Scratch(nbytes(log_alpha)), Output(0), *lengths], False, None)
+    return Plan(outputs, None, [Scratch(nbytes(log_alpha)), Output(0), *lengths])
 
 
-def _states(longest: int, log_probs: torch.Tensor) -> int:
+def _forward_variables(longest: int, log_probs: torch.Tensor) -> int:
     steps, batch = log_probs.shape[:2]
     return batch * steps * (2 * longest + 1) * log_probs.dtype.itemsize
 
 
 def cudnn(args: Any, kwargs: Any) -> Plan:
-    """_cudnn_ctc_loss: the gradient comes with the losses, so that the backward pass only scales it."""
+    """Losses together with the gradient, which the backward pass only scales: _cudnn_ctc_loss in cudnn/LossCTC.cpp."""
     values.note(NOTE)
     log_probs, targets, _, target_lengths = args[:4]
     copy: Requests = []
@@ -135,6 +148,6 @@ def cudnn(args: Any, kwargs: Any) -> Plan:
         longest = max(target_lengths, default=0)
     elif not _virtual(targets):
         copy = [Scratch(nbytes(targets))]
-    workspace = Scratch(nbytes(log_probs) + _states(longest, log_probs), Category.WORKSPACE)
+    workspace = Scratch(nbytes(log_probs) + _forward_variables(longest, log_probs), Category.WORKSPACE)
     outputs: list[Any] = [new((log_probs.shape[1],), log_probs.dtype), new(tuple(log_probs.shape), log_probs.dtype)]
-    return Plan(outputs, tuple, [*copy, Output(1), workspace, Output(0)], False, None)
+    return Plan(outputs, tuple, [*copy, Output(1), workspace, Output(0)])

@@ -1,19 +1,31 @@
-"""Library scratch: cuBLAS workspaces, one for each thread that multiplies matrices."""
+"""cuBLAS workspaces: their size by card and torch release, and how long each is kept.
+
+In: compute capability, torch release, CUBLAS_WORKSPACE_CONFIG. Out: bytes of one workspace, and the request of an op
+that needs one. Until torch 2.14 each thread that multiplies matrices keeps a workspace from its first product on; from
+2.15 on each call takes and frees one (`Workspaces.transient`).
+
+table.py lists the ops that go through cuBLAS (`Kind.CUBLAS`).
+"""
 
 from __future__ import annotations
 
 import enum
 import os
 import re
+from typing import Any
+
+from memexplore.tape import Category
+from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import new_outputs
 
 MIB = 1024**2
 
 
 def cublas_size(compute_capability: tuple[int, int], release: tuple[int, int], environment: str | None = None) -> int:
-    """Bytes of one cuBLAS workspace, by the card and the torch release.
+    """Return the bytes of one cuBLAS workspace for a card and a torch release.
 
-    `CUBLAS_WORKSPACE_CONFIG=:KiB:count…` overrides the default. Source: aten/src/ATen/cuda/CublasHandlePool.cpp,
-    pull requests 175344 (Blackwell) and 189312.
+    `CUBLAS_WORKSPACE_CONFIG=:KiB:count…` overrides the default (`environment` stands for the variable). Source:
+    aten/src/ATen/cuda/CublasHandlePool.cpp, pull requests 175344 (Blackwell) and 189312.
 
     >>> cublas_size((7, 5), (2, 13)), cublas_size((9, 0), (2, 11)), cublas_size((12, 0), (2, 11))
     (8519680, 33554432, 8519680)
@@ -32,14 +44,14 @@ def cublas_size(compute_capability: tuple[int, int], release: tuple[int, int], e
 
 
 class Thread(enum.Enum):
-    """The threads of a training process that multiply matrices: each has a cuBLAS handle and workspace of its own."""
+    """Threads of a training process that multiply matrices; each has its own cuBLAS handle and workspace."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
 class Workspaces:
-    """cuBLAS workspaces: until torch 2.14 kept for each thread, from 2.15 taken and freed by each call."""
+    """The cuBLAS workspaces of a process: their size and, until torch 2.14, the one that each thread keeps."""
 
     def __init__(self, size: int, release: tuple[int, int]) -> None:
         self.size = size
@@ -48,9 +60,18 @@ class Workspaces:
         """Thread -> address of its workspace."""
 
     def needed(self, thread: Thread) -> int:
-        """Bytes that a matrix product in this thread has to ask for and keep; 0 where its workspace is there."""
+        """Return the bytes that a matrix product in a thread allocates and keeps, 0 if the thread has a workspace."""
         return 0 if self.transient or thread in self.kept else self.size
 
     def keep(self, thread: Thread, address: int) -> None:
-        """Note a thread's workspace."""
+        """Record the address of a thread's workspace."""
         self.kept[thread] = address
+
+
+def add_to_requests(
+    requests: Requests | None, outputs: list[Any], workspaces: Workspaces
+) -> tuple[Requests | None, bool]:
+    """Return an op's requests with a transient workspace, and whether its thread must have a kept workspace."""
+    if not workspaces.transient:
+        return requests, True
+    return [*(requests or new_outputs(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], False

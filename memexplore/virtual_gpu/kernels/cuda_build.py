@@ -1,4 +1,7 @@
-"""The CUDA build of torch that is stood in for, and its card: what kernels ask before they choose."""
+"""The torch release and the card that the virtual GPU stands for, which rules read to choose kernels and sizes.
+
+In: `VirtualGpu.patches` replaces `_current` while a virtual GPU is on. Out: `current()`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 
 class Build(NamedTuple):
-    """A torch release and a card; `release` and `compute_capability` as pairs of numbers."""
+    """A torch release and a card; `release` and `compute_capability` are (major, minor)."""
 
     release: tuple[int, int] = (2, 13)
     compute_capability: tuple[int, int] = (8, 0)
@@ -14,7 +17,7 @@ class Build(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads that one multiprocessor holds: table 'Technical Specifications' of the CUDA C++ programming guide.
+        """Resident threads per multiprocessor: table 'Technical Specifications' of the CUDA C++ programming guide.
 
         >>> Build(compute_capability=(8, 9)).threads, Build(compute_capability=(9, 0)).threads
         (1536, 2048)
@@ -32,5 +35,5 @@ _current = Build()
 
 
 def current() -> Build:
-    """Return the build that the virtual GPU stands in for; a default while no virtual GPU is on."""
+    """Return the build that the virtual GPU stands for, the default build while none is on."""
     return _current

@@ -1,6 +1,7 @@
-"""The fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention: whole layers as one op, in inference alone.
+"""Fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention: a whole layer as one op, in inference only.
 
-Source: transformer_encoder_layer_forward in transformers/transformer.cpp, native_multi_head_attention_cuda in
+In: the op's arguments. Out: its result, made by the ops that its CUDA kernel runs. Source:
+transformer_encoder_layer_forward in transformers/transformer.cpp, native_multi_head_attention_cuda in
 transformers/cuda/attention.cu, its helpers in transformers/attention.cpp, masked_softmax_cuda in cuda/SoftMax.cu.
 """
 
@@ -12,16 +13,17 @@ import torch
 
 from memexplore.torch_internals.dispatch import disabled_torch_function, schema_of
 from memexplore.virtual_gpu.kernels import attention
+from memexplore.virtual_gpu.kernels.plan import OpRunner
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
 _PLAIN = (torch.Tensor, torch.nn.Parameter, VirtualTensor)
 
 
-def overrides(tensors: Any) -> bool:
-    """Whether an argument has a `__torch_function__` of the user's own: the layers then leave their fast path.
+def has_torch_function(tensors: Any) -> bool:
+    """Return whether a tensor has a `__torch_function__` of the user's: the layers then leave their fast path.
 
-    torch's own test counts the function mode of the virtual GPU too.
+    torch.overrides.has_torch_function, which this replaces, counts the function mode of the virtual GPU too.
     """
     disabled = disabled_torch_function
     return any(
@@ -44,13 +46,13 @@ def _linear(tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
 
 
 def _heads(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """(batch, steps, width) as (batch, heads, steps, width of a head)."""
+    """Return (batch, steps, width) viewed as (batch, heads, steps, width of a head)."""
     batch, steps, width = tensor.shape
     return _aten.transpose.int(_aten.view.default(tensor, [batch, steps, count, width // count]), 1, 2)
 
 
-def _together(tensor: torch.Tensor) -> torch.Tensor:
-    """The heads beside each other again: a copy where they do not lie so."""
+def _merge_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (batch, heads, steps, width of a head) as (batch, steps, width), copied if it is not contiguous."""
     batch, count, steps, width = tensor.shape
     swapped = _aten.transpose.int(tensor, 1, 2)
     if not swapped.is_contiguous():
@@ -59,7 +61,10 @@ def _together(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _masked_softmax(scores: torch.Tensor, mask: torch.Tensor | None, kind: int | None) -> torch.Tensor:
-    """In place without a mask; with one a result, and a filled copy where the kernel for short rows cannot run."""
+    """softmax, in place without a mask: masked_softmax_cuda in cuda/SoftMax.cu.
+
+    With a mask a new result, and a filled copy where the kernel for short rows cannot run.
+    """
     if mask is None:
         return scores
     if mask.dtype is not torch.bool:
@@ -79,73 +84,69 @@ def _self_attention(
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
     kind: int | None,
-    wanted: bool,
+    need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Result and weights (None where a fused kernel ran) of attention with itself."""
-    joint, joint_bias, out, out_bias = weights
+    """Return the result of self-attention, and its weights if they are needed (None otherwise)."""
+    packed_weight, packed_bias, out, out_bias = weights
     batch, steps, width = tensor.shape
-    if width // count % 8 == 0 and not wanted and mask is None:
+    if width // count % 8 == 0 and not need_weights and mask is None:
         heads = _heads(tensor, count)
         if attention.choose(attention.Call(heads, heads, heads, None, 0.0, False, False)) is not attention.Kernel.MATH:
-            parts = _aten.split.Tensor(_linear(tensor, joint, joint_bias), width, -1)
+            parts = _aten.split.Tensor(_linear(tensor, packed_weight, packed_bias), width, -1)
             query, key, value = (_heads(part, count) for part in parts)
-            mixed = attention.scaled_dot_product_attention(query, key, value)
-            return _linear(_together(mixed), out, out_bias), None
-    projected = _aten.mm.default(_rows(tensor), _transposed(joint))
-    # Query, key and value in one block; the query's part takes the result of attention later.
+            context = attention.scaled_dot_product_attention(query, key, value)
+            return _linear(_merge_heads(context), out, out_bias), None
+    projected = _aten.mm.default(_rows(tensor), _transposed(packed_weight))
+    # Query, key and value share one storage; the result of attention overwrites the query.
     packed = _aten.new_empty.default(projected, [3 * batch, count, steps, width // count])
     del projected
     query, key, _ = _aten.split.Tensor(packed, batch)
     flat = [_aten.view.default(part, [batch * count, steps, width // count]) for part in (query, key)]
     scores = _aten.bmm.default(flat[0], _aten.transpose.int(flat[1], 1, 2))
     scores = _masked_softmax(_aten.view.default(scores, [batch, count, steps, steps]), mask, kind)
-    if not wanted:
+    if not need_weights:
         del scores
-    result = _linear(_together(query), out, out_bias)
-    return result, scores if wanted else None
+    result = _linear(_merge_heads(query), out, out_bias)
+    return result, scores if need_weights else None
 
 
-def multi_head_attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """_native_multi_head_attention, whose query, key and value are one tensor."""
-    named = {argument.name: argument.default_value for argument in schema_of(func).arguments}
-    named |= dict(zip(named, args, strict=False)) | kwargs
-    query, wanted = named["query"], named["need_weights"]
-    if query is not named["key"] or query is not named["value"]:
+def multi_head_attention(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_native_multi_head_attention, where query, key and value are one tensor."""
+    given = {argument.name: argument.default_value for argument in schema_of(func).arguments}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    query, need_weights = given["query"], given["need_weights"]
+    if query is not given["key"] or query is not given["value"]:
         return NotImplemented
-    weights = tuple(named[name] for name in ("qkv_weight", "qkv_bias", "proj_weight", "proj_bias"))
-    with mode:
-        result, scores = _self_attention(query, named["num_head"], weights, named["mask"], named["mask_type"], wanted)
-        if scores is not None and named["average_attn_weights"]:
-            scores = _aten.div_.Scalar(_aten.sum.dim_IntList(scores, [1]), named["num_head"])
-        # The op gives an undefined tensor where there are no weights; a mode can only give an empty one.
+    weights = tuple(given[name] for name in ("qkv_weight", "qkv_bias", "proj_weight", "proj_bias"))
+    with runner:
+        result, scores = _self_attention(
+            query, given["num_head"], weights, given["mask"], given["mask_type"], need_weights
+        )
+        if scores is not None and given["average_attn_weights"]:
+            scores = _aten.div_.Scalar(_aten.sum.dim_IntList(scores, [1]), given["num_head"])
+        # Without weights C++ returns an undefined tensor; a dispatch mode returns None for it.
         return result, scores
 
 
-def layer(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """_transformer_encoder_layer_fwd: attention, sum in place, norm, two linear layers, sum in place, norm."""
+def layer(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_transformer_encoder_layer_fwd: attention, in-place sum, norm, two linear layers, in-place sum, norm."""
     source, width, count, *weights, gelu, norm_first, eps = args[:10]
-    first, first_bias, second, second_bias, wide, wide_bias, narrow, narrow_bias = args[10:18]
+    norm1, norm1_bias, norm2, norm2_bias, linear1, linear1_bias, linear2, linear2_bias = args[10:18]
     mask, kind = (*args[18:], None, None)[:2]
 
     def norm(tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return _aten.native_layer_norm.default(tensor, [width], weight, bias, eps)[0]
 
-    with mode:
-        x = norm(source, first, first_bias) if norm_first else source
+    with runner:
+        x = norm(source, norm1, norm1_bias) if norm_first else source
         x = _self_attention(x, count, tuple(weights), mask, kind, False)[0]
         x = _aten.add_.Tensor(x, source)
-        before = x if norm_first else norm(x, first, first_bias)
+        before = x if norm_first else norm(x, norm1, norm1_bias)
         del x
-        inner = norm(before, second, second_bias) if norm_first else before
-        hidden = _aten._addmm_activation.default(wide_bias, _rows(inner), _transposed(wide), use_gelu=gelu)
-        inner = _linear(hidden, narrow, narrow_bias)
+        inner = norm(before, norm2, norm2_bias) if norm_first else before
+        hidden = _aten._addmm_activation.default(linear1_bias, _rows(inner), _transposed(linear1), use_gelu=gelu)
+        inner = _linear(hidden, linear2, linear2_bias)
         del hidden
         x = _aten.add_.Tensor(_aten.view.default(inner, list(source.shape)), before)
         del inner
-        return x if norm_first else norm(x, second, second_bias)
-
-
-HANDLERS: dict[Any, Any] = {
-    _aten._transformer_encoder_layer_fwd.default: layer,
-    _aten._native_multi_head_attention.default: multi_head_attention,
-}
+        return x if norm_first else norm(x, norm2, norm2_bias)

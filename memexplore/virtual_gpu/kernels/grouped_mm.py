@@ -1,7 +1,8 @@
-"""Grouped matrix products, with which mixtures of experts multiply all experts at once.
+"""Memory of grouped matrix products, which multiply all experts of a mixture at once.
 
-Source: _grouped_mm_cuda in cuda/GroupedBlas.cpp, its checks, output and loop in GroupedMMUtils.h, the fused kernel in
-cuda/GroupMM.cu. What is requested does not depend on how the rows are spread over the groups.
+In: the op's arguments. Out: a `Plan`. Source: _grouped_mm_cuda in cuda/GroupedBlas.cpp, its checks, output and loop in
+GroupedMMUtils.h, the fused kernel in cuda/GroupMM.cu. The requests do not depend on how the rows are distributed over
+the groups.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.dispatch.plans import Free, New, Output, Plan, Scratch
 from memexplore.virtual_gpu.kernels import cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
-from memexplore.virtual_gpu.kernels.shapes import Requests, given
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Plan, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import argument
 from memexplore.virtual_gpu.tensors import values
 
 NOTE = "the workspace of a fused grouped matrix product is an estimate: 640 bytes for each multiprocessor"
@@ -22,7 +23,10 @@ _TYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
 def _check(matrix: torch.Tensor) -> None:
-    """check_valid_strides_and_return_transposed: rows or columns that begin at multiples of 16 bytes."""
+    """Raise RuntimeError unless rows or columns start at multiples of 16 bytes.
+
+    Source: check_valid_strides_and_return_transposed.
+    """
     (rows, columns), (down, right) = matrix.shape[-2:], matrix.stride()[-2:]
     if down == 1 and right >= max(1, rows):
         leading = right
@@ -36,8 +40,8 @@ def _check(matrix: torch.Tensor) -> None:
         raise RuntimeError("strides should be multiple of 16 bytes")
 
 
-def _output(first: torch.Tensor, second: torch.Tensor, groups: int) -> New:
-    """create_grouped_gemm_output_tensor: each row is padded to a multiple of 16 bytes."""
+def _output(first: torch.Tensor, second: torch.Tensor, groups: int) -> NewTensor:
+    """Return the output, each row padded to a multiple of 16 bytes: create_grouped_gemm_output_tensor."""
     columns = second.shape[-1]
     aligned = 16 // first.dtype.itemsize
     padded = -(-columns // aligned) * aligned
@@ -46,15 +50,15 @@ def _output(first: torch.Tensor, second: torch.Tensor, groups: int) -> New:
     stride: tuple[int, ...] = (padded, 1)
     if first.dim() == second.dim():
         shape, stride = (groups, rows, columns), (rows * padded, padded, 1)
-    # empty_strided ends with the last element, not with the last row's padding.
+    # empty_strided allocates up to the last element, without the padding of the last row.
     count = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True)) + 1 if 0 not in shape else 0
-    return New(shape, stride, 0, first.dtype, count * first.dtype.itemsize, False)
+    return NewTensor(shape, stride, 0, first.dtype, count * first.dtype.itemsize, False)
 
 
 def product(args: Any, kwargs: Any) -> Plan:
-    """_grouped_mm: one kernel for bfloat16 on Hopper and Blackwell (9.0, 10.0), else one product a group."""
+    """_grouped_mm: one kernel for bfloat16 on Hopper and Blackwell (9.0, 10.0), else one product per group."""
     first, second = args[:2]
-    offsets = given(args, kwargs, 2, "offs")
+    offsets = argument(args, kwargs, 2, "offs")
     for matrix in (first, second):
         if matrix.dtype not in _TYPES:
             raise RuntimeError(f"Expected Float32, BFloat16 or Float16 matrix, got {matrix.dtype}")
@@ -72,15 +76,15 @@ def product(args: Any, kwargs: Any) -> Plan:
     if first.dtype is torch.bfloat16 and rules.compute_capability in ((9, 0), (10, 0)):
         values.note(NOTE)
         even = -(-groups // 2) * 2
-        # Three pointers, a problem of three 32-bit numbers and three strides of 8 bytes a group.
-        described = even * 3 * 8 + groups * 3 * 4 + groups * 3 * 8
-        # Tensor maps of 128 bytes: two operands and the epilogue's, once for each multiprocessor.
+        # Per group: three pointers, three 32-bit extents, three strides of 8 bytes.
+        problems = even * 3 * 8 + groups * 3 * 4 + groups * 3 * 8
+        # Tensor maps of 128 bytes for two operands and the epilogue, for each multiprocessor.
         workspace = 5 * 128 * rules.multiprocessors
-        fused: Requests = [Output(0), Scratch(described), Scratch(workspace, Category.WORKSPACE)]
-        return Plan([output], None, fused, False, None)
+        fused: Requests = [Output(0), Scratch(problems), Scratch(workspace, Category.WORKSPACE)]
+        return Plan([output], None, fused)
     workspaces = Workspaces(cublas_size(rules.compute_capability, rules.release), rules.release)
     if not workspaces.transient:
-        return Plan([output], None, None, True, None)
-    # _grouped_mm_fallback multiplies one group after the other, each with a workspace of its own.
+        return Plan([output], None, uses_cublas=True)
+    # _grouped_mm_fallback multiplies the groups one after the other, each with a transient workspace.
     each = ((Scratch(workspaces.size, Category.WORKSPACE), Free(number)) for number in range(groups))
-    return Plan([output], None, [Output(0), *(request for pair in each for request in pair)], False, None)
+    return Plan([output], None, [Output(0), *(request for pair in each for request in pair)])

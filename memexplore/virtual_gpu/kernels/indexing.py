@@ -1,4 +1,8 @@
-"""What reading and writing by index requests: indices are brought to the device; to sum by them, they are sorted."""
+"""Memory of reading and writing by index, and of embeddings: copies of indices, sort buffers, partial sums.
+
+In: the op's arguments. Out: `Requests`. Indices on the CPU are copied to the GPU; kernels that sum by index sort the
+indices first. Sources are below aten/src/ATen/native.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.dispatch.plans import Free, New, Output, Scratch
-from memexplore.virtual_gpu.kernels.shapes import Requests, accumulator, given, nbytes, places
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
 
 _BY_MAXIMUM = 2
 """EmbeddingBagMode::MAX."""
 
 
 def sort_size(count: int, value: int) -> int:
-    """Bytes of cub's scratch for sorting pairs of 64-bit keys and values.
+    """Return the bytes of cub's scratch for sorting `count` pairs of 64-bit keys and values of `value` bytes.
 
-    One tile (1 byte, recorded for 2048) holds 2304 pairs; beyond that copies of both, and tables that are estimated.
+    Up to 2304 pairs fit one tile (1 byte, recorded for 2048); beyond, copies of both, and tables that are estimated.
     Source: cub/device/dispatch/dispatch_radix_sort.cuh, tuning for compute capability 6.0 and later.
 
     >>> sort_size(2048, 8)
@@ -30,15 +34,15 @@ def sort_size(count: int, value: int) -> int:
 
 
 def read(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """Reading by index: first the indices are copied where they are on the CPU or int32."""
+    """index: indices on the CPU or of int32 are copied before the result is allocated."""
     copies = _copies(args[1])
-    return [*copies, *places(outputs)] if copies else None
+    return [*copies, *new_outputs(outputs)] if copies else None
 
 
 def _copies(indices: Any) -> Requests:
-    """make_info in TensorAdvancedIndexing.cpp: indices are broadcast, brought to the device, then made int64.
+    """Copies of indices, which are broadcast, moved to the GPU and converted to int64.
 
-    Masks are left out: what they select is made into indices before.
+    Source: make_info in TensorAdvancedIndexing.cpp. None for masks, which were converted to indices before.
     """
     written = [index for index in indices if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in written):
@@ -61,18 +65,19 @@ def _is_on_cpu(index: torch.Tensor) -> bool:
 
 
 def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """Accumulating: linear indices, then sorted with their order (index_put_with_sort_kernel, cuda/Indexing.cu).
+    """index_put: with accumulate=True linear indices, sorted together with their order.
 
-    Order and sizes as recorded with torch 2.6 and 2.11, with one index and with two, the first of them on the CPU: it
-    is wrapped and scaled there and then copied (computeLinearIndex). Where the indices are checked (called by the
-    user), their extremes are read first (wrapIndexOnce in cuda/IndexKernelUtils or Indexing.cu).
+    Source: index_put_with_sort_kernel in cuda/Indexing.cu. Order and sizes as recorded with torch 2.6 and 2.11, with
+    one index and with two, the first of them on the CPU: it is wrapped and scaled there and then copied
+    (computeLinearIndex). If the indices are checked (a call of the user), their extremes are read first (wrapIndexOnce
+    in cuda/IndexKernelUtils or Indexing.cu).
     """
     target, indices, source = args[:3]
-    first: Requests = [*places(outputs)]
-    if not given(args, kwargs, 3, "accumulate", False):
+    first: Requests = [*new_outputs(outputs)]
+    if not argument(args, kwargs, 3, "accumulate", False):
         copies = _copies(indices)
         return [*first, *copies] if copies else None
-    unsafe = given(args, kwargs, 4, "unsafe", False)
+    unsafe = argument(args, kwargs, 4, "unsafe", False)
     written = [index for index in indices if index is not None and index.dtype is not torch.bool]
     if not written:
         return None
@@ -87,9 +92,9 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         number += 1
         return number - 1
 
-    # Before they are broadcast, and those on the CPU stay there.
-    longer = [take(index.numel() * 8) for index in written if index.dtype is torch.int32 and not _is_on_cpu(index)]
-    for at, index in enumerate(written):
+    # int32 indices are converted before they are broadcast, those on the CPU on the CPU.
+    converted = [take(index.numel() * 8) for index in written if index.dtype is torch.int32 and not _is_on_cpu(index)]
+    for position, index in enumerate(written):
         if _is_on_cpu(index):
             scaled = take(size)
         else:
@@ -99,9 +104,9 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             wrapped = take(size)
             scaled = take(size)
             found.append(Free(wrapped))
-        if at:
-            found.append(Free(scaled))  # added to the first one in place
-    found += [Free(number) for number in longer]
+        if position:
+            found.append(Free(scaled))  # added to the first index in place
+    found += [Free(number) for number in converted]
     slices = max(target.numel() // max(math.prod(target.shape[: len(indices)]), 1), 1)
     if source.numel() < count * slices or not source.is_contiguous():
         take(count * slices * source.dtype.itemsize)
@@ -113,7 +118,7 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 
 
 def embedding_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """Beyond 3072 indices they are sorted and partial sums kept: cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu."""
+    """Beyond 3072 indices: sort, then partial sums (cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu)."""
     gradient, indices, rows, _, by_frequency = args[:5]
     count = indices.numel()
     if count <= 3072 and not by_frequency:
@@ -121,13 +126,13 @@ def embedding_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests |
     return _summed_by_row(gradient, indices, rows, by_frequency)
 
 
-def bag(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
-    """_embedding_bag_cuda in cuda/EmbeddingBag.cu: sizes and owners of the bags before the result."""
-    return [Output(number) for number in (2, 1, 0, 3) if type(outputs[number]) is New]
+def embedding_bag(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """Sizes of the bags and the bag of each index before the result: _embedding_bag_cuda in cuda/EmbeddingBag.cu."""
+    return [Output(number) for number in (2, 1, 0, 3) if type(outputs[number]) is NewTensor]
 
 
-def bag_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """_embedding_bag_dense_backward_cuda in cuda/EmbeddingBag.cu: always sorted, but where the maximum was taken."""
+def embedding_bag_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Sorted for sums and means: _embedding_bag_dense_backward_cuda in cuda/EmbeddingBag.cu."""
     gradient, indices, rows, by_frequency, kind = args[0], args[1], args[6], args[7], args[8]
     if kind == _BY_MAXIMUM or not indices.numel():
         return [Scratch(nbytes(gradient)), Output(0)] if not gradient.is_contiguous() else None
@@ -135,26 +140,26 @@ def bag_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 
 
 def _summed_by_row(gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool) -> Requests:
-    """Indices are sorted, then rows of the gradient summed for each: embedding_backward_cuda_kernel."""
+    """Indices are sorted, then gradient rows of equal indices summed: embedding_backward_cuda_kernel."""
     count = indices.numel()
     width = gradient.shape[-1]
-    number = indices.dtype.itemsize
+    item = indices.dtype.itemsize
     segments = min(count, rows)
     partial = count // 10 + segments
     found: Requests = [] if gradient.is_contiguous() else [Scratch(nbytes(gradient))]
     start = len(found)
-    found += [Scratch(count * number) for _ in range(3)]
-    found += [Scratch(sort_size(count, number)), Free(start + 3), Free(start + 2)]
+    found += [Scratch(count * item) for _ in range(3)]
+    found += [Scratch(sort_size(count, item)), Free(start + 3), Free(start + 2)]
     if by_frequency:
-        found.append(Scratch(count * number))
+        found.append(Scratch(count * item))
     after = sum(type(entry) is Scratch for entry in found)
-    found += [Output(0), Scratch(count * number), Scratch(8)]
-    found += [Scratch(_scan_size(count)), Free(after + 2), Scratch(segments * number), Scratch(segments * number)]
-    found += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * number)]
-    found.append(Scratch(partial * width * accumulator(gradient.dtype)))
+    found += [Output(0), Scratch(count * item), Scratch(8)]
+    found += [Scratch(_scan_size(count)), Free(after + 2), Scratch(segments * item), Scratch(segments * item)]
+    found += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * item)]
+    found.append(Scratch(partial * width * accumulator_bytes(gradient.dtype)))
     return found
 
 
 def _scan_size(count: int) -> int:
-    """An estimate of cub's scratch for a scan or selection: 16 bytes for each tile, rounded."""
+    """Estimate the bytes of cub's scratch for a scan or selection: 16 bytes for each tile, rounded."""
     return 767 + 16 * (count // 1920)

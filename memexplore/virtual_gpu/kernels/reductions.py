@@ -1,18 +1,103 @@
-"""What a reduction requests beside its result: a buffer and semaphores where thread blocks share one result.
+"""Memory of reductions: a buffer and semaphores where several thread blocks share one result.
 
-Source: setReduceConfig, ReduceConfig and gpu_reduce_kernel in aten/src/ATen/native/cuda/Reduce.cuh; the order in which
-the dimensions come is that of TensorIterator (reorder_dimensions and coalesce_dimensions in ATen/TensorIterator.cpp).
+In: the op's arguments (shape, strides, reduced dimensions) and the card. Out: `Requests`; `scratch` gives the bytes.
+Source: setReduceConfig, ReduceConfig and gpu_reduce_kernel in aten/src/ATen/native/cuda/Reduce.cuh; the order of the
+dimensions is that of TensorIterator (reorder_dimensions and coalesce_dimensions in aten/src/ATen/TensorIterator.cpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from memexplore.virtual_gpu.kernels import cuda_build
 from memexplore.virtual_gpu.kernels.cuda_build import Build
+from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
 
 _MAX_THREADS, _WARP = 512, 32
 _MIN_VALUES, _MAX_VALUES = 16, 256
+_CHUNK = 65536
+"""Elements of one chunk of a multi-tensor kernel: kChunkSize in cuda/MultiTensorApply.cuh."""
+
+
+# --- rules of the table ---------------------------------------------------------------------------------------------
+
+
+def requests(
+    source: torch.Tensor, dims: Sequence[int] | None, accumulator: int, dtype: torch.dtype | None = None
+) -> Requests:
+    """Return the scratch of one reduction: a cast copy where CUDA makes one (ReduceOpsUtils.h), buffer, semaphores.
+
+    `accumulator` is the bytes of what one thread accumulates in, `dtype` that of the result.
+    """
+    found: Requests = []
+    cast = dtype is not None and dtype is not source.dtype
+    if cast and not (source.dtype in (torch.float16, torch.bfloat16) and dtype is torch.float32):
+        # The copy of a dense source has the source's strides.
+        found.append(Scratch(nbytes(source, dtype)))
+    buffer = scratch(
+        source.shape, source.stride(), dims or (), accumulator, cuda_build.current(), int(source.storage_offset())
+    )
+    if buffer is not None:
+        found += [Scratch(size) for size in buffer]
+    return found
+
+
+def after_outputs(outputs: list[Any], requests: Requests) -> Requests | None:
+    """Return requests that follow those of the outputs, None where there are none."""
+    return [*new_outputs(outputs), *requests] if requests else None
+
+
+def total(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """sum, nansum, prod, mean."""
+    dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
+    dtype = outputs[0].dtype
+    return after_outputs(outputs, requests(args[0], dims, accumulator_bytes(dtype), dtype))
+
+
+def extreme(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """amax, amin, max, min, any, all: a thread keeps one element."""
+    dims = args[1] if len(args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    return after_outputs(outputs, requests(args[0], dims, outputs[0].dtype.itemsize))
+
+
+def extreme_with_index(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """max and min along a dimension, argmax, argmin: a thread keeps a value and its index, 16 bytes (ReduceOps.cuh)."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return after_outputs(outputs, requests(args[0], None if dim is None else [dim], 16))
+
+
+def variance(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """std, var and their means: Welford's mean, squared distance and two counts, 16 bytes (SharedReduceOps.h)."""
+    return after_outputs(outputs, requests(args[0], argument(args, kwargs, 1, "dim"), 16))
+
+
+def vector_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """linalg.vector_norm."""
+    accumulator = accumulator_bytes(outputs[0].dtype)
+    return after_outputs(outputs, requests(args[0], argument(args, kwargs, 2, "dim"), accumulator))
+
+
+def foreach_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """One number for each chunk of each tensor, then the results: cuda/ForeachReduceOp.cu."""
+    tensors = args[0]
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    return [Scratch(len(tensors) * chunks * accumulator_bytes(tensors[0].dtype)), *new_outputs(outputs)]
+
+
+def cumulative(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """cumsum and cumprod work on a copy in the result's dtype: impl_func_cum_ops in ReduceOps.cpp."""
+    source = args[0]
+    if source.dtype is outputs[0].dtype:
+        return None
+    return [*new_outputs(outputs), Scratch(nbytes(source, outputs[0].dtype))]
+
+
+# --- bytes of buffer and semaphores: cuda/Reduce.cuh ------------------------------------------------------------------
 
 
 class _Dimension(NamedTuple):
@@ -22,17 +107,17 @@ class _Dimension(NamedTuple):
     """Strides of the result (0 where it is reduced) and of the input, in elements."""
 
 
-def _up(value: int, divisor: int) -> int:
+def _ceil_divide(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-def _power(value: int) -> int:
-    """The largest power of two not above a value, at least 1."""
+def _floor_power_of_two(value: int) -> int:
+    """Return the largest power of two not above a value, at least 1: last_pow2."""
     return 1 << (value.bit_length() - 1) if value > 0 else 1
 
 
 def _dimensions(shape: Sequence[int], stride: Sequence[int], reduced: frozenset[int]) -> list[_Dimension]:
-    """The dimensions as TensorIterator walks them: reduced ones first, then by stride, merged where they can."""
+    """Return the dimensions in TensorIterator's order: reduced ones first, then by stride, adjacent ones merged."""
     kept = [size if number not in reduced else 1 for number, size in enumerate(shape)]
     out, step = [0] * len(shape), 1
     for number in reversed(range(len(shape))):
@@ -40,7 +125,7 @@ def _dimensions(shape: Sequence[int], stride: Sequence[int], reduced: frozenset[
         step *= kept[number]
     dims = [_Dimension(*values) for values in zip(shape, out, stride, strict=True)][::-1]
 
-    def swaps(first: _Dimension, second: _Dimension) -> int:
+    def compare(first: _Dimension, second: _Dimension) -> int:
         if (first.out == 0) != (second.out == 0):
             return 1 if second.out == 0 else -1
         for a, b in ((first.out, second.out), (first.input, second.input)):
@@ -53,12 +138,12 @@ def _dimensions(shape: Sequence[int], stride: Sequence[int], reduced: frozenset[
         return 0
 
     for end in range(1, len(dims)):
-        place = end
+        position = end
         for before in reversed(range(end)):
-            order = swaps(dims[before], dims[place])
+            order = compare(dims[before], dims[position])
             if order > 0:
-                dims[before], dims[place] = dims[place], dims[before]
-                place = before
+                dims[before], dims[position] = dims[position], dims[before]
+                position = before
             elif order < 0:
                 break
     merged: list[_Dimension] = []
@@ -76,7 +161,7 @@ def _dimensions(shape: Sequence[int], stride: Sequence[int], reduced: frozenset[
 
 
 def _vector(dims: list[_Dimension], output: int, offset: int) -> int:
-    """How many results one load covers: the largest of 4, 2, 1 that divides offset, extent and the other strides."""
+    """Return the results per load: the largest of 4, 2, 1 that divides offset, extent and the other strides."""
     size = 4
     for value in (offset, dims[output].size, *(dim.input for number, dim in enumerate(dims) if number != output)):
         while value % size:
@@ -92,10 +177,11 @@ def scratch(
     build: Build,
     offset: int = 0,
 ) -> tuple[int, int] | None:
-    """Bytes of the buffer and of the semaphores that a reduction asks for, None where one thread block does.
+    """Return the bytes of a reduction's buffer and of its semaphores, None where one thread block makes each result.
 
-    `reduced` are the reduced dimensions (none means all), `accumulator` the bytes of what a thread accumulates in.
-    The gradient of a norm's weight, as recorded on an RTX PRO 6000: 32 blocks share each of 2560 results.
+    `reduced` are the reduced dimensions (empty: all), `accumulator` the bytes of what one thread accumulates in,
+    `offset` the storage offset in elements. Example: the gradient of a norm's weight, as recorded on an RTX PRO 6000,
+    where 32 blocks share each of 2560 results.
 
     >>> scratch((4, 512, 2560), (1310720, 2560, 1), (0, 1), 4, Build((2, 11), (12, 0), 188))
     (41943040, 80)
@@ -107,7 +193,7 @@ def scratch(
         total *= size
         outputs *= 1 if number in axes else size
     if total == 0 or total >= 2**31:
-        # Beyond 32-bit indexing it is split into parts; each of them is below the limit of one launch.
+        # A reduction beyond 32-bit indexing is split into parts, each below the limit of one launch.
         return None
     inputs = total // outputs
     dims = _dimensions(shape, stride, axes)
@@ -127,7 +213,7 @@ def scratch(
             vector = _vector(dims, count, offset)
             dim0 //= vector
     most = _MAX_THREADS // vector
-    width_limit, height_limit = (_power(dim) if dim < most else most for dim in (dim0, dim1))
+    width_limit, height_limit = (_floor_power_of_two(dim) if dim < most else most for dim in (dim0, dim1))
     width = min(width_limit, _WARP)
     height = min(height_limit, most // width)
     width = min(width_limit, most // height)
@@ -135,15 +221,15 @@ def scratch(
         step_input *= width
     else:
         step_output *= width
-    if _up(inputs, step_input) < min(height * 16, _MAX_VALUES):
+    if _ceil_divide(inputs, step_input) < min(height * 16, _MAX_VALUES):
         return None
     step_input *= height
-    values = _up(inputs, step_input)
+    values = _ceil_divide(inputs, step_input)
     target = build.multiprocessors * (build.threads // (width * height))
-    grid = _up(outputs // vector, step_output)
+    grid = _ceil_divide(outputs // vector, step_output)
     if values < _MAX_VALUES or grid > target:
         return None
-    blocks = max(min(_up(target, grid), _up(values, _MIN_VALUES)), _up(values, _MAX_VALUES))
+    blocks = max(min(_ceil_divide(target, grid), _ceil_divide(values, _MIN_VALUES)), _ceil_divide(values, _MAX_VALUES))
     if blocks <= 1:
         return None
     return accumulator * outputs * blocks * (1 if fastest else width * vector), 4 * grid

@@ -1,29 +1,28 @@
-"""Recurrent layers as cuDNN runs them: one op for all layers and steps, with its reserve space.
+"""Memory of recurrent layers: cuDNN's op for all layers and steps with its reserve space, and the fused cells.
 
-Source: RNN.cpp and cudnn/RNN.cpp below aten/src/ATen/native. What cuDNN reserves for the backward pass and needs as
-workspace it alone knows; both are estimates that the tape tells.
+In: the op's arguments. Out: `Plan`s, or results. Source: RNN.cpp and cudnn/RNN.cpp below aten/src/ATen/native. cuDNN
+does not document the sizes of its reserve space and workspace: both are estimates, which the tape's notes say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.dispatch.plans import Constant, Free, Output, Plan, Scratch
-from memexplore.virtual_gpu.kernels.shapes import contiguous, new
+from memexplore.virtual_gpu.kernels.plan import Constant, Free, OpRunner, Output, Plan, Scratch
+from memexplore.virtual_gpu.kernels.shapes import is_contiguous, new
 from memexplore.virtual_gpu.tensors import values
 
 _aten = torch.ops.aten
 
 RELU, TANH, LSTM, GRU = range(4)
-"""cuDNN's numbers of the modes: torch/backends/cudnn/rnn.py."""
+"""cuDNN's numbers of its modes: torch/backends/cudnn/rnn.py."""
 MODES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _KEPT = {RELU: 1, TANH: 1, LSTM: 6, GRU: 5}
-"""Values kept for each hidden unit and step: gates, cell, output."""
+"""Values that cuDNN keeps for each hidden unit and step: gates, cell, output."""
 
 NOTE = (
     "cuDNN's reserve space for recurrent layers is an estimate (LSTM 6, GRU 5, plain 1 values a hidden unit, step "
@@ -37,7 +36,7 @@ DROPOUT_NOTE = (
 
 
 def weight_count(mode: int, width: int, hidden: int, projected: int, layers: int, directions: int) -> int:
-    """Elements of the one buffer that holds all weights: cuDNN always keeps two biases (cudnnSetRNNDescriptor_v8).
+    """Return the elements of the buffer of all weights; cuDNN always keeps two biases (cudnnSetRNNDescriptor_v8).
 
     >>> weight_count(LSTM, 8, 16, 0, 1, 1) == 4 * 16 * (8 + 16) + 2 * 4 * 16
     True
@@ -51,7 +50,7 @@ def weight_count(mode: int, width: int, hidden: int, projected: int, layers: int
 
 
 class _Sizes:
-    """The extents of a call, whatever way it was given."""
+    """Extents of a call of _cudnn_rnn, packed or padded, batch or steps first."""
 
     def __init__(self, args: Any) -> None:
         source = args[0]
@@ -74,11 +73,11 @@ class _Sizes:
             return (self.rows, wide)
         return (self.batch, self.length, wide) if self.batch_first else (self.length, self.batch, wide)
 
-    def runs_on(self, tensor: torch.Tensor) -> bool:
-        """Whether cuDNN takes a tensor as it is: contiguous with the steps first."""
+    def needs_no_copy(self, tensor: torch.Tensor) -> bool:
+        """Return whether cuDNN reads a tensor without a copy: contiguous with the steps first."""
         if self.packed or not self.batch_first:
             return tensor.is_contiguous()
-        return contiguous(tensor, (1, 0, 2))
+        return is_contiguous(tensor, (1, 0, 2))
 
     @property
     def reserve(self) -> int:
@@ -94,7 +93,7 @@ class _Sizes:
 
 
 def forward(args: Any, kwargs: Any) -> Plan:
-    """_cudnn_rnn: input, output, last states, weights where they are not in one buffer, workspace, reserve."""
+    """_cudnn_rnn: input copy, output, last states, weights that are not in one buffer, workspace, reserve space."""
     values.note(NOTE)
     source, weights, cell_state = args[0], args[3], args[5]
     sizes = _Sizes(args)
@@ -112,7 +111,7 @@ def forward(args: Any, kwargs: Any) -> Plan:
         new((sizes.reserve,), torch.uint8),
     ]
     requests: list[Any] = []
-    if not sizes.runs_on(source):
+    if not sizes.needs_no_copy(source):
         requests.append(Scratch(source.numel() * sizes.item))
     requests += [Output(0), Output(1), Output(2)]
     if weights is None:
@@ -120,13 +119,13 @@ def forward(args: Any, kwargs: Any) -> Plan:
         outputs.append(new((count,), source.dtype))
         requests.append(Output(4))
     else:
-        # The buffer goes out as it came in; nobody asks for it but the backward pass.
+        # C++ returns the weight buffer that it got; only the backward pass reads it.
         outputs.append(new((0,), source.dtype))
     requests += [Scratch(sizes.workspace, Category.WORKSPACE), Output(3)]
-    return Plan(outputs, tuple, requests, False, None)
+    return Plan(outputs, tuple, requests)
 
 
-def backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_cudnn_rnn_backward: gradients of input and states, then of all weights in one buffer."""
     values.note(NOTE)
     source, weights, _, _, hidden_state, cell_state, output, gradient = args[:8]
@@ -140,7 +139,7 @@ def backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if missing is None and state is not None:
             requests.append(Scratch(state.numel() * sizes.item))
     swapped = sizes.batch_first and not sizes.packed
-    copied = (tensor for tensor in (source, gradient) if tensor is not None and not sizes.runs_on(tensor))
+    copied = (tensor for tensor in (source, gradient) if tensor is not None and not sizes.needs_no_copy(tensor))
     requests += [Scratch(tensor.numel() * sizes.item) for tensor in copied]
     shape = tuple(source.shape)
     outputs: list[Any] = [new(shape, dtype, (1, 0, 2) if swapped else None), new(tuple(hidden_state.shape), dtype)]
@@ -154,64 +153,52 @@ def backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         count = weight_count(sizes.mode, sizes.width, sizes.hidden, sizes.projected, sizes.layers, sizes.directions)
         outputs.append(new((count,), dtype))
         requests += [Output(3), Scratch(sizes.workspace, Category.WORKSPACE)]
-    results = mode.carry_out(Plan(outputs, list, requests, False, None), func, args, [])
+    results = runner.run_plan(Plan(outputs, list, requests), func, args, [])
     gradients: list[torch.Tensor] = []
     if mask[3]:
         buffer, start = results.pop(), 0
         for weight in weights:
-            with mode:
+            with runner:
                 gradients.append(buffer[start : start + weight.numel()].view(weight.shape))
             start += weight.numel()
     return (*results, gradients)
 
 
-def flatten_weight(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """_cudnn_rnn_flatten_weight: all weights move into one buffer of zeros."""
+def flatten_weight(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_cudnn_rnn_flatten_weight: a buffer of zeros, of which all weights become views."""
     weights, _, width, kind, hidden, projected, layers, _, bidirectional = args
     count = weight_count(kind, width, hidden, projected, layers, 2 if bidirectional else 1)
-    plan = Plan([new((count,), weights[0].dtype)], None, None, False, None)
-    buffer = mode.carry_out(plan, func, args, [])
+    plan = Plan([new((count,), weights[0].dtype)], None, None)
+    buffer = runner.run_plan(plan, func, args, [])
     start = 0
     with torch.no_grad():
         for weight in weights:
-            with mode:
+            with runner:
                 part = buffer[start : start + weight.numel()].view(weight.shape)
                 weight.set_(part)
             start += weight.numel()
     return buffer
 
 
-def _lstm_cell(args: Any, kwargs: Any) -> Plan:
-    """_thnn_fused_lstm_cell in cuda/RNN.cu: the workspace, of the gates' size, then the states."""
+def lstm_cell(args: Any, kwargs: Any) -> Plan:
+    """A workspace of the gates' size, then the states: _thnn_fused_lstm_cell in cuda/RNN.cu."""
     gates, _, cell = args[:3]
     outputs = [new(tuple(cell.shape), cell.dtype), new(tuple(cell.shape), cell.dtype)]
-    return Plan([*outputs, new(tuple(gates.shape), gates.dtype)], tuple, [Output(2), Output(0), Output(1)], False, None)
+    return Plan([*outputs, new(tuple(gates.shape), gates.dtype)], tuple, [Output(2), Output(0), Output(1)])
 
 
-def _gru_cell(args: Any, kwargs: Any) -> Plan:
-    """_thnn_fused_gru_cell in cuda/RNN.cu: a workspace of five values for each hidden unit, then the state."""
+def gru_cell(args: Any, kwargs: Any) -> Plan:
+    """A workspace of five values for each hidden unit, then the state: _thnn_fused_gru_cell in cuda/RNN.cu."""
     hidden = args[2]
     outputs: list[Any] = [new(tuple(hidden.shape), hidden.dtype)]
     outputs.append(new((hidden.shape[0], 5 * hidden.shape[1]), hidden.dtype))
-    return Plan(outputs, tuple, [Output(1), Output(0)], False, None)
+    return Plan(outputs, tuple, [Output(1), Output(0)])
 
 
-def _gru_cell_backward(args: Any, kwargs: Any) -> Plan:
-    """_thnn_fused_gru_cell_backward in cuda/RNN.cu: gradients of both gates and the state, then of the biases."""
+def gru_cell_backward(args: Any, kwargs: Any) -> Plan:
+    """Gradients of both gates and the state, then of the biases: _thnn_fused_gru_cell_backward in cuda/RNN.cu."""
     gradient, _, has_bias = args
     rows, width = gradient.shape
     gates = new((rows, 3 * width), gradient.dtype)
     bias: Any = new((3 * width,), gradient.dtype) if has_bias else Constant(None)
-    return Plan([gates, gates, new((rows, width), gradient.dtype), bias, bias], tuple, None, False, None)
-
-
-PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
-    _aten._cudnn_rnn.default: forward,
-    _aten._thnn_fused_lstm_cell.default: _lstm_cell,
-    _aten._thnn_fused_gru_cell.default: _gru_cell,
-    _aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-}
-HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
-    _aten._cudnn_rnn_backward.default: backward,
-    _aten._cudnn_rnn_flatten_weight.default: flatten_weight,
-}
+    return Plan([gates, gates, new((rows, width), gradient.dtype), bias, bias], tuple, None)

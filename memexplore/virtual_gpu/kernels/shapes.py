@@ -1,4 +1,4 @@
-"""Small words of the kernel tables: shapes, sizes in bytes, arguments."""
+"""Helpers of the rules: planned outputs of given shapes, sizes in bytes, arguments by position or name."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.dispatch.plans import Free, New, Output, Scratch, Wanted
-
-Requests = list[Scratch | Wanted | Output | Free]
-"""What an op asks of the allocator, in order."""
+from memexplore.virtual_gpu.kernels.plan import NewTensor, Output, PlannedOutput
 
 
-def new(shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...] | None = None, host: bool = False) -> New:
-    """Memory of its own, contiguous in the order of dimensions that is given."""
+def new(
+    shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...] | None = None, host: bool = False
+) -> NewTensor:
+    """Return a planned output without gaps, its dimensions laid out in `order` (outermost first; default: as given)."""
     strides = [0] * len(shape)
     step = 1
     for dim in reversed(order or range(len(shape))):
         strides[dim] = step
         step *= max(shape[dim], 1)
-    return New(shape, tuple(strides), 0, dtype, math.prod(shape) * dtype.itemsize, host)
+    return NewTensor(shape, tuple(strides), 0, dtype, math.prod(shape) * dtype.itemsize, host)
 
 
-def like(tensor: torch.Tensor, width: int | None = None) -> New:
-    """`empty_like`: the order of dimensions in memory is kept."""
+def like(tensor: torch.Tensor, width: int | None = None) -> NewTensor:
+    """Return the planned output of `empty_like`, which keeps the order of dimensions in memory.
+
+    `width` replaces the extent of the last dimension.
+    """
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim)))
     shape = (*tensor.shape[:-1], width if width is not None else tensor.shape[-1])
     return new(shape, tensor.dtype, order)
 
 
-def contiguous(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
-    """Whether a tensor is contiguous once its dimensions are put in an order."""
+def is_contiguous(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Return whether a tensor is contiguous after its dimensions are permuted to `order`."""
     step = 1
     for dim in reversed(order):
         if tensor.shape[dim] != 1 and tensor.stride(dim) != step:
@@ -40,23 +42,23 @@ def contiguous(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
     return True
 
 
-def places(outputs: list[Any]) -> list[Output]:
-    """The requests of all outputs that have memory of their own, in order."""
-    return [Output(index) for index, output in enumerate(outputs) if type(output) is New]
+def new_outputs(outputs: list[PlannedOutput]) -> list[Any]:
+    """Return the requests for the storages of all new outputs, in order."""
+    return [Output(index) for index, output in enumerate(outputs) if type(output) is NewTensor]
 
 
 def nbytes(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-    """What a tensor takes, in its own type or another."""
+    """Return the bytes of a tensor's elements, in its own dtype or another."""
     return tensor.numel() * (dtype or tensor.dtype).itemsize
 
 
-def given(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
-    """An argument of an op, given by position or by name."""
+def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
+    """Return an op's argument, passed by position or by name."""
     return args[position] if len(args) > position else kwargs.get(name, default)
 
 
-def accumulator(dtype: torch.dtype) -> int:
-    """Bytes in which sums of a type are kept: float for half precision, 64 bits for integers."""
+def accumulator_bytes(dtype: torch.dtype) -> int:
+    """Return the bytes of the type in which CUDA sums a dtype: float32 for half precision, int64 for integers."""
     if dtype in (torch.float16, torch.bfloat16):
         return 4
     return dtype.itemsize if dtype.is_floating_point or dtype.is_complex else 8

@@ -1,358 +1,339 @@
-"""What a CUDA build would have run: what each kernel requests beside its outputs, and in which order.
+"""The table of kernels: op -> what is known of its CUDA kernel beyond the outputs of torch's fake kernel.
 
-One table, one place. Each entry names its source in PyTorch (below aten/src/ATen/native unless it says otherwise). An
-op that is not here requests the memory of its outputs, in order, and nothing else.
+Each entry has a kind, a rule and the file in PyTorch that the rule follows; the path is below aten/src/ATen/native
+unless it begins with aten/ or torch/. An op may have entries of several kinds. An op without an entry requests the
+storages of its outputs, in order, and nothing else.
+
+Two kinds of facts have tables of their own, because they are not about memory: tensors/value_hints.py (values) and
+dispatch/shape_rules.py (faster ways to the shapes that torch's fake kernels give).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import enum
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.tape import Category
-from memexplore.virtual_gpu.dispatch.plans import Constant, Free, New, Output, Plan, Scratch
 from memexplore.virtual_gpu.kernels import (
+    attention,
     attention_memory,
+    composites,
     convolutions,
     ctc,
-    cuda_build,
+    cublas_workspace,
+    data_dependent,
+    elementwise,
     encoder,
     grouped_mm,
     indexing,
     losses,
+    normalization,
     products,
+    random_numbers,
     reductions,
     rnn,
     sampling,
     transfers,
 )
-from memexplore.virtual_gpu.kernels.shapes import Requests, accumulator, given, nbytes, new, places
-
-if TYPE_CHECKING:
-    from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
+from memexplore.virtual_gpu.kernels.autograd_in_place import InPlace
 
 _aten = torch.ops.aten
 
-# Ops whose fake result on CUDA differs from what torch's fake kernels say for another device.
-FAKE: dict[Any, Callable[..., Any]] = {
-    # torch's own refuses indices on the CPU, which CUDA takes.
-    _aten._index_put_impl_.default: lambda target, *_: target,
-}
+
+class Kind(enum.Enum):
+    """Kinds of rules, each with the signature of its rule."""
+
+    REQUESTS = "memory requests beside the outputs"
+    """`(args, kwargs, outputs) -> Requests | None`; None: the storages of the outputs and nothing else."""
+    PLAN = "outputs and memory requests, where torch's fake kernel is missing or differs from CUDA"
+    """`(args, kwargs) -> Plan`"""
+    CUBLAS = "cuBLAS workspace"
+    """`(requests, outputs, workspaces) -> (requests, whether the thread must have a workspace)`"""
+    FAKE = "result in place of that of torch's fake kernel"
+    """`(*args, **kwargs) -> result`"""
+    OPS = "run by other ops or plans"
+    """`(runner, func, args, kwargs) -> result`, or NotImplemented: run it as any other op."""
+    DATA_DEPENDENT = "output shape or result depends on values: a noted assumption stands for them"
+    """As OPS."""
+    COMPOSITE = "composite op that branches on the device in C++"
+    """The op's own signature; called with autograd, before the dispatch mode."""
+    IN_PLACE = "op that a formula of autograd runs in place on a real GPU"
+    """An `InPlace`: the in-place op, and where it applies."""
 
 
-def requests(
-    func: Any, args: Any, kwargs: Any, outputs: list[Any], workspaces: Workspaces
-) -> tuple[Requests | None, bool]:
-    """The memory requests of an op in order (None: its outputs, nothing else), and whether it needs cuBLAS."""
-    device = any(type(output) is New and not output.host for output in outputs)
-    gemm = func in products.GEMMS and device
-    scratch = SCRATCH.get(func)
-    if gemm and workspaces.transient:
-        before = scratch(args, kwargs, outputs) if scratch is not None else None
-        return [*(before or places(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], False
-    if scratch is None or not (device or any(_on_device(value) for value in (*args, *kwargs.values()))):
-        return None, gemm
-    return scratch(args, kwargs, outputs), gemm
+class Entry(NamedTuple):
+    """What is known of an op: a rule of one kind, and the PyTorch file that the rule follows."""
+
+    kind: Kind
+    rule: Any
+    source: str
 
 
-def _on_device(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not getattr(value, "host", True)
-    return isinstance(value, list | tuple) and any(_on_device(entry) for entry in value)
+def find(op: Any, kind: Kind) -> Any:
+    """Return the rule of a kind for an op, None where the table has none."""
+    entry = TABLE.get(op, {}).get(kind)
+    return entry.rule if entry is not None else None
 
 
-# --- reductions -----------------------------------------------------------------------------------------------------
+def of_kind(kind: Kind) -> dict[Any, Any]:
+    """Return op -> rule for all entries of a kind."""
+    return {op: entries[kind].rule for op, entries in TABLE.items() if kind in entries}
 
 
-def _reduced(
-    source: torch.Tensor, dims: Sequence[int] | None, accumulator: int, dtype: torch.dtype | None = None
-) -> Requests:
-    """The scratch of one reduction: a cast copy where CUDA needs one (ReduceOpsUtils.h), buffer and semaphores."""
-    found: Requests = []
-    cast = dtype is not None and dtype is not source.dtype
-    if cast and not (source.dtype in (torch.float16, torch.bfloat16) and dtype is torch.float32):
-        # The copy has the source's strides where it is dense.
-        found.append(Scratch(nbytes(source, dtype)))
-    buffer = reductions.scratch(
-        source.shape, source.stride(), dims or (), accumulator, cuda_build.current(), int(source.storage_offset())
+_Rows = Iterable[tuple[Any, str, list[Any]]]
+"""Rows of one kind: rule, source, ops."""
+
+_REQUESTS: _Rows = [
+    # Matrix products
+    (products.two_operands, "cuda/Blas.cpp", [_aten.mm.default, _aten.bmm.default]),
+    (products.with_bias, "cuda/Blas.cpp", [_aten.addmm.default, _aten._addmm_activation.default]),
+    (products.added, "cuda/Blas.cpp", [_aten.baddbmm.default]),
+    # Convolutions
+    (convolutions.forward, "cudnn/ConvShared.cpp", [_aten.convolution.default]),
+    (convolutions.backward, "Convolution.cpp", [_aten.convolution_backward.default]),
+    # Reductions
+    (
+        reductions.total,
+        "cuda/Reduce.cuh",
+        [
+            *(_aten.sum.default, _aten.sum.dim_IntList, _aten.nansum.default, _aten.prod.default),
+            *(_aten.mean.default, _aten.mean.dim),
+        ],
+    ),
+    (
+        reductions.extreme,
+        "cuda/Reduce.cuh",
+        [
+            *(_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default),
+            *(_aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim),
+            *(_aten._is_any_true.default, _aten._is_all_true.default),
+        ],
+    ),
+    (
+        reductions.extreme_with_index,
+        "cuda/Reduce.cuh",
+        [_aten.max.dim, _aten.min.dim, _aten.argmax.default, _aten.argmin.default],
+    ),
+    (
+        reductions.variance,
+        "cuda/Reduce.cuh",
+        [_aten.var.correction, _aten.std.correction, _aten.var_mean.correction, _aten.std_mean.correction],
+    ),
+    (reductions.vector_norm, "cuda/Reduce.cuh", [_aten.linalg_vector_norm.default]),
+    (reductions.foreach_norm, "cuda/ForeachReduceOp.cu", [_aten._foreach_norm.Scalar]),
+    (reductions.cumulative, "ReduceOps.cpp", [_aten.cumsum.default, _aten.cumprod.default]),
+    # Softmax, normalization, random numbers
+    (attention_memory.safe_softmax, "transformers/attention.cpp", [_aten._safe_softmax.default]),
+    (normalization.group_norm, "cuda/group_norm_kernel.cu", [_aten.native_group_norm.default]),
+    (normalization.group_norm_backward, "cuda/group_norm_kernel.cu", [_aten.native_group_norm_backward.default]),
+    (normalization.batch_norm, "cuda/Normalization.cu", [_aten.native_batch_norm.default]),
+    (random_numbers.dropout, "cuda/Dropout.cu", [_aten.native_dropout.default]),
+    (random_numbers.multinomial, "Distributions.cpp", [_aten.multinomial.default]),
+    # Losses
+    (losses.pointwise, "Loss.cpp", [_aten.mse_loss.default, _aten.smooth_l1_loss.default]),
+    (losses.huber, "Loss.cpp", [_aten.huber_loss.default]),
+    (losses.binary_with_logits, "Loss.cpp", [_aten.binary_cross_entropy_with_logits.default]),
+    (losses.negative_log_likelihood_2d, "cuda/NLLLoss2d.cu", [_aten.nll_loss2d_forward.default]),
+    # Indexing
+    (indexing.read, "TensorAdvancedIndexing.cpp", [_aten.index.Tensor]),
+    (
+        indexing.put,
+        "cuda/Indexing.cu",
+        [_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default],
+    ),
+    (indexing.embedding_backward, "cuda/Embedding.cu", [_aten.embedding_dense_backward.default]),
+    (
+        indexing.embedding_bag,
+        "cuda/EmbeddingBag.cu",
+        [_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default],
+    ),
+    (indexing.embedding_bag_backward, "cuda/EmbeddingBag.cu", [_aten._embedding_bag_backward.default]),
+    # Elementwise, padding, interpolation
+    (elementwise.power_of_number, "Pow.cpp", [_aten.pow.Scalar]),
+    (
+        elementwise.reflection_pad,
+        "cuda/ReflectionPad.cu",
+        [
+            *(_aten.reflection_pad1d.default, _aten.reflection_pad1d_backward.default),
+            *(_aten.reflection_pad2d.default, _aten.reflection_pad2d_backward.default),
+            *(_aten.reflection_pad3d.default, _aten.reflection_pad3d_backward.default),
+        ],
+    ),
+    (
+        elementwise.upsample_nearest3d,
+        "cuda/UpSampleNearest3d.cu",
+        [_aten.upsample_nearest3d.default, _aten._upsample_nearest_exact3d.default],
+    ),
+    # Copies between devices
+    (transfers.copy_into, "cuda/Copy.cu", [_aten.copy_.default]),
+    (transfers.to_copy, "cuda/Copy.cu", [_aten._to_copy.default]),
+]
+
+_PLANS: _Rows = [
+    (grouped_mm.product, "cuda/GroupedBlas.cpp", [_aten._grouped_mm.default]),
+    (
+        attention_memory.flash_forward,
+        "transformers/cuda/flash_attn/flash_api.cpp",
+        [_aten._scaled_dot_product_flash_attention.default],
+    ),
+    (
+        attention_memory.flash_backward,
+        "transformers/cuda/flash_attn/flash_api.cpp",
+        [_aten._scaled_dot_product_flash_attention_backward.default],
+    ),
+    (
+        attention_memory.efficient_forward,
+        "transformers/cuda/attention.cu",
+        [_aten._scaled_dot_product_efficient_attention.default],
+    ),
+    (
+        attention_memory.efficient_backward,
+        "transformers/cuda/attention_backward.cu",
+        [_aten._scaled_dot_product_efficient_attention_backward.default],
+    ),
+    (attention_memory.cudnn_forward, "cudnn/MHA.cpp", [_aten._scaled_dot_product_cudnn_attention.default]),
+    (attention_memory.cudnn_backward, "cudnn/MHA.cpp", [_aten._scaled_dot_product_cudnn_attention_backward.default]),
+    (normalization.rms_norm, "cuda/layer_norm_kernel.cu", [_aten._fused_rms_norm.default]),
+    (normalization.rms_norm_backward, "cuda/layer_norm_kernel.cu", [_aten._fused_rms_norm_backward.default]),
+    (losses.binary, "cuda/Loss.cu", [_aten.binary_cross_entropy.default]),
+    (ctc.forward, "cuda/LossCTC.cu", [_aten._ctc_loss.default]),
+    (ctc.backward, "cuda/LossCTC.cu", [_aten._ctc_loss_backward.default]),
+    (ctc.cudnn, "cudnn/LossCTC.cpp", [_aten._cudnn_ctc_loss.default, _aten._cudnn_ctc_loss.Tensor]),
+    (rnn.forward, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default]),
+    (rnn.lstm_cell, "cuda/RNN.cu", [_aten._thnn_fused_lstm_cell.default]),
+    (rnn.gru_cell, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell.default]),
+    (rnn.gru_cell_backward, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell_backward.default]),
+    (sampling.forward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler.default]),
+    (sampling.backward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler_backward.default]),
+    (elementwise.fused_sgd, "cuda/FusedSgdKernel.cu", [_aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr]),
+]
+
+_CUBLAS: _Rows = [
+    (
+        cublas_workspace.add_to_requests,
+        "cuda/Blas.cpp",
+        [
+            *(_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default, _aten.vdot.default),
+            *(_aten.addmm.default, _aten.addmm_.default, _aten._addmm_activation.default),
+            *(_aten.baddbmm.default, _aten.baddbmm_.default, _aten.addbmm.default, _aten.addmv.default),
+        ],
     )
-    if buffer is not None:
-        found += [Scratch(size) for size in buffer]
-    return found
+]
+
+_FAKE: _Rows = [
+    # torch's fake kernel refuses indices on the CPU, which CUDA accepts.
+    (lambda target, *_: target, "TensorAdvancedIndexing.cpp", [_aten._index_put_impl_.default]),
+]
+
+_OPS: _Rows = [
+    (ctc.answer_use_cudnn, "cudnn/LossCTC.cpp", [_aten._use_cudnn_ctc_loss.default, _aten._use_cudnn_ctc_loss.Tensor]),
+    (ctc.with_tensor_lengths, "LossCTC.cpp", [_aten._ctc_loss.Tensor, _aten._ctc_loss_backward.Tensor]),
+    (encoder.layer, "transformers/transformer.cpp", [_aten._transformer_encoder_layer_fwd.default]),
+    (
+        encoder.multi_head_attention,
+        "transformers/cuda/attention.cu",
+        [_aten._native_multi_head_attention.default],
+    ),
+    (rnn.backward, "cudnn/RNN.cpp", [_aten._cudnn_rnn_backward.default]),
+    (rnn.flatten_weight, "cudnn/RNN.cpp", [_aten._cudnn_rnn_flatten_weight.default]),
+]
+
+_DATA_DEPENDENT: _Rows = [
+    (data_dependent.nonzero, "cuda/Nonzero.cu", [_aten.nonzero.default]),
+    (data_dependent.masked_select, "cuda/IndexKernel.cpp", [_aten.masked_select.default]),
+    (data_dependent.index, "TensorAdvancedIndexing.cpp", [_aten.index.Tensor]),
+    (data_dependent.unique, "cuda/Unique.cu", [_aten._unique2.default]),
+    (
+        data_dependent.unique_along_dim,
+        "cuda/Unique.cu",
+        [_aten.unique_dim.default, _aten.unique_dim_consecutive.default, _aten.unique_consecutive.default],
+    ),
+    (data_dependent.pack_padded_sequence, "PackedSequence.cpp", [_aten._pack_padded_sequence.default]),
+    (data_dependent.pad_packed_sequence, "PackedSequence.cpp", [_aten._pad_packed_sequence.default]),
+    (data_dependent.repeat_interleave, "cuda/Repeat.cu", [_aten.repeat_interleave.Tensor]),
+    (data_dependent.bincount, "cuda/SummaryOps.cu", [_aten.bincount.default]),
+    (data_dependent.scalar, "cuda/CUDAScalar.cu", [_aten._local_scalar_dense.default]),
+    (data_dependent.scalar, "TensorCompare.cpp", [_aten.is_nonzero.default]),
+    (data_dependent.equal, "cuda/Equal.cpp", [_aten.equal.default]),
+    (data_dependent.equal, "TensorCompare.cpp", [_aten.allclose.default]),
+    (
+        data_dependent.mask_is_left_aligned,
+        "nested/NestedTensorMath.cpp",
+        [_aten._nested_tensor_from_mask_left_aligned.default],
+    ),
+]
+
+_COMPOSITES: _Rows = [
+    (composites.dropout, "Dropout.cpp", [_aten.dropout.default]),
+    (composites.softmax, "SoftMax.cpp", [_aten.softmax.int]),
+    (composites.log_softmax, "SoftMax.cpp", [_aten.log_softmax.int]),
+    (composites.linear, "Linear.cpp", [_aten.linear.default]),
+    (composites.einsum, "Linear.cpp", [_aten.einsum.default]),
+    (composites.rms_norm, "layer_norm.cpp", [_aten.rms_norm.default]),
+    (composites.one_hot, "Onehot.cpp", [_aten.one_hot.default]),
+    (composites.batch_norm, "Normalization.cpp", [_aten._batch_norm_impl_index.default]),
+    (
+        attention.scaled_dot_product_attention,
+        "transformers/attention.cpp",
+        [_aten.scaled_dot_product_attention.default],
+    ),
+    (ctc.loss, "LossCTC.cpp", [_aten.ctc_loss.IntList, _aten.ctc_loss.Tensor]),
+    (sampling.grid_sampler, "GridSampler.cpp", [_aten.grid_sampler.default]),
+    (composites.lstm_cell, "RNN.cpp", [_aten.lstm_cell.default]),
+    (composites.gru_cell, "RNN.cpp", [_aten.gru_cell.default]),
+    (composites.lstm, "RNN.cpp", [_aten.lstm.input]),
+    (composites.lstm_packed, "RNN.cpp", [_aten.lstm.data]),
+    (composites.recurrent(rnn.GRU), "RNN.cpp", [_aten.gru.input]),
+    (composites.recurrent_packed(rnn.GRU), "RNN.cpp", [_aten.gru.data]),
+    (composites.recurrent(rnn.TANH), "RNN.cpp", [_aten.rnn_tanh.input]),
+    (composites.recurrent_packed(rnn.TANH), "RNN.cpp", [_aten.rnn_tanh.data]),
+    (composites.recurrent(rnn.RELU), "RNN.cpp", [_aten.rnn_relu.input]),
+    (composites.recurrent_packed(rnn.RELU), "RNN.cpp", [_aten.rnn_relu.data]),
+]
+
+_FORMULAS = "torch/csrc/autograd/FunctionsManual.cpp"
+_WITH_LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
+_IN_PLACE: _Rows = [
+    # index_backward; the indices were checked in the forward pass (`unsafe`).
+    (InPlace(_aten._index_put_impl_.default, (True,)), _FORMULAS, [_aten.index_put.default]),
+    # value_selecting_reduction_backward
+    (InPlace(_aten.scatter_.src), "ReduceOps.cpp", [_aten.scatter.src]),
+    (InPlace(_aten.scatter_.value), "ReduceOps.cpp", [_aten.scatter.value]),
+    # gather_backward, index_select_backward
+    (InPlace(_aten.scatter_add_.default), "TensorAdvancedIndexing.cpp", [_aten.scatter_add.default]),
+    (InPlace(_aten.index_add_.default), "TensorAdvancedIndexing.cpp", [_aten.index_add.default]),
+    # binary_cross_entropy_with_logits_backward
+    (InPlace(_aten.sub_.Tensor, node=_WITH_LOGITS), _FORMULAS, [_aten.sub.Tensor]),
+    (InPlace(_aten.mul_.Tensor, node=_WITH_LOGITS), _FORMULAS, [_aten.mul.Tensor]),
+    (InPlace(_aten.div_.Scalar, node=_WITH_LOGITS), _FORMULAS, [_aten.div.Scalar]),
+    (InPlace(_aten.div_.Tensor, node=_WITH_LOGITS), _FORMULAS, [_aten.div.Tensor]),
+]
 
 
-def _sum(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
-    dtype = outputs[0].dtype
-    return _after(outputs, _reduced(args[0], dims, accumulator(dtype), dtype))
+def _table(rows: dict[Kind, _Rows]) -> dict[Any, dict[Kind, Entry]]:
+    table: dict[Any, dict[Kind, Entry]] = {}
+    for kind, rows_of_kind in rows.items():
+        for rule, source, ops in rows_of_kind:
+            for op in ops:
+                entries = table.setdefault(op, {})
+                if kind in entries:
+                    raise ValueError(f"{op} has two rules of kind {kind.name}: keep one of them")
+                entries[kind] = Entry(kind, rule, source)
+    return table
 
 
-def _after(outputs: list[Any], scratch: Requests) -> Requests | None:
-    return [*places(outputs), *scratch] if scratch else None
-
-
-def _extreme(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """amax, amin, max, min, any, all: a thread keeps one element."""
-    dims = args[1] if len(args) > 1 else None
-    dims = [dims] if isinstance(dims, int) else dims
-    return _after(outputs, _reduced(args[0], dims, outputs[0].dtype.itemsize))
-
-
-def _with_index(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """max and min along a dimension, argmax, argmin: a thread keeps a value and its place, 16 bytes (ReduceOps.cuh)."""
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    return _after(outputs, _reduced(args[0], None if dim is None else [dim], 16))
-
-
-def _variance(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """std, var and their means: Welford's mean, squared distance and two counts, 16 bytes (SharedReduceOps.h)."""
-    return _after(outputs, _reduced(args[0], given(args, kwargs, 1, "dim"), 16))
-
-
-def _vector_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    return _after(outputs, _reduced(args[0], given(args, kwargs, 2, "dim"), accumulator(outputs[0].dtype)))
-
-
-def _cumulative(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """cumsum and cumprod work on a copy of the result's type: impl_func_cum_ops in ReduceOps.cpp."""
-    source = args[0]
-    if source.dtype is outputs[0].dtype:
-        return None
-    return [*places(outputs), Scratch(nbytes(source, outputs[0].dtype))]
-
-
-def _safe_softmax(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
-    """softmax, then zeros where a whole row is -inf: _safe_softmax in transformers/attention.cpp."""
-    source, dim = args[:2]
-    size, item = outputs[0].size, outputs[0].dtype.itemsize
-    rows = source.numel() // max(source.shape[dim], 1)
-    return [Scratch(size), Scratch(item), Scratch(source.numel()), Scratch(rows), Scratch(item), Output(0)]
-
-
-# --- normalisation and dropout --------------------------------------------------------------------------------------
-
-
-def _dropout(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
-    """The mask, then the result: dropout_cuda in cuda/Dropout.cu, order as recorded with torch 2.1."""
-    return [Output(1), Output(0)]
-
-
-def _group_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """Two factors for each sample and channel: GroupNormKernelImplInternal in cuda/group_norm_kernel.cu."""
-    source, weight, bias, samples, channels, area = args[:6]
-    if area == 1 or (weight is None and bias is None):
-        return None
-    size = samples * channels * accumulator(source.dtype)
-    return [*places(outputs), Scratch(size), Scratch(size)]
-
-
-def _group_norm_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """GroupNormBackwardKernelImplInternal in cuda/group_norm_kernel.cu: sums a channel, factors a group."""
-    source, weight = args[1], args[4]
-    samples, channels, area, groups = args[5:9]
-    mask = given(args, kwargs, 9, "output_mask", (True, True, True))
-    if area == 1:
-        return None
-    item = accumulator(source.dtype)
-    channel, group = samples * channels * item, samples * groups * item
-    found: Requests = [*places(outputs), Scratch(channel), Scratch(channel)]
-    if mask[0]:
-        found += [Scratch(channel)] if weight is not None else []
-        found += [Scratch(group), Scratch(group)]
-    return found
-
-
-def _batch_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """native_batch_norm in training: mean and variance of contiguous input, one reduction (cuda/Normalization.cu)."""
-    source = args[0]
-    training = given(args, kwargs, 5, "training")
-    if not training or not source.is_contiguous():
-        return None
-    others = [number for number in range(source.dim()) if number != 1]
-    return _after(outputs, _reduced(source, others, 16))
-
-
-# --- elementwise ----------------------------------------------------------------------------------------------------
-
-
-def _power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """A number to the power of a tensor: the number becomes a tensor on the device (pow_Scalar_out in Pow.cpp).
-
-    8 bytes for an int as recorded with torch 2.6; c10's scalar_to_tensor (ATen/ScalarOps.h) makes int64, float64,
-    complex128 or bool of it.
-    """
-    base = args[0]
-    return None if base == 1 else [*places(outputs), Scratch({bool: 1, complex: 16}.get(type(base), 8))]
-
-
-def _padded_by_reflection(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """A copy of what is not contiguous, behind the result: cuda/ReflectionPad.cu, as recorded with 2.3 and 2.5."""
-    return None if args[0].is_contiguous() else [*places(outputs), Scratch(nbytes(args[0]))]
-
-
-def _nearest(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """In three dimensions the kernel knows no channels_last: it works on copies (cuda/UpSampleNearest3d.cu).
-
-    As recorded with torch 2.3.
-    """
-    source, result = args[0], outputs[0]
-    last = result.stride[1] == 1 and result.shape[1] != 1
-    copies: Requests = [Scratch(result.size)] if last else []
-    if not source.is_contiguous():
-        copies.append(Scratch(nbytes(source)))
-    return [*places(outputs), *copies] if copies else None
-
-
-# --- many tensors at once -------------------------------------------------------------------------------------------
-
-_CHUNK = 65536
-
-
-def _foreach_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
-    """One number for each chunk of each tensor, then the results: cuda/ForeachReduceOp.cu."""
-    tensors = args[0]
-    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
-    return [Scratch(len(tensors) * chunks * accumulator(tensors[0].dtype)), *places(outputs)]
-
-
-# --- random numbers -------------------------------------------------------------------------------------------------
-
-
-def _multinomial(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """One sample, or some without replacement: exponential noise of the input's size (Distributions.cpp)."""
-    weights, samples = args[:2]
-    if samples != 1 and given(args, kwargs, 2, "replacement", False):
-        return None
-    # The three checks of the weights each make masks and one flag; the noise takes part in the division in place.
-    size = weights.numel()
-    found: Requests = [Scratch(size), Scratch(size), Free(0), Free(1)]
-    return [*found, Scratch(nbytes(weights)), Output(0)]
-
-
-# --- the table ------------------------------------------------------------------------------------------------------
-
-SCRATCH: dict[Any, Callable[[Any, Any, list[Any]], Requests | None]] = {
-    _aten.mm.default: products.plain,
-    _aten.bmm.default: products.plain,
-    _aten.addmm.default: products.with_bias,
-    _aten._addmm_activation.default: products.with_bias,
-    _aten.baddbmm.default: products.added,
-    _aten.sum.default: _sum,
-    _aten.sum.dim_IntList: _sum,
-    _aten.nansum.default: _sum,
-    _aten.prod.default: _sum,
-    _aten.mean.default: _sum,
-    _aten.mean.dim: _sum,
-    _aten.amax.default: _extreme,
-    _aten.amin.default: _extreme,
-    _aten.max.default: _extreme,
-    _aten.min.default: _extreme,
-    _aten.any.default: _extreme,
-    _aten.any.dim: _extreme,
-    _aten.all.default: _extreme,
-    _aten.all.dim: _extreme,
-    _aten._is_any_true.default: _extreme,
-    _aten._is_all_true.default: _extreme,
-    _aten.max.dim: _with_index,
-    _aten.min.dim: _with_index,
-    _aten.argmax.default: _with_index,
-    _aten.argmin.default: _with_index,
-    _aten.var.correction: _variance,
-    _aten.std.correction: _variance,
-    _aten.var_mean.correction: _variance,
-    _aten.std_mean.correction: _variance,
-    _aten.linalg_vector_norm.default: _vector_norm,
-    _aten.cumsum.default: _cumulative,
-    _aten.cumprod.default: _cumulative,
-    _aten._safe_softmax.default: _safe_softmax,
-    _aten.pow.Scalar: _power_of_number,
-    _aten.upsample_nearest3d.default: _nearest,
-    _aten._upsample_nearest_exact3d.default: _nearest,
-    _aten.reflection_pad1d.default: _padded_by_reflection,
-    _aten.reflection_pad2d.default: _padded_by_reflection,
-    _aten.reflection_pad3d.default: _padded_by_reflection,
-    _aten.reflection_pad1d_backward.default: _padded_by_reflection,
-    _aten.reflection_pad2d_backward.default: _padded_by_reflection,
-    _aten.reflection_pad3d_backward.default: _padded_by_reflection,
-    _aten.copy_.default: transfers.into,
-    _aten._to_copy.default: transfers.to,
-    _aten.mse_loss.default: losses.pointwise,
-    _aten.smooth_l1_loss.default: losses.pointwise,
-    _aten.huber_loss.default: losses.huber,
-    _aten.binary_cross_entropy_with_logits.default: losses.binary_with_logits,
-    _aten.nll_loss2d_forward.default: losses.negative_log_likelihood_2d,
-    _aten.native_dropout.default: _dropout,
-    _aten.native_group_norm.default: _group_norm,
-    _aten.native_group_norm_backward.default: _group_norm_backward,
-    _aten.native_batch_norm.default: _batch_norm,
-    _aten.index.Tensor: indexing.read,
-    _aten.index_put.default: indexing.put,
-    _aten.index_put_.default: indexing.put,
-    _aten._index_put_impl_.default: indexing.put,
-    _aten.embedding_dense_backward.default: indexing.embedding_backward,
-    _aten._embedding_bag.default: indexing.bag,
-    _aten._embedding_bag_forward_only.default: indexing.bag,
-    _aten._embedding_bag_backward.default: indexing.bag_backward,
-    _aten._foreach_norm.Scalar: _foreach_norm,
-    _aten.multinomial.default: _multinomial,
-    _aten.convolution.default: convolutions.forward,
-    _aten.convolution_backward.default: convolutions.backward,
-}
-
-
-def _rms_norm(args: Any, kwargs: Any) -> Plan:
-    """_fused_rms_norm_cuda in cuda/layer_norm_kernel.cu: a copy where the input is not contiguous, result, roots."""
-    source, shape = args[:2]
-    rows = source.shape[: source.dim() - len(shape)]
-    outputs: list[Any] = [new(tuple(source.shape), source.dtype)]
-    dtype = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
-    outputs.append(new((*rows, *(1 for _ in shape)), dtype))
-    copy: Requests = [] if source.is_contiguous() else [Scratch(nbytes(source))]
-    return Plan(outputs, tuple, [*copy, Output(0), Output(1)], False, None)
-
-
-def _rms_norm_backward(args: Any, kwargs: Any) -> Plan:
-    """_fused_rms_norm_backward_cuda in cuda/layer_norm_kernel.cu."""
-    gradient, source, _, _, weight, mask = args
-    outputs: list[Any] = [
-        new(tuple(source.shape), source.dtype) if mask[0] else Constant(None),
-        new(tuple(weight.shape), weight.dtype) if mask[1] and weight is not None else Constant(None),
-    ]
-    copies: Requests = [Scratch(nbytes(tensor)) for tensor in (gradient, source) if not tensor.is_contiguous()]
-    return Plan(outputs, tuple, [*copies, *places(outputs)], False, None)
-
-
-def _nothing(args: Any, kwargs: Any) -> Plan:
-    """An op that overwrites its arguments and asks for no memory."""
-    return Plan([Constant(None)], None, None, False, None)
-
-
-PLANS: dict[Any, Callable[[Any, Any], Plan]] = {
-    # FusedSgdKernel.cu asks for nothing; torch has no fake kernel for it.
-    _aten._fused_sgd_.default: _nothing,
-    _aten._fused_sgd_.tensor_lr: _nothing,
-    _aten.binary_cross_entropy.default: losses.binary,
-    _aten._grouped_mm.default: grouped_mm.product,
-    _aten._fused_rms_norm.default: _rms_norm,
-    _aten._fused_rms_norm_backward.default: _rms_norm_backward,
-    _aten._ctc_loss.default: ctc.forward,
-    _aten._ctc_loss_backward.default: ctc.backward,
-    _aten._cudnn_ctc_loss.default: ctc.cudnn,
-    _aten._cudnn_ctc_loss.Tensor: ctc.cudnn,
-    **attention_memory.PLANS,
-    **rnn.PLANS,
-    **sampling.PLANS,
-}
-"""Ops whose whole plan is written down: torch's fake kernels do not know what they return on CUDA."""
-
-HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
-    _aten._use_cudnn_ctc_loss.default: lambda mode, func, args, kwargs: ctc.uses_cudnn(*args),
-    _aten._use_cudnn_ctc_loss.Tensor: lambda mode, func, args, kwargs: ctc.uses_cudnn(*args),
-    _aten._ctc_loss.Tensor: ctc.with_lengths,
-    _aten._ctc_loss_backward.Tensor: ctc.with_lengths,
-    **encoder.HANDLERS,
-    **rnn.HANDLERS,
-}
-"""Ops that are carried out by other ops: called with the mode, the op and its arguments."""
+TABLE: dict[Any, dict[Kind, Entry]] = _table(
+    {
+        Kind.REQUESTS: _REQUESTS,
+        Kind.PLAN: _PLANS,
+        Kind.CUBLAS: _CUBLAS,
+        Kind.FAKE: _FAKE,
+        Kind.OPS: _OPS,
+        Kind.DATA_DEPENDENT: _DATA_DEPENDENT,
+        Kind.COMPOSITE: _COMPOSITES,
+        Kind.IN_PLACE: _IN_PLACE,
+    }
+)
+"""Op -> its entries, one for each kind."""

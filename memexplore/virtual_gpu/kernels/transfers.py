@@ -1,7 +1,7 @@
-"""What copies between the CPU and the device request: only what lies in one piece goes over, the rest by way of a copy.
+"""Memory of copies between CPU and GPU: temporaries for tensors that are not contiguous or change dtype.
 
-Source: copy_requires_temporaries and copy_kernel_cuda in ATen/native/cuda/Copy.cu; the copy of a slice of a tensor, as
-recorded with torch 2.5.
+In: the op's arguments. Out: `Requests`. Source: copy_requires_temporaries and copy_kernel_cuda in
+aten/src/ATen/native/cuda/Copy.cu; the copy of a slice of a tensor as recorded with torch 2.5.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.dispatch.plans import Free, New, Scratch
-from memexplore.virtual_gpu.kernels.shapes import Requests, given, nbytes, places
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import argument, nbytes, new_outputs
 
 
-def into(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """`target.copy_(source)`."""
+def copy_into(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """copy_."""
     target, source = args[:2]
-    place = New(
+    planned = NewTensor(
         tuple(target.shape), tuple(target.stride()), 0, target.dtype, nbytes(target), getattr(target, "host", True)
     )
-    return _temporaries(place, source, given(args, kwargs, 2, "non_blocking", False)) or None
+    return _temporaries(planned, source, argument(args, kwargs, 2, "non_blocking", False)) or None
 
 
-def to(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """`source.to(...)`, `.cuda()` and `.cpu()`: the result, then as `copy_`."""
-    if type(outputs[0]) is not New:
+def to_copy(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """_to_copy (`Tensor.to`, `.cuda()`, `.cpu()`): the result, then as copy_."""
+    if type(outputs[0]) is not NewTensor:
         return None
     found = _temporaries(outputs[0], args[0], kwargs.get("non_blocking", False))
-    return [*places(outputs), *found] if found else None
+    return [*new_outputs(outputs), *found] if found else None
 
 
-def _temporaries(target: New, source: torch.Tensor, non_blocking: bool) -> Requests:
+def _temporaries(target: NewTensor, source: torch.Tensor, non_blocking: bool) -> Requests:
     from_host = getattr(source, "host", True)
     if from_host == target.host:
         return []
     stride = _expanded(source, target.shape)
     same = source.dtype is target.dtype
-    # TensorIterator's `is_contiguous`: both lie without gaps, in the same order of dimensions.
+    # TensorIterator's `is_contiguous`: both are dense, in the same order of dimensions.
     order = tuple(sorted(range(len(stride)), key=lambda dim: -target.stride[dim]))
     if same and _dense(target.shape, target.stride, order) and _dense(target.shape, stride, order):
         return []
     count = math.prod(target.shape)
     in_order = tuple(range(len(stride)))
     if from_host:
-        # Types are converted on the CPU where the call waits, else on the device.
+        # A blocking copy converts the dtype on the CPU, a non-blocking one on the GPU.
         itemsize = (source if non_blocking else target).dtype.itemsize
         whole = _dense(target.shape, target.stride, in_order)
         return [] if whole and (same or not non_blocking) else [Scratch(count * itemsize)]
@@ -58,14 +58,14 @@ def _temporaries(target: New, source: torch.Tensor, non_blocking: bool) -> Reque
 
 
 def _expanded(source: torch.Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of `source.expand(shape)`."""
+    """Return the strides of `source.expand(shape)`."""
     front = len(shape) - source.dim()
     strides = zip(source.shape, source.stride(), shape[front:], strict=True)
-    return (0,) * front + tuple(0 if size == 1 != wanted else stride for size, stride, wanted in strides)
+    return (0,) * front + tuple(0 if size == 1 != extent else stride for size, stride, extent in strides)
 
 
 def _dense(shape: tuple[int, ...], stride: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """Whether a tensor lies without gaps, its dimensions in an order."""
+    """Return whether a tensor has no gaps, with its dimensions in an order (outermost first)."""
     step = 1
     for dim in reversed(order):
         if shape[dim] != 1:

@@ -52,7 +52,7 @@ def rows(
         Replace(torch.autograd.graph, "save_on_cpu", _SaveOnCpu),
         Replace(nn.DataParallel, "scatter", _scatter),
         Replace(torch.backends.cudnn, "is_acceptable", _is_acceptable(torch.backends.cudnn.is_acceptable)),
-        Replace(torch.overrides, "has_torch_function", encoder.overrides),
+        Replace(torch.overrides, "has_torch_function", encoder.has_torch_function),
         Replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__),
         # Names that torch calls private.
         Replace(*internals.MODULE_APPLY, _method(moves.apply)),

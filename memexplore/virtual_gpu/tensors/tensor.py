@@ -1,4 +1,8 @@
-"""VirtualTensor: a fake tensor that answers user code as a CUDA tensor would, and has no values."""
+"""VirtualTensor: a fake tensor that reads as a CUDA tensor in user code, and has no values.
+
+In: a meta tensor (`wrap`). Out: a tensor whose `device` is `cuda:0` to Python and `meta` to C++. `live_storages` has
+the storages with memory on the device; `DeviceState` is the state that all virtual tensors read.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
 META = torch.device("meta")
 BACKEND = torch.device("privateuseone", 0)
-"""Whose dispatch keys virtual tensors have: PrivateUse1's, which nobody has to register for that.
+"""The backend whose dispatch keys virtual tensors have: PrivateUse1, which need not be registered for that.
 
-To C++ they say they are on `meta`, so autograd runs their backward in the calling thread and needs no device behind
-them; to Python they say `cuda:0`.
+To C++ their device is `meta`, so autograd runs their backward in the calling thread and needs no device; to Python it
+is `cuda:0`.
 """
 _PRIM_DEVICE = torch.ops.prim.device.default
 
 
 class _Mode(FakeTensorMode):
-    """The one fake mode of the process: virtual tensors of earlier cells stay usable in later ones."""
+    """The fake mode of the process: one for all, so that virtual tensors of earlier cells work in later ones."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -38,17 +42,17 @@ class DeviceState:
 
     fake: _Mode | None = None
     in_fake_kernel = False
-    """True while torch's own fake kernels run: they must see the device under the mask."""
+    """True while torch's fake kernels run, which must see the meta device."""
     meta_calls = 0
-    """How many calls are open in which the user's own code says `meta` and means it."""
+    """Number of running calls in which the user's code names the device `meta`."""
     cuda_calls_on_meta = 0
-    """How many calls are open in which it says `cuda` of meta tensors of its own."""
+    """Number of running calls in which the user's code names the device `cuda` for meta tensors of its own."""
     gpu_name: str | None = None
-    """Name of the virtual GPU that is on, None while all are off."""
+    """Name of the virtual GPU that is on, None while none is on."""
 
 
 def fake_mode() -> FakeTensorMode:
-    """The process-wide fake mode, made at first use."""
+    """Return the fake mode of the process, made at first use."""
     if DeviceState.fake is None:
         DeviceState.fake = _Mode(allow_non_fake_inputs=True)
         DeviceState.fake.cache_enabled = False
@@ -57,7 +61,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 class VirtualTensor(FakeTensor):
-    """A tensor of the virtual GPU, or (`host`) the CPU side of one: parameters of a module that was built under it."""
+    """A tensor of the virtual GPU; with `host` a CPU tensor without values, as of a module that is built under it."""
 
     host: bool
 
@@ -100,7 +104,7 @@ class VirtualTensor(FakeTensor):
     def data_ptr(self) -> int:
         return address_of(self) + int(self.storage_offset()) * self.element_size()
 
-    # Values: one documented rule, see values.py.
+    # Values: see values.py.
 
     def item(self) -> Any:  # type: ignore[override]
         return values.item(self)
@@ -169,7 +173,7 @@ class VirtualTensor(FakeTensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is _PRIM_DEVICE:
             return META if args[0].fake_mode.in_kernel_invocation else fake_device_of(args[0])
-        if DeviceState.in_fake_kernel or func in _ALWAYS:
+        if DeviceState.in_fake_kernel or func in _METADATA_OPS:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         if DeviceState.gpu_name is None:
             raise RuntimeError(
@@ -182,14 +186,14 @@ class VirtualTensor(FakeTensor):
         )
 
 
-# Answered while everything is off too: reading a tensor's metadata changes nothing.
-_ALWAYS = frozenset({torch.ops.aten.detach.default, torch.ops.aten.is_same_size.default})
+# They read or copy metadata only, and work while no virtual GPU is on.
+_METADATA_OPS = frozenset({torch.ops.aten.detach.default, torch.ops.aten.is_same_size.default})
 
 _template: dict[str, Any] = {}
 
 
 def _fields(host: bool) -> dict[str, Any]:
-    """The attributes FakeTensor sets one by one in its constructor; copied at once they cost a tenth."""
+    """Return the attributes that FakeTensor's constructor sets one by one; copying them takes a tenth of its time."""
     fake = fake_mode()
     model = FakeTensor(fake, torch.empty(0, device="meta"), HOST if host else META)
     # Before torch 2.13 the attribute had no underscore.
@@ -197,7 +201,7 @@ def _fields(host: bool) -> dict[str, Any]:
 
 
 def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
-    """Make a virtual tensor over a meta tensor, sharing its storage."""
+    """Return a virtual tensor over a meta tensor, sharing its storage; `host` makes it a CPU tensor."""
     key = "host" if host else "gpu"
     fields = _template.get(key)
     if fields is None:
@@ -247,22 +251,23 @@ def saved_on_a_virtual_gpu_without_values(
 
 
 class StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage with its place on the device, told when the storage dies."""
+    """A weak reference to a storage with its block on the device; its callback frees the block."""
 
     __slots__ = ("address", "key", "origin", "size")
     address: int
+    """Address of the block, 0 while the storage has no memory on the device that is on."""
     key: int
     """The storage's C++ address, its identity while it lives."""
     size: int
     origin: Any
-    """Where it came from, in words, for recordings that begin later."""
+    """Op, module and stack of its allocation, for recordings that begin later; None if it was not recorded."""
 
 
 live_storages: dict[int, StorageRef] = {}
-"""Every storage alive on the virtual GPU, in the order in which they were allocated."""
+"""Key -> reference of every storage alive on the virtual GPU, in order of allocation."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """The address of a virtual tensor's storage, 0 where it has no memory on the device."""
+    """Return the address of a virtual tensor's storage, 0 if it has no memory on the device."""
     ref = live_storages.get(storage_key(untyped_storage(tensor)))
     return ref.address if ref is not None else 0

@@ -1,7 +1,9 @@
-"""What little is known of a virtual tensor's values: the outcome of a question, and the share of a mask that holds.
+"""Value hints: what is known of a virtual tensor's values.
 
-A value counts as 1, but for the outcomes of questions such as `isnan`. Indices that came out of a choice among n, such
-as the experts that a router picks, are spread evenly: a mask of those that chose one holds 1/n of its elements.
+In: an op and its arguments. Out: a function that sets the hints of its results (`rule`). Two facts are kept: the value
+itself, where an op's result does not count as 1 (`isnan` gives 0), and the share of a mask that is true. Indices that
+come from a choice among n, such as the experts that a router picks, are spread evenly: a mask of the elements that
+chose one of them is true for 1/n of its elements.
 """
 
 from __future__ import annotations
@@ -15,153 +17,164 @@ import torch
 from memexplore.torch_internals.dispatch import FakeTensor
 
 _aten = torch.ops.aten
+_ATTRIBUTE = "value_hints"
 
 
-class Marks(NamedTuple):
-    """What is known of a virtual tensor."""
+class ValueHints(NamedTuple):
+    """What is known of the values of a virtual tensor."""
 
     value: int = 1
+    """The value of each element."""
     choices: int = 0
-    """Its elements are choices among so many, 0 for anything else."""
+    """How many candidates the elements, indices, were chosen from; 0 for tensors that are not indices."""
     share: float = 1.0
-    """The share of its elements that are true."""
+    """The share of the elements that are true."""
 
 
-_NOTHING = Marks()
-After = Callable[[list[torch.Tensor], list[Any]], None]
-"""Writes what is known of an op's results, given its tensor arguments."""
+_DEFAULT = ValueHints()
+SetHints = Callable[[list[torch.Tensor], list[Any]], None]
+"""Sets the hints of an op's results, given its tensor arguments and its results."""
 
 
-def of(tensor: torch.Tensor) -> Marks:
-    """What is known of a tensor."""
-    return tensor.__dict__.get("marks", _NOTHING)
+def of(tensor: torch.Tensor) -> ValueHints:
+    """Return the hints of a tensor, by default those of a tensor of ones."""
+    return tensor.__dict__.get(_ATTRIBUTE, _DEFAULT)
 
 
-def put(tensors: list[Any], marks: Marks) -> None:
-    """Write down what is known of tensors."""
+def put(tensors: list[Any], hints: ValueHints) -> None:
+    """Set the hints of the virtual tensors among values."""
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
-            tensor.__dict__["marks"] = marks
+            tensor.__dict__[_ATTRIBUTE] = hints
 
 
-def _constant(value: int) -> Callable[[Any], After]:
-    def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
+def rule(op: Any, args: Any) -> SetHints | None:
+    """Return what sets the hints of an op's results, None for an op whose results count as 1.
+
+    It holds no tensor of `args`: the plan that it becomes a part of outlives them.
+    """
+    make = RULES.get(op)
+    return make(args) if make is not None else None
+
+
+def _constant(value: int) -> Callable[[Any], SetHints]:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         if value != 1:
-            put(results, Marks(value))
+            put(results, ValueHints(value))
 
-    return lambda args: after
-
-
-def _copied(args: Any) -> After:
-    def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        marks = tensors[0].__dict__.get("marks") if tensors else None
-        if marks is not None:
-            put(results, marks)
-
-    return after
+    return lambda args: set_hints
 
 
-def _counted(args: Any) -> After:
-    def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        marks = tensors[0].__dict__.get("marks")
-        if marks is not None and marks.value != 1:
-            put(results, Marks(marks.value))
+def _copy_hints(args: Any) -> SetHints:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        hints = tensors[0].__dict__.get(_ATTRIBUTE) if tensors else None
+        if hints is not None:
+            put(results, hints)
 
-    return after
-
-
-def _inverted(args: Any) -> After:
-    def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        marks = of(tensors[0])
-        put(results, Marks(1 - marks.value, share=1 - marks.share if marks.share < 1 else 1.0))
-
-    return after
+    return set_hints
 
 
-def _joined(junction: Callable[[Any, Any], Any]) -> Callable[[Any], After]:
-    def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        one, other = of(tensors[0]), of(tensors[-1])
-        put(results, Marks(junction(one.value, other.value), share=junction(one.share, other.share)))
+def _copy_value(args: Any) -> SetHints:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        hints = tensors[0].__dict__.get(_ATTRIBUTE)
+        if hints is not None and hints.value != 1:
+            put(results, ValueHints(hints.value))
 
-    return lambda args: after
+    return set_hints
 
 
-def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any], After]:
-    def make(args: Any) -> After:
-        # A plan outlives the tensors that it was made for: it must not hold one.
+def _invert(args: Any) -> SetHints:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        hints = of(tensors[0])
+        put(results, ValueHints(1 - hints.value, share=1 - hints.share if hints.share < 1 else 1.0))
+
+    return set_hints
+
+
+def _combine(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints]:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        first, second = of(tensors[0]), of(tensors[-1])
+        put(results, ValueHints(function(first.value, second.value), share=function(first.share, second.share)))
+
+    return lambda args: set_hints
+
+
+def _compare(compare: Callable[[Any, Any], bool]) -> Callable[[Any], SetHints]:
+    def make(args: Any) -> SetHints:
+        # Of a tensor only its number of dimensions: a plan must not hold a tensor.
         dims, number = (args[1].dim(), None) if isinstance(args[1], torch.Tensor) else (None, args[1])
 
-        def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
-            one = of(tensors[0])
+        def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+            first = of(tensors[0])
             if dims is not None:
-                value = compare(one.value, of(tensors[-1]).value)
-                # one_hot compares choices with all that there are to choose from
-                choice = compare is operator.eq and one.choices > 0 and dims == 1
+                value = compare(first.value, of(tensors[-1]).value)
+                # one_hot compares the choices with a row of all candidates.
+                selects_choice = compare is operator.eq and first.choices > 0 and dims == 1
             else:
-                value = compare(one.value, number)
-                choice = compare is operator.eq and one.choices > 0
-            if choice:
-                put(results, Marks(share=1 / one.choices))
-            elif not value or one.share < 1:
-                put(results, Marks(int(value), share=one.share))
+                value = compare(first.value, number)
+                selects_choice = compare is operator.eq and first.choices > 0
+            if selects_choice:
+                put(results, ValueHints(share=1 / first.choices))
+            elif not value or first.share < 1:
+                put(results, ValueHints(int(value), share=first.share))
 
-        return after
+        return set_hints
 
     return make
 
 
-def _choice(index: int, position: int) -> Callable[[Any], After]:
-    """An op that chooses along a dimension, its `position`-th argument, and returns where as result `index`."""
+def _choose(result: int, dim_position: int) -> Callable[[Any], SetHints]:
+    """An op that chooses along a dimension: `dim_position` of that argument, `result` is the index of the indices."""
 
-    def make(args: Any) -> After:
-        dim = args[position] if len(args) > position and args[position] is not None else -1
+    def make(args: Any) -> SetHints:
+        dim = args[dim_position] if len(args) > dim_position and args[dim_position] is not None else -1
 
-        def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
             if tensors[0].dim():
-                put(results[index : index + 1], Marks(choices=tensors[0].shape[dim]))
+                put(results[result : result + 1], ValueHints(choices=tensors[0].shape[dim]))
 
-        return after
+        return set_hints
 
     return make
 
 
-def _scattered(args: Any) -> After:
-    def after(tensors: list[torch.Tensor], results: list[Any]) -> None:
+def _scatter(args: Any) -> SetHints:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         choices = of(tensors[1]).choices
         if choices:
-            put(results, Marks(share=1 / choices))
+            put(results, ValueHints(share=1 / choices))
 
-    return after
-
-
-def _found_inf(args: Any) -> After:
-    # The op writes into its found_inf argument, the second last tensor: no gradient is ever infinite here.
-    return lambda tensors, results: put(tensors[-2:-1], Marks(0))
+    return set_hints
 
 
-AFTER: dict[Any, Callable[[Any], After]] = {
+def _found_inf(args: Any) -> SetHints:
+    # The op writes into its argument found_inf, the second last tensor: no virtual gradient is infinite.
+    return lambda tensors, results: put(tensors[-2:-1], ValueHints(0))
+
+
+RULES: dict[Any, Callable[[Any], SetHints]] = {
     _aten.isnan.default: _constant(0),
     _aten.isinf.default: _constant(0),
-    # Asked by torch.distributions of its arguments, which are taken to be as they should.
+    # torch.distributions asks it of its arguments, which count as valid.
     _aten._is_all_true.default: _constant(1),
-    _aten.logical_not.default: _inverted,
-    _aten.bitwise_not.default: _inverted,
-    _aten.logical_or.default: _joined(max),
-    _aten.bitwise_or.Tensor: _joined(max),
-    _aten.logical_and.default: _joined(min),
-    _aten.bitwise_and.Tensor: _joined(min),
+    _aten.logical_not.default: _invert,
+    _aten.bitwise_not.default: _invert,
+    _aten.logical_or.default: _combine(max),
+    _aten.bitwise_or.Tensor: _combine(max),
+    _aten.logical_and.default: _combine(min),
+    _aten.bitwise_and.Tensor: _combine(min),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _found_inf,
-    _aten.topk.default: _choice(1, 2),
-    _aten.argmax.default: _choice(0, 1),
-    _aten.max.dim: _choice(1, 1),
-    _aten.multinomial.default: _choice(0, 9),
-    _aten.scatter_.value: _scattered,
-    _aten.scatter.value: _scattered,
+    _aten.topk.default: _choose(1, 2),
+    _aten.argmax.default: _choose(0, 1),
+    _aten.max.dim: _choose(1, 1),
+    _aten.multinomial.default: _choose(0, 9),
+    _aten.scatter_.value: _scatter,
+    _aten.scatter.value: _scatter,
 }
-"""Ops after which something is known of their results, given their arguments."""
+"""Op -> function of its arguments that returns what sets the hints of its results."""
 for _name in ("gt", "ge", "lt", "le", "eq", "ne"):
     for _overload in ("Scalar", "Tensor"):
-        AFTER[getattr(getattr(_aten, _name), _overload)] = _compared(getattr(operator, _name))
+        RULES[getattr(getattr(_aten, _name), _overload)] = _compare(getattr(operator, _name))
 for _op in (
     _aten._is_any_true.default,
     _aten.any.default,
@@ -176,7 +189,7 @@ for _op in (
     _aten.max.default,
     _aten.mean.default,
 ):
-    AFTER[_op] = _counted
+    RULES[_op] = _copy_value
 for _op in (
     _aten.clone.default,
     _aten.detach.default,
@@ -196,4 +209,4 @@ for _op in (
     _aten.stack.default,
     _aten.cat.default,
 ):
-    AFTER[_op] = _copied
+    RULES[_op] = _copy_hints

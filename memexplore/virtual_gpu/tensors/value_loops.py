@@ -1,4 +1,8 @@
-"""Loops that turn on a tensor's value would never end on a virtual GPU: found as early as their source allows."""
+"""Detection of `while` loops that cannot end on a virtual GPU, because their end depends on a tensor's value.
+
+In: one call of `count_read` for each value that user code reads. Out: NotSimulated, raised as early as the source of
+the loop allows.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +19,36 @@ import torch
 import memexplore
 
 LIMIT = 100_000
-"""How often one line may take a value before a `while` loop around it is taken for one that never ends."""
+"""Reads of a value by one line from which an enclosing `while` loop counts as endless."""
 _EXAMINED = frozenset({1, 3, 10, 100, 1_000, 10_000})
+"""Counts of reads at which the enclosing loops are examined."""
 _INHERITED = 1_000
-"""A loop whose test calls a function that turned on a value is examined only after so many rounds."""
+"""Reads from which loops of calling functions are examined too."""
 
 
 class NotSimulated(RuntimeError):
-    """What a virtual GPU cannot do, with the line of the user's code and what to do instead."""
+    """Code that a virtual GPU cannot run; the message names the line of the user's code and what to do instead."""
 
 
 class _Loop(NamedTuple):
-    """A `while` loop: its lines, those of its test, and for each way out of its body the lines that decide on it."""
+    """A `while` loop: its lines, the lines of its test, and for each exit from its body the tests that lead to it."""
 
     first: int
     last: int
     test: range
     test_may_end: bool
-    """Whether the test can end the loop though a part of it turns on a value, as in `step < 10 and loss > 1`."""
+    """Whether the test can end the loop though a part of it depends on a value, as in `step < 10 and loss > 1`."""
     constant: bool
+    """Whether the test is a constant, as in `while True`."""
     exits: tuple[tuple[range, ...], ...]
 
 
 _counts: dict[tuple[str, int], int] = {}
+"""File and line -> reads of a value."""
 
 
 def reset() -> None:
-    """Start a run: no loop counted."""
+    """Forget all counts, when a virtual GPU is turned on."""
     _counts.clear()
 
 
@@ -51,7 +58,7 @@ def _own_folders() -> tuple[str, ...]:
 
 
 def user_frame() -> FrameType | None:
-    """The innermost running frame that is neither torch's nor ours."""
+    """Return the innermost running frame outside torch and memexplore."""
     frame: FrameType | None = sys._getframe(1)
     folders = _own_folders()
     while frame is not None and frame.f_code.co_filename.startswith(folders):
@@ -59,26 +66,27 @@ def user_frame() -> FrameType | None:
     return frame
 
 
-def where(frame: FrameType | None) -> str:
-    """`file:line` of a frame."""
+def file_and_line(frame: FrameType | None) -> str:
+    """Return `file:line` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "<unknown>"
 
 
-def asked(decides: bool = True) -> None:
-    """Note that user code took a value, to decide by it or not.
+def count_read(decides: bool = True) -> None:
+    """Count that user code reads a value; `decides` if a test depends on it.
 
-    Raises NotSimulated where that makes a loop without end.
+    Raises NotSimulated where that makes an endless loop.
     """
     frame = user_frame()
     if frame is None:
         return
-    place = (frame.f_code.co_filename, frame.f_lineno)
-    count = _counts[place] = _counts.get(place, 0) + 1
+    line = (frame.f_code.co_filename, frame.f_lineno)
+    count = _counts[line] = _counts.get(line, 0) + 1
     if (count in _EXAMINED and decides) or count % LIMIT == 0:
         _examine(frame, count)
 
 
 def _examine(frame: FrameType, count: int) -> None:
+    """Raise NotSimulated if a loop around the running line cannot end."""
     innermost = True
     current: FrameType | None = frame
     while current is not None and (innermost or count >= _INHERITED):
@@ -98,14 +106,14 @@ def _examine(frame: FrameType, count: int) -> None:
 
 
 def _may_end(loop: _Loop, filename: str, line: int) -> bool:
-    """Whether some way out of a loop does not turn on a value, as far as is known by now."""
+    """Return whether a test or exit of a loop is independent of values, as far as their reads were counted."""
 
-    def turns(lines: range) -> bool:
+    def depends_on_value(lines: range) -> bool:
         return line in lines or any((filename, number) in _counts for number in lines)
 
-    if not loop.constant and (loop.test_may_end or not turns(loop.test)):
+    if not loop.constant and (loop.test_may_end or not depends_on_value(loop.test)):
         return True
-    return any(not any(turns(lines) for lines in deciding) for deciding in loop.exits)
+    return any(not any(depends_on_value(lines) for lines in deciding) for deciding in loop.exits)
 
 
 @functools.lru_cache(maxsize=64)
@@ -134,7 +142,7 @@ def _loop(node: ast.While) -> _Loop:
 
 
 def _find_exits(node: ast.AST, deciding: tuple[range, ...], exits: list[tuple[range, ...]], own: bool) -> None:
-    """Collect the ways out of a loop below `node`; `own` while a `break` there still means that loop."""
+    """Collect the exits from a loop below `node`; `own` while a `break` there belongs to that loop."""
     if isinstance(node, ast.Return | ast.Raise) or (own and isinstance(node, ast.Break)):
         exits.append(deciding)
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):

@@ -1,8 +1,11 @@
-"""What user code gets when it asks a virtual tensor for a value.
+"""Values of virtual tensors as user code reads them: `item()`, `if tensor:`, `tolist()`, `numpy()`, printing.
 
 One rule: **every virtual value counts as 1**, so that guards such as `isfinite(loss)` pass, nothing divides by zero and
-GradScaler steps (its `found_inf` counts as 0). Whatever is printed says `virtual`. A `while` loop that turns on a value
-cannot be simulated and ends in one clear error.
+GradScaler steps (its `found_inf` counts as 0). Printed values read `virtual`. A `while` loop whose end depends on a
+value cannot be simulated and ends in one clear error.
+
+In: a virtual tensor. Out: Python numbers that stand for its values. Assumptions made and notes for the tape are
+collected in `assumptions`.
 """
 
 from __future__ import annotations
@@ -37,13 +40,13 @@ def _comparing(base: Any, name: str) -> Any:
     method = getattr(base, name)
 
     def compare(self: Any, other: Any) -> Any:
-        return _asked(method(self, other))
+        return _decide_by(method(self, other))
 
     return compare
 
 
-def _number(kind: Any) -> Any:
-    """Give a class of numbers its operators: what is computed from a virtual number is virtual too."""
+def _with_operators(kind: Any) -> Any:
+    """Give a class of numbers its operators: results computed from a virtual number are virtual too."""
     base = kind.__mro__[1]
     unary = ("neg", "pos", "abs")
     binary = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -51,16 +54,16 @@ def _number(kind: Any) -> Any:
         setattr(kind, f"__{name}__", _computing(base, f"__{name}__"))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(kind, f"__{name}__", _comparing(base, f"__{name}__"))
-    kind.__bool__, kind.__hash__ = _decide, base.__hash__
+    kind.__bool__, kind.__hash__ = _is_nonzero, base.__hash__
     return kind
 
 
-def _decide(self: Any) -> bool:
-    return _asked(self != 0)
+def _is_nonzero(self: Any) -> bool:
+    return _decide_by(self != 0)
 
 
-class _Shown:
-    """Prints as `virtual`, in the width that was asked for."""
+class _Printed:
+    """Prints as `virtual`, in the width of the format specification."""
 
     def __repr__(self) -> str:
         return "virtual"
@@ -68,30 +71,30 @@ class _Shown:
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        found = re.match(r"(?:.?([<>=^]))?[+\- ]?#?0?(\d*)", spec)
-        align, width = found.groups() if found else (None, "")
+        match = re.match(r"(?:.?([<>=^]))?[+\- ]?#?0?(\d*)", spec)
+        align, width = match.groups() if match else (None, "")
         return format("virtual", f"{'>' if align in (None, '=') else align}{width}")
 
 
-@_number
-class VirtualFloat(float, _Shown):
-    """The value 1.0 that is no result: it prints as `virtual`, and a loop that turns on it ends in an error."""
+@_with_operators
+class VirtualFloat(float, _Printed):
+    """The value 1.0 of a virtual tensor: prints as `virtual`; a loop whose end depends on it ends in an error."""
 
-    __repr__, __str__, __format__ = _Shown.__repr__, _Shown.__str__, _Shown.__format__
+    __repr__, __str__, __format__ = _Printed.__repr__, _Printed.__str__, _Printed.__format__
 
     def __round__(self, ndigits: Any = None) -> Any:
         return self
 
 
-@_number
-class VirtualInt(int, _Shown):
-    """The value 1 that is no result: it prints as `virtual`, but counts as an int wherever one is needed."""
+@_with_operators
+class VirtualInt(int, _Printed):
+    """The value 1 of a virtual tensor: prints as `virtual`, and counts as an int wherever one is needed."""
 
-    __repr__, __str__, __format__ = _Shown.__repr__, _Shown.__str__, _Shown.__format__
+    __repr__, __str__, __format__ = _Printed.__repr__, _Printed.__str__, _Printed.__format__
 
 
 def number(dtype: torch.dtype, value: int = 1) -> Any:
-    """The Python number that stands for one element of a virtual tensor.
+    """Return the Python number that stands for one element of a virtual tensor.
 
     >>> loss = number(torch.float32)
     >>> print(loss, f"{loss / 3:.4f}", loss > 0)
@@ -105,28 +108,33 @@ def number(dtype: torch.dtype, value: int = 1) -> Any:
 
 
 def item(tensor: torch.Tensor) -> Any:
-    """The value of a one-element virtual tensor, by the rule above."""
+    """Return the value of a one-element virtual tensor.
+
+    Raises RuntimeError for several elements, NotSimulated in a loop that cannot end.
+    """
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     value = number(tensor.dtype, value_hints.of(tensor).value)
     if type(value) is bool:
-        return _asked(value)
-    value_loops.asked(decides=False)
+        return _decide_by(value)
+    value_loops.count_read(decides=False)
     if isinstance(value, VirtualInt):
         assume("the value of an integer tensor counted as 1")
     return value
 
 
 def truth(tensor: torch.Tensor) -> bool:
-    """What `if tensor:` sees, by the rule above."""
+    """Return the truth value of a one-element virtual tensor.
+
+    Raises RuntimeError for several elements, NotSimulated in a loop that cannot end.
+    """
     if tensor.numel() != 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
-    return _asked(bool(value_hints.of(tensor).value))
+    return _decide_by(bool(value_hints.of(tensor).value))
 
 
 def tolist(tensor: torch.Tensor) -> Any:
-    """Nested lists of virtual numbers in the tensor's shape."""
-
+    """Return nested lists of virtual numbers in the tensor's shape."""
     if not tensor.is_floating_point():
         assume("the values of an integer tensor counted as 1")
 
@@ -139,7 +147,7 @@ def tolist(tensor: torch.Tensor) -> Any:
 
 
 def numpy(tensor: torch.Tensor) -> Any:
-    """A numpy array of the tensor's shape in which every element is masked: it prints as ``--``."""
+    """Return a masked numpy array of the tensor's shape; every element is masked and prints as ``--``."""
     import numpy
 
     dtype = numpy.float32 if tensor.dtype is torch.bfloat16 else torch.empty(0, dtype=tensor.dtype).numpy().dtype
@@ -147,7 +155,7 @@ def numpy(tensor: torch.Tensor) -> Any:
 
 
 def text(tensor: torch.Tensor) -> str:
-    """How a virtual tensor prints: shape and type, never a value."""
+    """Return the text that a virtual tensor prints as: shape and dtype, never a value."""
     if tensor.dim() == 0:
         return f"virtual({str(tensor.dtype).removeprefix('torch.')}, device='{tensor.device}')"
     extra = ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
@@ -155,33 +163,33 @@ def text(tensor: torch.Tensor) -> str:
     return f"{name}virtual(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}'{extra})"
 
 
-# The device that is on takes note of assumptions; None while none is on.
 assumptions: dict[str, None] = {}
-noted: list[str] = []
-"""What was noted since somebody emptied it: a plan says it again whenever it is carried out."""
+"""Assumptions and notes of the run, in order, for the tape."""
+recent_notes: list[str] = []
+"""Notes since the dispatch mode emptied it: a plan repeats the notes of its making whenever it is carried out."""
 
 
 def reset() -> None:
-    """Start a run: no assumption made, no loop counted."""
+    """Forget assumptions, notes and counts of loops, when a virtual GPU is turned on."""
     assumptions.clear()
-    noted.clear()
+    recent_notes.clear()
     value_loops.reset()
 
 
-def note(what: str) -> None:
-    """Tell with the tape how a number was come by; once, without a line."""
-    assumptions.setdefault(what)
-    noted.append(what)
+def note(text: str) -> None:
+    """Add a note to the tape, once, such as that a workspace is an estimate."""
+    assumptions.setdefault(text)
+    recent_notes.append(text)
 
 
-def assume(what: str) -> None:
-    """Note an assumption, with the line of the user's code that needed it."""
+def assume(text: str) -> None:
+    """Add an assumption to the tape, with the line of the user's code that needs it."""
     frame = value_loops.user_frame()
-    place = f" ({value_loops.where(frame)})" if frame is not None else ""
-    assumptions.setdefault(f"assumed: {what}{place}")
+    line = f" ({value_loops.file_and_line(frame)})" if frame is not None else ""
+    assumptions.setdefault(f"assumed: {text}{line}")
 
 
-def _asked(answer: bool) -> bool:
-    """Let code turn on a virtual value, unless that makes a loop without end."""
-    value_loops.asked()
-    return answer
+def _decide_by(value: bool) -> bool:
+    """Return a virtual value by which code decides; raise NotSimulated if that makes an endless loop."""
+    value_loops.count_read()
+    return value

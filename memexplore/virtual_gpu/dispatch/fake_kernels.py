@@ -1,0 +1,143 @@
+"""torch's fake kernels: shapes and dtypes of an op's results without computing them.
+
+In: an op and its arguments. Out: its result on fake tensors, or one clear error that names the line of the user's code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.dispatch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    fake_dispatch,
+)
+from memexplore.virtual_gpu.dispatch import device_mixing, shape_rules
+from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor, fake_mode
+
+_VIEW = torch.ops.aten.view.default
+NOT_VIEWABLE = (
+    "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+    "contiguous subspaces). Use .reshape(...) instead."
+)
+"""torch's message where its fake kernel has another: aten/src/ATen/native/TensorShape.cpp."""
+
+
+def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+    """Return the fake result of an op, and the tensor that stood in for each tensor argument.
+
+    Raises NotSimulated for ops and layouts that cannot be simulated, RuntimeError as torch does for wrong arguments.
+    """
+    replacement = table.find(func, table.Kind.FAKE)
+    try:
+        if replacement is not None:
+            result, stand_ins = replacement(*args, **kwargs), tensors
+        elif shape_rules.runs_on_meta(func, tensors):
+            stand_ins = [shape_rules.meta_stand_in(tensor) for tensor in tensors]
+            args, kwargs = _replace_tensors(args, kwargs, tensors, stand_ins)
+            result = func(*args, **kwargs)
+        else:
+            result, stand_ins = execute(func, types, args, kwargs, tensors)
+        _refuse_layouts(result)
+    except (
+        NotImplementedError,
+        DynamicOutputShapeException,
+        DataDependentOutputException,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    ) as error:
+        raise _not_simulated(func, error) from error
+    except ValueError as error:
+        if func is _VIEW:
+            raise RuntimeError(NOT_VIEWABLE) from error
+        raise
+    except RuntimeError as error:
+        # FakeTensorDeviceMismatchError has a class of its own only from torch 2.12 on.
+        if "found two different devices" in str(error) or "on the same device" in str(error):
+            raise device_mixing.error(func, tensors) from error
+        raise
+    if result is NotImplemented:
+        raise _not_simulated(func, TypeError("a tensor class that the virtual GPU does not support"))
+    return result, stand_ins
+
+
+def execute(
+    func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
+    """Run an op in torch's fake mode; return its result, and the tensor that stood in for each tensor argument.
+
+    Fake tensors of equal shape stand in for real ones: torch's own conversion would keep weak references to the real
+    ones, and a parameter with a weak reference cannot be moved any more.
+    """
+    stand_ins = tensors
+    if any(is_real(tensor) for tensor in tensors):
+        stand_ins = [
+            fake_cpu_tensor(tensor.shape, tensor.dtype, tensor.stride()) if is_real(tensor) else tensor
+            for tensor in tensors
+        ]
+        args, kwargs = _replace_tensors(args, kwargs, tensors, stand_ins)
+    previous = DeviceState.in_fake_kernel
+    DeviceState.in_fake_kernel = True
+    try:
+        return fake_dispatch(fake_mode(), func, types, args, kwargs), stand_ins
+    finally:
+        DeviceState.in_fake_kernel = previous
+
+
+def is_real(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a dense CPU tensor with values."""
+    return (
+        not isinstance(tensor, FakeTensor)
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+    )
+
+
+def _replace_tensors(
+    args: Any, kwargs: Any, tensors: list[torch.Tensor], stand_ins: list[torch.Tensor]
+) -> tuple[Any, Any]:
+    replacements = {id(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=True)}
+    return _replaced(args, replacements), {name: _replaced(value, replacements) for name, value in kwargs.items()}
+
+
+def _replaced(value: Any, replacements: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return replacements.get(id(value), value)
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(entry, replacements) for entry in value)
+    return value
+
+
+def with_meta_tensors(args: Any) -> Any:
+    """Return arguments with plain meta tensors in place of the virtual tensors among them, at the top level."""
+    replacements: dict[int, torch.Tensor] = {
+        id(value): torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        for value in args
+        if type(value) is VirtualTensor
+    }
+    return _replaced(args, replacements) if replacements else args
+
+
+def _refuse_layouts(result: Any) -> None:
+    """Raise NotImplementedError for tensors that are not strided, such as sparse ones: they have no one storage."""
+    for value in result if isinstance(result, list | tuple) else (result,):
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise NotImplementedError(f"a tensor of layout {value.layout}")
+
+
+def _not_simulated(func: Any, error: Exception) -> values.NotSimulated:
+    """Return the error for an op that cannot be simulated, with the line of the user's code."""
+    frame = values.user_frame()
+    line = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
+    return values.NotSimulated(
+        f"{line}{func} cannot be simulated on a virtual GPU ({type(error).__name__}: {error}); profile it on a real "
+        "GPU, or replace it by an op whose output shape does not depend on values"
+    )

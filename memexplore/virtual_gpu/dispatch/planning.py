@@ -1,0 +1,64 @@
+"""Planning: the plan of an op that the cache does not hold.
+
+In: an op, its arguments and the tensors among them. Out: a `Plan` with outputs, memory requests and work. The outputs
+come from the table of kernels, from a shape rule or from torch's fake kernel, in this order; the requests from the
+table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.dispatch import device_mixing, fake_kernels, plans, shape_rules, work
+from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
+from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, Requests
+from memexplore.virtual_gpu.kernels.table import Kind
+from memexplore.virtual_gpu.tensors import value_hints
+
+
+def make_plan(
+    func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], workspaces: Workspaces
+) -> Plan:
+    """Return the plan of an op.
+
+    Raises RuntimeError for tensors of two devices, and what the fake kernel raises.
+    """
+    device_mixing.check(func, tensors)
+    rule = table.find(func, Kind.PLAN)
+    if rule is not None:
+        plan: Plan = rule(args, kwargs)
+        plan.work = work.of(func, args, kwargs, tensors, plan.outputs)
+        return plan
+    returns: type | None = tuple
+    outputs = shape_rules.outputs(func, args, kwargs, tensors)
+    if outputs is None:
+        outputs, returns = plans.describe(*fake_kernels.run(func, types, args, kwargs, tensors))
+    requests, uses_cublas = _requests(func, args, kwargs, outputs, workspaces)
+    set_hints = value_hints.rule(func, args)
+    plan = Plan(outputs, returns, requests, uses_cublas, set_hints, plans.real_targets(func, args, kwargs, tensors))
+    plan.work = work.of(func, args, kwargs, tensors, outputs)
+    return plan
+
+
+def _requests(
+    func: Any, args: Any, kwargs: Any, outputs: list[Any], workspaces: Workspaces
+) -> tuple[Requests | None, bool]:
+    """Return an op's requests (None: its outputs only), and whether its thread must have a cuBLAS workspace."""
+    new_on_device = any(type(output) is NewTensor and not output.host for output in outputs)
+    requests = None
+    rule = table.find(func, Kind.REQUESTS)
+    if rule is not None and (new_on_device or any(_is_on_device(value) for value in (*args, *kwargs.values()))):
+        requests = rule(args, kwargs, outputs)
+    cublas = table.find(func, Kind.CUBLAS)
+    if cublas is None or not new_on_device:
+        return requests, False
+    return cublas(requests, outputs, workspaces)
+
+
+def _is_on_device(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not getattr(value, "host", True)
+    return isinstance(value, list | tuple) and any(_is_on_device(entry) for entry in value)

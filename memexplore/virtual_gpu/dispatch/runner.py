@@ -1,0 +1,228 @@
+"""Runner: carries out plans on the allocator of one virtual GPU.
+
+In: a `Plan` with the tensor arguments of its op. Out: the op's results; requests and frees go to the allocator, and as
+events to the observer. A storage that dies frees its block (`StorageRef`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from memexplore.allocator import Allocator, OutOfMemory
+from memexplore.tape import Category
+from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
+from memexplore.virtual_gpu.dispatch import plans
+from memexplore.virtual_gpu.dispatch.work import Work
+from memexplore.virtual_gpu.kernels.cublas_workspace import Thread, Workspaces
+from memexplore.virtual_gpu.kernels.plan import (
+    Argument,
+    NewTensor,
+    OptionalScratch,
+    Output,
+    Plan,
+    PlannedOutput,
+    Requests,
+    Scratch,
+    View,
+)
+from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import StorageRef, live_storages
+
+
+class Observer(Protocol):
+    """Receiver of memory events: a recorder. `func` and `args` are the op that runs, `index` the output."""
+
+    def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category) -> None:
+        """A block was allocated."""
+
+    def free(self, address: int, size: int) -> None:
+        """A block was freed."""
+
+    def reallocated(self, address: int, size: int, origin: Any) -> None:
+        """A storage of an earlier virtual GPU was allocated on this one."""
+
+    def op(self, func: Any, args: Any) -> None:
+        """An op of the forward or backward pass is about to run."""
+
+    def out_of_memory(self, size: int, func: Any, args: Any) -> None:
+        """A request did not fit."""
+
+
+class PlanRunner:
+    """Carries out plans on one allocator; `observer` and `work_log` get events and work where they are set."""
+
+    def __init__(self, allocator: Allocator, workspaces: Workspaces) -> None:
+        self.allocator = allocator
+        self.workspaces = workspaces
+        self.observer: Observer | None = None
+        self.work_log: list[Work] | None = None
+        """Gets the work of every op."""
+        self.has_earlier_tensors = False
+        """Whether storages of an earlier virtual GPU are alive, which are allocated here when they are used."""
+
+    def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
+        """Allocate the memory of a plan and return its outputs.
+
+        Raises torch.OutOfMemoryError where a request does not fit; then none of the outputs stays allocated.
+        """
+        outputs = plan.outputs
+        if self.work_log is not None and plan.work is not None:
+            self.work_log.append(plan.work)
+        addresses: dict[int, int] = {}
+        try:
+            if plan.requests is None:
+                for index, output in enumerate(outputs):
+                    if type(output) is NewTensor and output.size and not output.host:
+                        addresses[index] = self._allocate(output.size, func, args, index, Category.UNKNOWN)
+                if plan.uses_cublas:
+                    self._keep_workspace(func, args)
+            else:
+                self._run_requests(plan.requests, outputs, addresses, func, args, plan.uses_cublas)
+        except torch.OutOfMemoryError:
+            for index, address in reversed(addresses.items()):
+                self._free(address, outputs[index].size)  # type: ignore[union-attr]
+            raise
+        results: list[Any] = []
+        for index, output in enumerate(outputs):
+            kind = type(output)
+            if kind is NewTensor:
+                result: Any = plans.build(output)  # type: ignore[arg-type]
+                if index in addresses:
+                    self._watch(untyped_storage(result), addresses[index], output.size)  # type: ignore[union-attr]
+            elif kind is Argument:
+                result = tensors[output.source]  # type: ignore[union-attr]
+            elif kind is View:
+                source = output.source  # type: ignore[union-attr]
+                result = plans.build_view(output, results[~source] if source < 0 else tensors[source])  # type: ignore[arg-type]
+            else:
+                result = output.value  # type: ignore[union-attr]
+            results.append(result)
+        if plan.set_hints is not None:
+            plan.set_hints(tensors, results)
+        if plan.real_targets:
+            values.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
+            for position in plan.real_targets:
+                tensors[position].fill_(1)
+        return results[0] if plan.returns is None else plan.returns(results)
+
+    def reallocate(self, tensor: torch.Tensor) -> StorageRef | None:
+        """Allocate the storage of a tensor of an earlier virtual GPU here, if it has no memory; return its reference.
+
+        Raises torch.OutOfMemoryError where it does not fit.
+        """
+        ref = live_storages.get(storage_key(untyped_storage(tensor)))
+        if ref is not None and not ref.address:
+            try:
+                ref.address = self.allocator.malloc(ref.size)
+            except OutOfMemory as error:
+                raise torch.OutOfMemoryError(str(error)) from None
+            if self.observer is not None:
+                self.observer.reallocated(ref.address, ref.size, ref.origin)
+        return ref
+
+    def resize(self, tensor: torch.Tensor, size_before: int, func: Any, args: Any) -> None:
+        """Allocate a storage again whose size an op changed: `resize_` allocates the new block, then frees the old."""
+        storage = untyped_storage(tensor)
+        size = storage.nbytes()
+        ref = live_storages.get(storage_key(storage))
+        if size == size_before or (ref is not None and ref.size == size):
+            return
+        address = self._allocate(size, func, args, 0, Category.UNKNOWN) if size else 0
+        if ref is not None:
+            _free_dead_storage(ref)
+        if size:
+            self._watch(storage, address, size)
+
+    def _run_requests(
+        self,
+        requests: Requests,
+        outputs: list[PlannedOutput],
+        addresses: dict[int, int],
+        func: Any,
+        args: Any,
+        uses_cublas: bool,
+    ) -> None:
+        """Carry out requests in order, writing the addresses of outputs; scratch memory is freed at the end."""
+        scratch: list[tuple[int, int]] = []
+        try:
+            for request in requests:
+                kind = type(request)
+                if kind is Output:
+                    output: Any = outputs[request.number]  # type: ignore[union-attr]
+                    number: int = request.number  # type: ignore[union-attr]
+                    if output.size and not output.host:
+                        addresses[number] = self._allocate(output.size, func, args, number, Category.UNKNOWN)
+                elif kind is Scratch:
+                    size, category = request  # type: ignore[misc]
+                    scratch.append((self._allocate(size, func, args, 0, category), size))
+                elif kind is OptionalScratch:
+                    scratch.append(self._allocate_if_it_fits(request, func, args))  # type: ignore[arg-type]
+                else:
+                    self._free(*scratch[request.number])  # type: ignore[union-attr]
+                    scratch[request.number] = (-1, 0)  # type: ignore[union-attr]
+            if uses_cublas:
+                self._keep_workspace(func, args)
+        finally:
+            for address, size in reversed(scratch):
+                if address >= 0:
+                    self._free(address, size)
+
+    def _allocate_if_it_fits(self, request: OptionalScratch, func: Any, args: Any) -> tuple[int, int]:
+        """Return address and size, (-1, 0) where the request does not fit."""
+        try:
+            address = self.allocator.malloc(request.size)
+        except OutOfMemory:
+            return -1, 0
+        if self.observer is not None:
+            self.observer.alloc(address, request.size, func, args, 0, request.category)
+        return address, request.size
+
+    def _keep_workspace(self, func: Any, args: Any) -> None:
+        # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.
+        thread = Thread.FORWARD if current_autograd_node() is None else Thread.BACKWARD
+        size = self.workspaces.needed(thread)
+        if size:
+            self.workspaces.keep(thread, self._allocate(size, func, args, 0, Category.WORKSPACE))
+
+    def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category) -> int:
+        observer = self.observer
+        try:
+            address = self.allocator.malloc(size)
+        except OutOfMemory as error:
+            if observer is not None:
+                observer.out_of_memory(size, func, args)
+            raise torch.OutOfMemoryError(str(error)) from None
+        if observer is not None:
+            observer.alloc(address, size, func, args, index, category)
+        return address
+
+    def _free(self, address: int, size: int) -> None:
+        self.allocator.free(address)
+        if self.observer is not None:
+            self.observer.free(address, size)
+
+    def _watch(self, storage: Any, address: int, size: int) -> None:
+        """Free a block when the storage that has it dies."""
+        ref = StorageRef(storage, _free_dead_storage)
+        ref.key, ref.address, ref.size, ref.origin = storage_key(storage), address, size, None
+        live_storages[ref.key] = ref
+
+
+_active: PlanRunner | None = None
+
+
+def set_active(runner: PlanRunner | None) -> None:
+    """Make a runner the one whose allocator gets back the blocks of storages that die; None for no runner."""
+    global _active
+    _active = runner
+
+
+def _free_dead_storage(ref: StorageRef) -> None:
+    if live_storages.get(ref.key) is ref:
+        del live_storages[ref.key]
+    runner = _active
+    if runner is not None and ref.address:
+        runner._free(ref.address, ref.size)
+        ref.address = 0

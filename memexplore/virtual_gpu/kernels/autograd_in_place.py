@@ -1,0 +1,31 @@
+"""In-place ops of autograd's formulas: what a formula runs on a real GPU where it runs an out-of-place op here.
+
+Formulas test `areAnyTensorSubclassLike` (torch/csrc/autograd/FunctionsManual.cpp) before they write into a tensor that
+they have just made. Virtual tensors are subclasses, so the test makes them allocate; `dispatch/autograd_engine.py`
+replaces the op.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+_aten = torch.ops.aten
+
+
+class InPlace(NamedTuple):
+    """An in-place op that stands for an out-of-place op in the backward pass."""
+
+    op: Any
+    arguments: tuple[Any, ...] = ()
+    """Arguments beyond those of the out-of-place op."""
+    node: str | None = None
+    """Name of the autograd node whose formula works in the memory of its first intermediate result.
+
+    None: any formula that writes into zeros which it has just made.
+    """
+
+
+MAKES_ZEROS = frozenset({_aten.zeros.default, _aten.new_zeros.default, _aten.zeros_like.default})
+"""Ops that formulas call to make zeros that they then write into."""

@@ -1,0 +1,44 @@
+"""Memory of elementwise, padding, interpolation and fused optimizer kernels, where it is more than the outputs.
+
+In: the op's arguments. Out: `Requests` or `Plan`, as table.py says. Sources are below aten/src/ATen/native.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memexplore.virtual_gpu.kernels.plan import Constant, Plan, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import nbytes, new_outputs
+
+
+def power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A number to the power of a tensor: the number becomes a tensor on the device (pow_Scalar_out in Pow.cpp).
+
+    8 bytes for an int as recorded with torch 2.6; c10's scalar_to_tensor (ATen/ScalarOps.h) makes int64, float64,
+    complex128 or bool of it.
+    """
+    base = args[0]
+    return None if base == 1 else [*new_outputs(outputs), Scratch({bool: 1, complex: 16}.get(type(base), 8))]
+
+
+def reflection_pad(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A copy of non-contiguous input, after the result: cuda/ReflectionPad.cu, as recorded with torch 2.3 and 2.5."""
+    return None if args[0].is_contiguous() else [*new_outputs(outputs), Scratch(nbytes(args[0]))]
+
+
+def upsample_nearest3d(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """The kernel does not support channels_last_3d and works on copies: cuda/UpSampleNearest3d.cu.
+
+    As recorded with torch 2.3.
+    """
+    source, result = args[0], outputs[0]
+    channels_last = result.stride[1] == 1 and result.shape[1] != 1
+    copies: Requests = [Scratch(result.size)] if channels_last else []
+    if not source.is_contiguous():
+        copies.append(Scratch(nbytes(source)))
+    return [*new_outputs(outputs), *copies] if copies else None
+
+
+def fused_sgd(args: Any, kwargs: Any) -> Plan:
+    """No outputs and no requests: cuda/FusedSgdKernel.cu. torch has no fake kernel for it."""
+    return Plan([Constant(None)], None)

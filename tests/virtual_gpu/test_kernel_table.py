@@ -1,0 +1,65 @@
+"""The table of kernels: every entry has a source, a rule with the signature of its kind, and no second rule."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from memexplore import virtual_gpu
+from memexplore.virtual_gpu.kernels import products, table
+from memexplore.virtual_gpu.kernels.autograd_in_place import InPlace
+from memexplore.virtual_gpu.kernels.table import TABLE, Kind
+
+ROOT = Path(virtual_gpu.__file__).parent
+ENTRIES = [(op, entry) for op, entries in TABLE.items() for entry in entries.values()]
+PARAMETERS = {
+    Kind.REQUESTS: ["args", "kwargs", "outputs"],
+    Kind.PLAN: ["args", "kwargs"],
+    Kind.CUBLAS: ["requests", "outputs", "workspaces"],
+    Kind.OPS: ["runner", "func", "args", "kwargs"],
+    Kind.DATA_DEPENDENT: ["runner", "func", "args", "kwargs"],
+}
+BELOW = {"tensors": 0, "kernels": 1, "dispatch": 2}
+
+
+@pytest.mark.parametrize(("op", "entry"), ENTRIES, ids=lambda value: str(getattr(value, "kind", value)))
+def test_every_entry_names_a_source_file_of_pytorch(op, entry):
+    assert re.fullmatch(r"[\w/]+\.(cpp|cu|cuh|h)", entry.source)
+
+
+def test_every_rule_has_the_parameters_of_its_kind():
+    for op, entry in ENTRIES:
+        if entry.kind in PARAMETERS:
+            assert list(inspect.signature(entry.rule).parameters) == PARAMETERS[entry.kind], op
+        elif entry.kind is Kind.IN_PLACE:
+            assert isinstance(entry.rule, InPlace), op
+
+
+def test_every_rule_says_what_it_is():
+    for op, entry in ENTRIES:
+        if inspect.isfunction(entry.rule) and entry.kind in PARAMETERS:
+            assert entry.rule.__doc__, op
+
+
+def test_an_op_has_one_rule_of_a_kind():
+    rows = [(products.two_operands, "cuda/Blas.cpp", [torch.ops.aten.mm.default])]
+    with pytest.raises(ValueError, match=r"aten\.mm\.default has two rules of kind REQUESTS"):
+        table._table({Kind.REQUESTS: rows * 2})
+
+
+def test_an_op_without_an_entry_has_no_rule():
+    assert table.find(torch.ops.aten.relu.default, Kind.REQUESTS) is None
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_rooms_import_one_way(room):
+    for path in (ROOT / room).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("memexplore.virtual_gpu."):
+                other = str(node.module).split(".")[2]
+                assert BELOW.get(other, 0) <= BELOW[room], f"{path.name} of {room} imports {node.module}"
