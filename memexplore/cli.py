@@ -175,7 +175,7 @@ def _private_stdout() -> Any:
 
 
 def _record(function: Callable[[], None], gpu: str | None, release: str | None) -> Tape:
-    """Return the tape of a function. Default device: the real GPU if usable, else a virtual T4."""
+    """Return the tape of a function. Default: the real GPU if usable, else a virtual T4."""
     import torch
 
     from memexplore import capture, targets

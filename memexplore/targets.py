@@ -34,7 +34,7 @@ def is_real(target: str | Gpu) -> bool:
 
 
 def default_target() -> str:
-    """Default target: the real GPU if usable, else a virtual T4."""
+    """Return the default target: the real GPU if usable, else a virtual T4."""
     return CUDA if _has_usable_gpu() else DEFAULT_VIRTUAL
 
 

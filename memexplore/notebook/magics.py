@@ -44,8 +44,8 @@ class MemoryMagics(Magics):
             %memprofile [the same options] STATEMENT
 
         --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
-                         24GiB; cuda is the real GPU, cpu is training on the CPU. Default: the GPU of %memgpu, else
-                         the real GPU, else a virtual T4.
+                         24GiB; cuda is the real GPU, cpu is training on the CPU. Default: the GPU of %memgpu, or else
+                         the real GPU if usable, else a virtual T4.
         --release RELEASE
                          the PyTorch release whose rules the virtual GPU follows, such as 2.13.
         -o NAME          store the Tape in the variable NAME.

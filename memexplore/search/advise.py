@@ -49,7 +49,7 @@ def advise(
     (a smaller batch or input, frozen layers, adapters, another optimizer, no fp32 weights); each by expected time, then
     by the number of knobs; a larger GPU last. Inference is no training and never the advice for a training step.
 
-    Default device: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
+    Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
     is an estimate until the last run is done.
 

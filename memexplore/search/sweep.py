@@ -157,7 +157,7 @@ def sweep(
     """Run a step with each of many settings, and as written beside them to compare with.
 
     `gpu` is a name of the catalogue or a size, which mean a virtual GPU, or ``cuda`` or ``cpu`` for a real device, on
-    which one setting runs after another in this process. Default device: the real GPU if usable, else a virtual T4.
+    which one setting runs after another in this process. Default: the real GPU if usable, else a virtual T4.
 
     `executor` is any `concurrent.futures.Executor` whose workers are processes, here or on other machines. Without one,
     settings run in this process for as long as that is quicker than starting others (a few seconds), and then in one

@@ -101,7 +101,9 @@ class Cell:
         return dict(_UNAVAILABLE)
 
     def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None) -> Trial:
-        """Run the cell with some knobs on a new virtual GPU or on a real device; for the arguments see `trial.run`.
+        """Run the cell with some knobs on a new virtual GPU or on a real device.
+
+        `gpu` and `release` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
 
         The knobs of a model are applied to every model at its first call. The output of the cell is dropped. On a real
         device neither FLOPs nor time are measured: a cell is not one step.

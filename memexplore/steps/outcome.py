@@ -59,7 +59,7 @@ def run_outcome(
 ) -> tuple[Trial, Outcome]:
     """Run a step with some knobs, and a second time with unlimited memory where it does not fit.
 
-    For the arguments see `trial.run`. Default device: the real GPU if usable, else a virtual T4.
+    `gpu` and `release` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)

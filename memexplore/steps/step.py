@@ -34,8 +34,8 @@ class Step:
             the first dimension. Only the shapes matter.
         loss: A criterion such as ``torch.nn.functional.cross_entropy``, called as ``loss(output, *targets)``, and as
             ``loss(output, batch)`` where the batch is a dict. Default: the attribute `loss` of the model's output.
-        optimizer: A function of the parameters, or an optimizer, which stands for a new one of its kind and settings.
-            Default: AdamW.
+        optimizer: A function of the parameters, or an optimizer, from which a new one of the same class and settings is
+            made. Default: AdamW.
         compute_loss: Instead of `loss`, a function that calls the model itself: ``compute_loss(model, batch)``.
         samples: The number of samples where they do not lie along the first dimension, as in a graph.
         resize: A function ``resize(batch, samples)`` that makes a batch with another number of samples of one whose

@@ -54,7 +54,7 @@ def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None,
     """Run two steps with some knobs, on a virtual GPU or on a real device.
 
     `gpu` is a name of the catalogue or a size, which mean a virtual GPU, ``cuda`` for the real GPU of this machine, or
-    ``cpu`` for its CPU. Default device: the real GPU if usable, else a virtual T4. A GPU that the knobs name comes
+    ``cpu`` for its CPU. Default: the real GPU if usable, else a virtual T4. A GPU that the knobs name comes
     first; it is virtual, and so is a GPU under other allocator settings. `release` is the torch release whose rules
     apply on a virtual GPU. The model is restored afterwards. On a virtual GPU earlier traces of the step are reused
     (see `trace_reuse`); the tape is equal to that of `traced`.
@@ -98,7 +98,7 @@ def derived_trial(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str 
 
 
 def target_of(knobs: Knobs, gpu: str | Gpu | None) -> str | Gpu:
-    """Return where a run takes place: the GPU that the knobs name, else `gpu`, else the default device.
+    """Return where a run takes place: the GPU that the knobs name, else `gpu`, else the default target.
 
     Allocator settings are those of the whole process, and other tensors live under them: with other settings a run
     takes place on the virtual GPU that has the numbers of the real one.

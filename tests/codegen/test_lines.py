@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +19,9 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.tape import Category
-from tests.small_nets import SHAPES, Deep, flat, images, step_of
-from tests.steps.test_training_loop import SGD, at_end_of_forward, trained
+from tests.small_nets import Deep, flat, images, step_of
+from tests.steps.test_training_loop import SGD, trained
+from tests.steps.test_training_loop_memory import at_end_of_forward
 
 STEPS = 3
 
@@ -131,14 +131,14 @@ def test_in_place(choice: str) -> None:
     sites = legal_sites(lambda: step.loss_of(model, step.batch).backward(), model)
     result = executed(lines(step, Knobs(inplace=choice), sites), step, [step.batch] * STEPS, SGD)
     # The backward of SiLU reads its input.
-    assert [model[place].inplace for place in (2, 5)] == [choice == "on", False]
+    assert [model[index].inplace for index in (2, 5)] == [choice == "on", False]
     torch.testing.assert_close(result, trained(step_of(images, SGD), Knobs(), STEPS), rtol=1e-10, atol=1e-12)
 
 
 def test_in_place_without_sites() -> None:
     model = flat()
     exec(lines(None, Knobs(inplace="on")), {"model": model})
-    assert [model[place].inplace for place in (1, 3, 5)] == [True] * 3
+    assert [model[index].inplace for index in (1, 3, 5)] == [True] * 3
 
 
 def test_calls_in_the_models_code_are_comments() -> None:
@@ -320,94 +320,3 @@ def test_the_lines_save_as_much_for_backward(make: Any, knobs: Knobs) -> None:
         with mx.record() as recording:
             executed(text, step, [tuple(value.cuda() for value in step.batch)] * 2, SGD)
     assert at_end_of_forward(recording.tape, Category.ACTIVATION) == expected
-
-
-# The text itself.
-
-
-def test_knobs_as_written_have_no_lines() -> None:
-    assert lines(step_of(flat), Knobs()) == ""
-
-
-@pytest.mark.parametrize(
-    "knobs", [*LOOP, *(Knobs(checkpoint=text) for text in CHECKPOINTS), Knobs(lora="a.b"), Knobs(inplace="on")], ids=str
-)
-def test_the_lines_without_a_step_are_python(knobs: Knobs) -> None:
-    ast.parse(lines(None, knobs))
-
-
-def test_lines_outside_of_the_model_and_the_loop() -> None:
-    knobs = Knobs(gpu="T4", settings="expandable_segments:True", variables={"width": 64}, input_size=32)
-    assert lines(None, knobs).splitlines() == [
-        "import os",
-        "# On a Tesla T4.",
-        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before the first use of the GPU',
-        "width = 64",
-        "# Where the data is loaded: images or sequences of size 32.",
-    ]
-
-
-def test_segments_of_blocks_that_the_model_calls() -> None:
-    # √5 is about 2: blocks 0 to 2 and 3 to 4.
-    text = lines(step_of(Deep), Knobs(checkpoint="sqrt"))
-    assert text.splitlines()[-7:-4] == [
-        "    ['blocks.0', 'blocks.1', 'blocks.2'],",
-        "    ['blocks.3', 'blocks.4'],",
-        "]",
-    ]
-
-
-def bags(batch: Any, samples: int) -> Any:
-    """Return bags of three entries each, and the index at which each begins."""
-    return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
-
-
-def bag_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    return model(*batch).square().mean()
-
-
-def test_micro_batches_are_loaded_where_a_batch_cannot_be_cut() -> None:
-    torch.manual_seed(0)
-    step = Step(nn.EmbeddingBag(9, 2), bags(None, 8), compute_loss=bag_loss, optimizer=SGD, samples=8, resize=bags)
-    text = lines(step, Knobs(accumulation=2))
-    assert "for number, (inputs, targets) in enumerate(batches, 1):" in text
-    start = {name: value.clone() for name, value in step.model.state_dict().items()}
-    result = executed(text, step, [bags(None, 4)] * 2 * STEPS, SGD)
-    step.model.load_state_dict(start)
-    torch.testing.assert_close(result, trained(step, Knobs(accumulation=2), STEPS), rtol=1e-6, atol=1e-7)
-
-
-def test_adapters_need_an_optimizer_made_after_them() -> None:
-    text = lines(step_of(Deep, SGD), Knobs(lora="head", lora_rank=2))
-    *_, put_on, optimizer = text.splitlines()
-    assert "Adapted(" in put_on
-    assert optimizer == "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
-
-
-def overwriting() -> nn.Module:
-    """Return a network whose convolutions are followed by in-place activations."""
-    return nn.Sequential(
-        *(layer for inputs in (3, 4) for layer in (nn.Conv2d(inputs, 4, 3, padding=1), nn.ReLU(inplace=True))),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
-
-
-SHAPES[overwriting] = SHAPES[images]
-
-
-def test_kept_results_of_matrix_products_are_not_overwritten() -> None:
-    step = step_of(overwriting, SGD)
-    text = lines(step, Knobs(checkpoint="keep matmuls"))
-    assert "for name in ['1', '3']:" in text
-    result = executed(text, step, [step.batch] * STEPS, SGD)
-    torch.testing.assert_close(result, trained(step_of(overwriting, SGD), Knobs(), STEPS), rtol=1e-10, atol=1e-12)
-
-
-def test_knobs_that_contradict_each_other_have_no_lines() -> None:
-    with pytest.raises(ValueError, match="in backward"):
-        lines(None, Knobs(update="in backward", accumulation=2))
-
-
-def test_an_unknown_layer_has_no_lines() -> None:
-    with pytest.raises(ValueError, match="close: 'head'"):
-        lines(step_of(Deep), Knobs(frozen="heads"))

@@ -1,4 +1,4 @@
-"""A step on a real device: on this machine's CPU, and the code for CUDA on a virtual GPU that holds other tensors."""
+"""A step on a real device, this machine's CPU; `test_real_run_cuda` has the code for CUDA."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from torch import nn
 import memexplore as mx
 from memexplore import targets
 from memexplore.knobs.knobs import Knobs
-from memexplore.recorder import isolation
-from memexplore.recorder.real_device import CudaMode
 from memexplore.search import workers
-from memexplore.steps import real_run, trial
+from memexplore.steps import real_run
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.outcome import run_outcome, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
-from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
+from memexplore.tape import Action, Category, Phase, Source, Tape
 from memexplore.virtual_gpu.device import active
 from tests.small import network
 
@@ -166,9 +164,9 @@ def test_batch_of_the_knobs_is_run() -> None:
     ids=str,
 )
 def test_every_knob_runs_on_the_cpu(knobs: Knobs) -> None:
-    told = run(step(), knobs, gpu="cpu")
-    assert fits(told.tape)
-    assert told.applied.texts == run(step(), knobs).applied.texts
+    ran = run(step(), knobs, gpu="cpu")
+    assert fits(ran.tape)
+    assert ran.applied.texts == run(step(), knobs).applied.texts
 
 
 def test_a_note_that_offload_moves_nothing_on_the_cpu() -> None:
@@ -269,9 +267,9 @@ def test_nothing_of_a_run_stays_alive() -> None:
     seen: list[weakref.ref[Any]] = []
     of = step()
     of.model[0].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(output)))  # type: ignore[index]
-    told = run(of, gpu="cpu")
+    ran = run(of, gpu="cpu")
     gc.collect()
-    assert len(told.tape)
+    assert len(ran.tape)
     assert seen
     assert not any(reference() is not None for reference in seen)
 
@@ -287,9 +285,9 @@ def test_building_function_is_called_once_on_a_real_device() -> None:
 def test_optimizer_object_keeps_its_groups() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters()}]
-    told = run(step(model=model, optimizer=torch.optim.SGD(groups, lr=0.1)), gpu="cpu")
+    ran = run(step(model=model, optimizer=torch.optim.SGD(groups, lr=0.1)), gpu="cpu")
     # Only the first layer's weights have momentum.
-    assert made(told.tape, Category.OPTIMIZER_STATE) == sorted(4 * weight for weight in WEIGHTS[:2])
+    assert made(ran.tape, Category.OPTIMIZER_STATE) == sorted(4 * weight for weight in WEIGHTS[:2])
 
 
 def test_loss_that_holds_the_model_itself_has_the_weights_of_the_run() -> None:
@@ -307,9 +305,9 @@ def test_loss_that_holds_the_model_itself_has_the_weights_of_the_run() -> None:
 
 
 def test_time_is_measured_and_flops_are_those_of_the_prediction() -> None:
-    told, numbers = run_outcome(step(), gpu="cpu")
-    assert 0 < told.seconds < 60
-    assert numbers.seconds == told.seconds
+    measured, numbers = run_outcome(step(), gpu="cpu")
+    assert 0 < measured.seconds < 60
+    assert numbers.seconds == measured.seconds
     assert numbers.source is Source.MEASURED
     # forward and the gradient of the weights of both layers, and of the input of the second; a multiply-add is two
     assert numbers.flops == 2 * 8 * (2 * 64 * 128 + 3 * 128 * 10)
@@ -331,8 +329,8 @@ def test_measured_and_predicted_times_are_not_compared() -> None:
 
 
 def test_gpu_of_the_knobs_is_virtual() -> None:
-    told = run(step(), Knobs(gpu="T4"), gpu="cpu")
-    assert told.tape.replace(stacks=()).equals(run(step()).tape.replace(stacks=()))
+    ran = run(step(), Knobs(gpu="T4"), gpu="cpu")
+    assert ran.tape.replace(stacks=()).equals(run(step()).tape.replace(stacks=()))
 
 
 def test_sweep_on_the_cpu_runs_here_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +352,7 @@ def test_allocator_settings_need_a_gpu() -> None:
 
 def test_cuda_without_a_usable_gpu_is_an_error() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU")
     assert targets.default_target() == "T4"
     with pytest.raises(ValueError, match="finds no GPU on this machine"):
         run(step(), gpu="cuda")
@@ -400,137 +398,3 @@ def test_step_that_no_virtual_gpu_can_run_is_run_without_flops() -> None:
     assert told.applied.notes == (
         "FLOPs are not known, since no virtual GPU can run this step: NotImplementedError: needs values",
     )
-
-
-# -- the code for CUDA, on a virtual GPU that holds unrelated tensors
-
-
-def unrelated_tensors() -> list[torch.Tensor]:
-    """Return tensors that leave gaps in small and in large segments."""
-    sizes = (100, 3 * MIB, 5 * MIB, 700, 1000 * 1024, 21 * MIB)
-    tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-    return [tensors[0], tensors[2], tensors[4]]
-
-
-CUDA_KNOBS = [
-    Knobs(),
-    Knobs(precision="bf16"),
-    Knobs(precision="fp16"),
-    Knobs(precision="all bf16"),
-    Knobs(accumulation=2, batch=16),
-    Knobs(checkpoint="every 1"),
-    Knobs(update="fused"),
-    Knobs(update="in backward"),
-    Knobs(lora="0"),
-    Knobs(offload="saved tensors on the CPU"),
-    Knobs(mode="inference"),
-]
-
-
-@pytest.mark.parametrize("knobs", CUDA_KNOBS, ids=str)
-def test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process(knobs: Knobs) -> None:
-    of = step(model=nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(), nn.Linear(256, 10)))
-    before = everything(of)
-    expected = trial.traced(of, knobs).tape
-    with mx.virtual("T4"):
-        others = unrelated_tensors()
-        ran = real_run.run(of, knobs, torch.device("cuda"), 2)
-    nothing = Tape.from_columns({"action": [], "address": [], "size": []}, meta=ran.tape.meta)
-    mine, held = isolation.drop_unrelated(ran.tape, nothing)
-    # A small segment of 2 MiB, one of 20 MiB with the 5 MiB; that of the 21 MiB was given back.
-    assert held == 22 * MIB
-    assert rows(mine) == rows(expected)
-    assert mx.peak(mine, "reserved") == mx.peak(expected, "reserved")
-    assert len(others) == 3
-    assert everything(of) == before
-
-
-def test_a_run_frees_its_memory_and_unrelated_tensors_keep_theirs() -> None:
-    with mx.virtual("T4"):
-        others = unrelated_tensors()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        with real_run.borrowed(torch.device("cuda")):
-            during = torch.cuda.memory_reserved()
-            mine = torch.empty(30 * MIB, device="cuda", dtype=torch.uint8)
-            del mine
-        assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
-        # The gaps are filled within the existing segments.
-        assert during == before[1]
-        assert len(others) == 3
-
-
-def test_running_out_of_memory_ends_the_tape_and_keeps_unrelated_tensors() -> None:
-    of = step(1 << 14, model=nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), loss=lambda output, _: output.sum())
-    before = everything(of)
-    with mx.virtual("40MiB"):
-        ran = real_run.run(of, Knobs(), torch.device("cuda"), 2)
-        assert torch.cuda.memory_allocated() <= 2 * 8_519_680  # cuBLAS's own
-    assert np.count_nonzero(ran.tape.action == Action.OOM) == 1
-    assert math.isnan(ran.seconds)
-    assert everything(of) == before
-
-
-def test_an_earlier_tensor_that_an_op_gets_is_on_the_tape() -> None:
-    mode = CudaMode(torch.device("cpu"))
-    given, other = torch.ones(100), torch.ones(200)
-    with mode:
-        torch.stack([given, given]).sum()
-    noted = [event for event in mode.recorder.events if event[1] == Action.PREEXISTING]
-    assert [(event[2], event[3]) for event in noted] == [(given.data_ptr(), 400)]
-    assert other.data_ptr() not in {event[2] for event in noted}
-
-
-def test_unrelated_tensors_are_dropped_except_those_that_the_run_uses() -> None:
-    meta = Meta(Source.IMPORTED, "cuda:0")
-    there, alloc, free, done = Action.PREEXISTING, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
-    history = Tape.from_columns(
-        {
-            "action": [*[Action.SEGMENT_ALLOC] * 3, there, there, there, there, Action.SEGMENT_ALLOC, alloc]
-            + [free, done, Action.SEGMENT_FREE],
-            "address": [0, 4096, 8192, 0, 4096, 4608, 8192, 16384, 16384, 8192, 8192, 8192],
-            "size": [2048, 4096, 4096, 512, 512, 512, 512, 2048, 512, 512, 512, 4096],
-        },
-        meta=meta,
-    )
-    noted = Tape.from_columns({"action": [there, alloc], "address": [4608, 16384], "size": [512, 512]}, meta=meta)
-    mine, held = isolation.drop_unrelated(history, noted)
-    # Of the first and the third segment nothing was used, and the third was given back by who had it.
-    assert held == 2048 + 4096
-    kinds = [Action.SEGMENT_ALLOC, there, Action.SEGMENT_ALLOC, alloc]
-    assert list(zip(mine.action.tolist(), mine.address.tolist(), strict=True)) == list(
-        zip(kinds, [4096, 4608, 16384, 16384], strict=True)
-    )
-    assert mx.peak(mine, "reserved")[0] == 4096 + 2048
-
-
-def test_twin_of_a_gpu_is_its_entry_with_its_memory() -> None:
-    from memexplore.recorder import cuda
-
-    with mx.virtual("RTX 3060 8GB"):
-        found = cuda.catalogue_gpu(torch.device("cuda"))
-    assert (found.key, found.total) == ("RTX 3060 8GB", mx.gpus().loc["RTX 3060 8GB", "total"])
-
-
-def test_twin_of_an_unknown_gpu_is_one_of_its_size_and_compute_capability() -> None:
-    from memexplore.recorder import cuda
-
-    with mx.virtual("24GiB"):
-        found = cuda.catalogue_gpu(torch.device("cuda"))
-    assert (found.total, found.compute_capability) == (24 * 1024**3, (8, 0))
-    assert "does not know this card" in found.note
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-@pytest.mark.parametrize("knobs", CUDA_KNOBS, ids=str)
-def test_gpu_measures_what_was_predicted(knobs: Knobs) -> None:
-    of = step(256, model=nn.Sequential(nn.Linear(64, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 10)))
-    before = torch.cuda.memory_allocated()
-    measured, predicted = (
-        run(of, knobs, gpu="cuda").tape,
-        trial.traced(of, knobs, gpu=targets.predicted_as("cuda")).tape,
-    )
-    assert measured.meta.source is Source.MEASURED
-    assert mx.peak(measured)[0] == mx.peak(predicted)[0]
-    assert mx.peak(measured, "reserved")[0] == mx.peak(predicted, "reserved")[0]
-    assert torch.cuda.memory_allocated() == before
