@@ -44,7 +44,7 @@ def hints(applied: Applied, tape: Tape) -> str:
 
 
 def selected(layer: str | None) -> str:
-    """Return the name of the selected layer, or how to select one."""
+    """Return the name of the selected layer, or how to select a layer."""
     if layer is None:
-        return "Click a layer in the Layers tab to select it."
+        return "Click a layer in the Layers tab."
     return f"Selected: <b>{html.escape(layer)}</b>"

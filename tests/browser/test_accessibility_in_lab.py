@@ -1,0 +1,136 @@
+"""Keyboard, screen readers and themes: roles of tabs, live regions, and colours that follow the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SET_UP = "import memexplore as mx\nfrom tests.sample_tapes import training_tape\nview = mx.view(training_tape())"
+ACTIVE = "() => document.activeElement.textContent"
+STATUS = ".memexplore-live[role=status]"
+
+
+@pytest.fixture
+def shown(notebook: Callable[..., Any]) -> Any:
+    """A notebook with a view on the screen, and a cell that moves its cursor."""
+    book = notebook(SET_UP, "view", "view.cursor = 1000")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.settle()
+    return book
+
+
+def open_tab(book: Any) -> tuple[str, str]:
+    """Return the name of the open tab, and the label of the only visible panel."""
+    return tuple(
+        book.page.evaluate(
+            """() => { const [tab, ...others] = document.querySelectorAll('.memexplore [role=tab][aria-selected=true]');
+                const panels = [...document.querySelectorAll('.memexplore [role=tabpanel]')].filter(e => !e.hidden);
+                if (others.length || panels.length !== 1) throw new Error('not one tab and one panel');
+                const label = panels[0].getAttribute('aria-labelledby');
+                return [tab.textContent, document.getElementById(label).textContent] }"""
+        )
+    )
+
+
+def test_every_tab_controls_its_panel(shown: Any) -> None:
+    tabs = shown.page.evaluate(
+        """() => [...document.querySelectorAll('.memexplore [role=tablist] > *')].map(tab => {
+            const panel = document.getElementById(tab.getAttribute('aria-controls'));
+            return [tab.getAttribute('role'), panel.getAttribute('role'),
+                    panel.getAttribute('aria-labelledby') === tab.id] })"""
+    )
+    assert tabs == [["tab", "tabpanel", True]] * 5
+
+
+def test_arrows_home_and_end_open_tabs(shown: Any) -> None:
+    page = shown.page
+    page.get_by_role("tab", name="Layers", exact=True).focus()
+    # Growth is hidden: nothing grows in this tape.
+    for key, name in [
+        ("ArrowRight", "Tensors"),
+        ("ArrowRight", "Lines"),
+        ("End", "Blocks"),
+        ("ArrowRight", "Layers"),
+        ("ArrowLeft", "Blocks"),
+        ("Home", "Layers"),
+    ]:
+        page.keyboard.press(key)
+        assert page.evaluate(ACTIVE) == name
+        assert open_tab(shown) == (name, name)
+
+
+def test_tab_key_stops_once_in_the_list_and_goes_on_to_the_panel(shown: Any) -> None:
+    page = shown.page
+    page.get_by_role("tab", name="Tensors", exact=True).click()
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.getAttribute('role')") == "tabpanel"
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate(ACTIVE) == "Tensors"
+    stops = "() => [...document.querySelectorAll('.memexplore [role=tab]')].filter(tab => tab.tabIndex === 0).length"
+    assert page.evaluate(stops) == 1
+
+
+def test_cursor_and_selection_are_announced(shown: Any) -> None:
+    region = shown.page.locator(STATUS)
+    shown.run(2)
+    shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent.startsWith('event 1,000 · ')")
+    shown.page.locator(".memexplore-layers .slice").filter(has_text="encoder").first.click()
+    shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent === 'encoder is highlighted.'")
+    # Invisible, but not hidden from screen readers.
+    box = region.bounding_box()
+    assert (box["width"], box["height"]) == (1, 1)
+
+
+def test_headline_of_an_explorer_is_announced(explored: Any) -> None:
+    headline = explored.page.locator(".memexplore-headline[role=status]")
+    assert headline.inner_text().startswith("As written: peak ")
+
+
+MARK = """mark => { const [where, name, value] = mark; const part = document[where];
+    if (name === 'class') part.classList.toggle(value); else part.setAttribute(name, value) }"""
+THEME = "() => document.querySelector('.memexplore').dataset.memexploreTheme"
+TICKS = "() => getComputedStyle(document.querySelector('.memexplore-timeline .xtick text')).fill"
+# Colours are those of the fallbacks where the page defines none.
+WITHOUT_COLOURS = """() => { const names = ['--jp-content-font-color1', '--jp-layout-color1'];
+    for (const part of [document.documentElement, document.body])
+        for (const name of names) part.style.setProperty(name, 'initial') }"""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "dark", "light"),
+    [
+        ("body", "data-jp-theme-light", "false", "true"),
+        ("documentElement", "data-jp-theme-light", "false", "true"),
+        ("body", "data-vscode-theme-kind", "vscode-dark", "vscode-light"),
+        ("documentElement", "data-theme", "dark", "light"),
+    ],
+)
+def test_theme_of_the_page_is_followed_while_it_changes(
+    shown: Any, where: str, name: str, dark: str, light: str
+) -> None:
+    page = shown.page
+    page.evaluate("() => document.body.removeAttribute('data-jp-theme-light')")
+    page.evaluate(WITHOUT_COLOURS)
+    fills = {"dark": "rgb(230, 230, 230)", "light": "rgb(33, 33, 33)"}  # #e6e6e6 and #212121 of view.css
+    for theme, value in [("dark", dark), ("light", light)]:
+        page.evaluate(MARK, [where, name, value])
+        page.wait_for_function(f"theme => ({THEME})() === theme", arg=theme)
+        page.wait_for_function(f"fill => ({TICKS})() === fill", arg=fills[theme])
+
+
+def test_preference_of_the_system_decides_on_a_page_without_a_theme(shown: Any) -> None:
+    page = shown.page
+    page.evaluate("() => document.body.removeAttribute('data-jp-theme-light')")
+    page.evaluate(
+        """() => { for (let e = document.querySelector('.memexplore').parentElement; e; e = e.parentElement)
+            e.style.setProperty('background', 'transparent', 'important') }"""
+    )
+    for scheme in ("dark", "light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_function(f"theme => ({THEME})() === theme", arg=scheme)
