@@ -14,7 +14,7 @@ from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorer_layout import LAYER_FIELDS
 from memexplore.search.advise import Advice, advise
-from memexplore.search.sweep import Progress
+from memexplore.search.progress import Progress
 from memexplore.steps.cell import Cell
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step

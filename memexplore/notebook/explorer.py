@@ -18,7 +18,7 @@ from memexplore.notebook.explorer_layout import column, html_widget, layer_butto
 from memexplore.notebook.main_thread import MainThread, receive_while_busy
 from memexplore.notebook.view import View
 from memexplore.search.advise import Advice
-from memexplore.search.sweep import Progress
+from memexplore.search.progress import Progress
 from memexplore.steps import sentences
 from memexplore.steps.cost import interruptible
 from memexplore.steps.outcome import Outcome
@@ -310,7 +310,7 @@ class Explorer(widgets.VBox):
         advice = self._advice
         if advice is None:
             return []
-        return [outcome for outcome in advice.tried if outcome.knobs in advice.same - set(self._history)]
+        return [outcome for outcome in advice.tried if outcome.knobs in advice.same_training - set(self._history)]
 
     def _advise(self) -> None:
         """Search for settings that fit, until one is found, a control moves, or the kernel is interrupted."""

@@ -1,4 +1,4 @@
-"""Advice as a value: settings that fit, cheapest first, and what was tried to find them."""
+"""`Advice`: the settings that fit a GPU, cheapest first, and all that were tried; prints as sentences and a table."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.knobs.knobs import Knobs, Precision
-from memexplore.search.candidates import Largest
+from memexplore.search.candidates import LargestBatch
+from memexplore.search.results_table import Line, html_table, text_table
 from memexplore.steps.outcome import Outcome, point, slow_down
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
     import pandas
 
-_QUICKER, _LEANER = 1.01, 1.02
-"""A setting is told for its time or its memory where it saves 1 % of the one or 2 % of the other at least."""
+_TIME_TOLERANCE, _MEMORY_TOLERANCE = 1.01, 1.02
+"""An option is listed only if it saves at least 1 % of the time or 2 % of the memory of another."""
+_MAX_NAMES = 3
+"""More layers than these are given by the first and the last name."""
 
 
 class Option(NamedTuple):
-    """One setting that fits, as it was run; sizes in bytes."""
+    """One setting that fits and was run; sizes in bytes."""
 
     outcome: Outcome
     slow_down: float
-    """Expected time of a sample over that as written on the GPU asked for."""
+    """Expected time of a sample over the time as written on the GPU asked for; NaN if unknown."""
     extra_flops: float
-    """Share of FLOPs of a sample beyond those as written."""
+    """Share of FLOPs of a sample beyond those as written; NaN if unknown."""
     altered: frozenset[str]
-    """The knobs by which another training comes of it: a smaller batch or input, fewer or coarser weights."""
-    largest: Largest | None
-    """The largest batch that fits with it; None while the search goes on."""
+    """The knobs that change what is trained: a smaller batch or input, fewer or coarser weights."""
+    largest: LargestBatch | None
+    """The largest batch that fits with this setting; None during the search."""
     code: str
-    """Its lines of plain PyTorch."""
+    """The setting as lines of plain PyTorch."""
 
     @property
     def knobs(self) -> Knobs:
@@ -43,29 +46,35 @@ class Option(NamedTuple):
 
     @property
     def alters(self) -> bool:
-        """Whether another training comes of it."""
+        """Whether the setting changes what is trained."""
         return bool(self.altered)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person has to know, one sentence each."""
+        """Notes of applying the knobs, one sentence each."""
         return self.outcome.applied.notes
 
+    @property
+    def largest_text(self) -> str:
+        """The largest batch as text: empty if unknown, ``≥ 64`` if the next larger one was not run."""
+        if self.largest is None or not self.largest.samples:
+            return ""
+        return f"{'' if self.largest.proven else '≥ '}{self.largest.samples}"
+
     def __str__(self) -> str:
-        words = [f"{size_text(self.outcome.peak_reserved)} reserved, {size_text(self.outcome.margin)} to spare"]
+        parts = [f"{size_text(self.outcome.peak_reserved)} reserved, {size_text(self.outcome.margin)} to spare"]
         if not math.isnan(self.slow_down):
-            words.append("as fast" if abs(self.slow_down - 1) < 0.005 else f"{self.slow_down:.2f} times the time")
+            parts.append("as fast" if abs(self.slow_down - 1) < 0.005 else f"{self.slow_down:.2f} times the time")
         if not math.isnan(self.extra_flops) and abs(self.extra_flops) >= 0.005:
-            words.append(f"{self.extra_flops * 100:+.0f} % FLOPs")
-        if self.largest is not None and self.largest.samples:
-            least = "" if self.largest.proven else "at least "
+            parts.append(f"{self.extra_flops * 100:+.0f} % FLOPs")
+        if self.largest_text:
             own = self.knobs.batch is not None
-            words.append("the largest that fits" if own else f"largest batch {least}{self.largest.samples}")
-        return f"{setting_text(self.knobs)}: {', '.join(words)}"
+            parts.append("the largest that fits" if own else f"largest batch {self.largest_text}")
+        return f"{setting_text(self.knobs)}: {', '.join(parts)}"
 
 
 def setting_text(knobs: Knobs) -> str:
-    """A setting in words, without the names of all its layers where they are many.
+    """Return a setting as text, with the first and the last name of more than three layers.
 
     >>> setting_text(Knobs(frozen=["embed", "layers.0", "layers.1", "layers.2"], batch=4))
     'batch 4, frozen embed … layers.2 (4 layers)'
@@ -78,33 +87,32 @@ def setting_text(knobs: Knobs) -> str:
     short: dict[str, tuple[str, ...]] = {}
     for field in ("frozen", "lora"):
         names = getattr(knobs, field)
-        if len(names) > _NAMES:
+        if len(names) > _MAX_NAMES:
             short[field] = (f"{names[0]} … {names[-1]} ({len(names)} layers)",)
     return str(knobs.replace(**short))
 
 
-_NAMES = 3
-"""So many layers are told by name."""
+_COLUMNS = ("largest batch", "training")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Advice:
-    """What was tried of a step on a GPU, and what fits."""
+    """The settings of a step that fit a GPU, and every setting that was tried."""
 
     gpu: gpu_catalogue.Gpu
     as_written: Outcome
     options: tuple[Option, ...]
-    """Settings that fit, cheapest first; another GPU is the last. None is beaten by another of them in everything."""
+    """Settings that fit, cheapest first, another GPU last. None is worse than another in time, memory and training."""
     tried: tuple[Outcome, ...]
-    """Every setting that was run at the GPU asked for, in the order in which it was."""
+    """Every setting that was run on the GPU asked for, in the order of the runs."""
     errors: dict[Knobs, BaseException]
-    """What settings raised that do not suit the step, such as LoRA on a model without linear layers."""
-    largest: dict[Knobs, Largest]
-    """The largest batch of settings, of those told and of some that do not fit at the batch of the step."""
-    same: frozenset[Knobs] = frozenset()
-    """Of the settings that were tried those that train the same as the step as written."""
+    """Errors of settings that the step does not support, such as LoRA on a model without linear layers."""
+    largest: dict[Knobs, LargestBatch]
+    """The largest batch of the options and of some settings that do not fit with the batch of the step."""
+    same_training: frozenset[Knobs] = frozenset()
+    """The tried settings that train the same as the step as written."""
     too_small: Outcome | None = None
-    """The step as written on the largest GPU of the catalogue where it does not fit there; what it misses is margin."""
+    """The step as written on the largest GPU of the catalogue, if it does not fit there."""
 
     @property
     def fits(self) -> bool:
@@ -113,24 +121,24 @@ class Advice:
 
     @property
     def nearest(self) -> Outcome:
-        """Of the settings with the step's own batch the one that needs least; where none fits, that misses by least."""
-        own = (outcome for outcome in self.tried if outcome.samples == self.as_written.samples)
-        return min(own, key=lambda outcome: outcome.peak_reserved)
+        """The tried setting with the batch of the step that needs the least memory."""
+        full_batch = (outcome for outcome in self.tried if outcome.samples == self.as_written.samples)
+        return min(full_batch, key=lambda outcome: outcome.peak_reserved)
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """All that was tried, as points of the trade-off chart."""
+        """The tried settings as points of the trade-off chart."""
         return tuple(point(outcome, self.as_written) for outcome in self.tried)
 
     @property
     def frontier(self) -> tuple[Outcome, ...]:
-        """What trains the same, fits or not, and that no other such beats in both time and memory, quickest first."""
-        same = [outcome for outcome in self.tried if outcome.knobs in self.same]
+        """Settings that train the same, whether or not they fit, on the frontier of time and memory, fastest first."""
+        same = [outcome for outcome in self.tried if outcome.knobs in self.same_training]
         pairs = [(slow_down(outcome, self.as_written), outcome.peak_reserved) for outcome in same]
         return tuple(same[number] for number in frontier(pairs))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row an option, cheapest first, indexed by its knobs in words; sizes in bytes.
+        """Return one row per option, cheapest first, indexed by its knobs as text; sizes in bytes.
 
         Columns `gpu`, `peak_allocated`, `peak_reserved`, `margin`, `extra_flops`, `slow_down`, `alters`,
         `largest_batch`, `notes` and `code`.
@@ -160,18 +168,30 @@ class Advice:
         return table.astype({"largest_batch": "Int64"})
 
     def __repr__(self) -> str:
-        numbered = [
-            f"{number}. {option}{' (another training)' if option.alters else ''}"
+        table = [text_table(self._lines(), _COLUMNS)] if self.options else []
+        return "\n".join([*self.sentences, *table])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.sentences, self._lines(), _COLUMNS)
+
+    def _lines(self) -> list[Line]:
+        return [
+            Line(
+                f"{number}. {setting_text(option.knobs)}",
+                option.outcome,
+                option.slow_down,
+                option.extra_flops,
+                (option.largest_text, "changed" if option.alters else "the same"),
+            )
             for number, option in enumerate(self.options, start=1)
         ]
-        return "\n".join([*self.sentences, *numbered])
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What is said before the options."""
-        return (self._first_line(), *self._misses(), *self._last_words(), *self._title())
+        """The answer in sentences, for above the options."""
+        return (self._answer(), *self._nearest(), *self._largest_gpu(), *self._title())
 
-    def _first_line(self) -> str:
+    def _answer(self) -> str:
         written, name = self.as_written, self.gpu.name
         usable = "" if size_text(self.gpu.capacity) in name else f" ({size_text(self.gpu.capacity)} usable)"
         needs = f"as written: {size_text(written.peak_reserved)} reserved"
@@ -181,87 +201,89 @@ class Advice:
             line = f"It does not fit {needs}, {size_text(-written.margin)} more than the {name} has{usable}."
         else:
             line = f"It does not fit {needs} of what the {name} has{usable}, in pieces that are too small."
-        found = self.largest.get(Knobs())
-        if found is not None and found.samples:
-            return f"{line} A batch of {found.samples} would fit."
-        alone = written.constant > written.capacity
-        why = f": weights, gradients and optimizer state alone take {size_text(written.constant)}" if alone else ""
-        return f"{line} Not even a batch of 1 would{why}." if found is not None else line
+        largest = self.largest.get(Knobs())
+        if largest is None:
+            return line
+        if largest.samples:
+            return f"{line} A batch of {largest.samples} would fit."
+        too_large = written.constant > written.capacity
+        why = f": weights, gradients and optimizer state alone take {size_text(written.constant)}" if too_large else ""
+        return f"{line} Not even a batch of 1 would{why}."
 
-    def _misses(self) -> Iterator[str]:
-        """By how much the nearest misses where nothing fits the batch of the step."""
+    def _nearest(self) -> Iterator[str]:
+        """The settings nearest to fitting, where none fits with the batch of the step."""
         written = self.as_written
         if any(option.knobs.gpu is None and option.knobs.batch is None for option in self.options):
             return
         least = self.nearest
-        same = min((one for one in self.tried if one.knobs in self.same), key=lambda one: one.peak_reserved)
+        same = min((one for one in self.tried if one.knobs in self.same_training), key=lambda one: one.peak_reserved)
         yield (
-            f"Nothing that was tried fits with the batch of {written.samples}, in {len(self.tried)} settings. Nearest "
-            f"is {_missing(same)}."
+            f"None of the {len(self.tried)} settings tried fits with the batch of {written.samples}. The nearest is "
+            f"{_missing(same)}."
         )
-        if least.knobs not in self.same:
-            yield f"Nearest with another training is {_missing(least)}."
-        none = [knobs for knobs, found in self.largest.items() if not found.samples and knobs != Knobs()]
-        if none:
-            yield f"Not even a batch of 1 fits with {'; '.join(map(setting_text, none))}."
+        if least.knobs not in self.same_training:
+            yield f"The nearest that changes the training is {_missing(least)}."
+        never = [knobs for knobs, largest in self.largest.items() if not largest.samples and knobs != Knobs()]
+        if never:
+            yield f"Not even a batch of 1 fits with {'; '.join(map(setting_text, never))}."
 
-    def _last_words(self) -> Iterator[str]:
-        """What the largest GPU lacks."""
+    def _largest_gpu(self) -> Iterator[str]:
+        """The memory missing on the largest GPU of the catalogue."""
         if self.too_small is not None:
             name, missing = gpu_catalogue.find(self.too_small.gpu).name, max(-self.too_small.margin, 0)
-            yield f"As written it fits no GPU of the catalogue: the largest, the {name}, misses {size_text(missing)}."
+            yield f"As written it fits no GPU of the catalogue: the largest, the {name}, lacks {size_text(missing)}."
 
     def _title(self) -> Iterator[str]:
-        here = [option for option in self.options if option.knobs.gpu is None]
-        if any(option.knobs.batch is None for option in here):
-            yield f"{len(self.tried)} settings were run. Those that fit, cheapest first:"
-        elif here:
-            yield "What fits with another batch or GPU, cheapest first:"
+        same_gpu = [option for option in self.options if option.knobs.gpu is None]
+        if any(option.knobs.batch is None for option in same_gpu):
+            yield f"{len(self.tried)} settings were run. These fit, cheapest first:"
+        elif same_gpu:
+            yield "With another batch or GPU these fit, cheapest first:"
         elif self.options:
-            yield "What fits on another GPU:"
+            yield "On another GPU it fits:"
 
 
 def _missing(outcome: Outcome) -> str:
-    missing = f"{size_text(-outcome.margin)} too much" if outcome.margin < 0 else "in pieces that are too large"
-    return f"{setting_text(outcome.knobs)}, which needs {size_text(outcome.peak_reserved)}: {missing}"
+    problem = f"{size_text(-outcome.margin)} too much" if outcome.margin < 0 else "in pieces that are too large"
+    return f"{setting_text(outcome.knobs)}, which needs {size_text(outcome.peak_reserved)}: {problem}"
 
 
 def rank(option: Option) -> tuple[Any, ...]:
-    """The place of an option among others: the cheapest has the smallest."""
+    """Return the key that sorts options by cost, cheapest first."""
     count = len(option.knobs.changed())
     return (count > 0, option.alters, option.slow_down, count, option.outcome.peak_reserved, str(option.knobs))
 
 
-def unbeaten(options: list[Option]) -> list[Option]:
-    """Ranked options without those that an earlier one equals or beats in all, or does as quickly with fewer knobs.
+def undominated(options: list[Option]) -> list[Option]:
+    """Drop ranked options that an earlier one equals or beats in everything, or that fewer knobs make as fast.
 
-    What alters the training is beaten only by what alters no more of it.
+    An option that changes the training is beaten only by options that change no more of it.
     """
     kept: list[Option] = []
     for option in options:
         knobs = option.knobs.changed().items()
         simpler = (other for other in options if 0 < len(other.knobs.changed()) < len(knobs))
-        idle = any(
-            other.knobs.changed().items() <= knobs and other.slow_down <= option.slow_down * _QUICKER
+        needless = any(
+            other.knobs.changed().items() <= knobs and other.slow_down <= option.slow_down * _TIME_TOLERANCE
             for other in simpler
         )
-        if not idle and not any(_beats(other, option) for other in kept):
+        if not needless and not any(_beats(other, option) for other in kept):
             kept.append(option)
     return kept
 
 
 def _beats(one: Option, other: Option) -> bool:
-    """Whether an option is as good as another in everything, or nearly so in time and memory."""
+    """Whether an option is at least as good as another in everything, within the tolerances of time and memory."""
     return (
-        one.slow_down <= other.slow_down * _QUICKER
-        and one.outcome.peak_reserved <= other.outcome.peak_reserved * _LEANER
+        one.slow_down <= other.slow_down * _TIME_TOLERANCE
+        and one.outcome.peak_reserved <= other.outcome.peak_reserved * _MEMORY_TOLERANCE
         and len(one.knobs.changed()) <= len(other.knobs.changed())
         and one.altered <= other.altered
-        and _rounds(one) <= _rounds(other)
+        and _changes_rounding(one) <= _changes_rounding(other)
         and one.outcome.samples >= other.outcome.samples
     )
 
 
-def _rounds(option: Option) -> bool:
-    # Another precision trains the same and rounds otherwise: it does not stand for a setting that keeps every bit.
+def _changes_rounding(option: Option) -> bool:
+    # Another precision trains the same but rounds differently, so it cannot replace a setting that keeps every bit.
     return option.knobs.precision is not Precision.AS_WRITTEN

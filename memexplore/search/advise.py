@@ -1,4 +1,4 @@
-"""The search for settings of a step that fit a GPU, each of them run."""
+"""`advise`: the search for settings of a step that fit a GPU. In: a step and a GPU; out: an `Advice`, all of it run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from memexplore import gpu_catalogue, targets
 from memexplore.capture import release_or_installed
 from memexplore.codegen import lines
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import batch_search
-from memexplore.search import candidates as search
+from memexplore.search import batch_search, candidates
 from memexplore.search.advice import Advice, Option
-from memexplore.search.candidates import Largest
-from memexplore.search.executors import running
-from memexplore.search.larger_gpus import larger
-from memexplore.search.run_log import Runs
-from memexplore.search.sweep import Progress, print_progress
+from memexplore.search.candidates import Candidate, LargestBatch
+from memexplore.search.executors import open_runner
+from memexplore.search.larger_gpus import smallest_larger_gpu
+from memexplore.search.progress import Progress, print_progress
+from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import run_unlimited
 from memexplore.steps.step import Step
 
 _ROUND = 8
-"""Settings run at once: enough for several processes, few enough to learn from."""
-_IDLE = 2
-"""Rounds without anything better after which the search ends where nothing fits that trains the same."""
-_NEARER = 0.98
-"""A round has come nearer where a setting needs less than this share of what the nearest before it needs."""
+"""Settings run at once: enough for several processes, few enough to learn from each round."""
+_MAX_IDLE_ROUNDS = 2
+"""Rounds without improvement after which the search ends if nothing that trains the same fits acceptably."""
+_IMPROVEMENT = 0.98
+"""A round improves on the smallest setting if one needs less than this share of its bytes."""
 
 
 def advise(
@@ -38,16 +37,17 @@ def advise(
     budget: int = 60,
     progress: Callable[[Progress], object] | None = print_progress,
 ) -> Advice:
-    """Search the knobs for settings with which a step fits a GPU, and run each that is told.
+    """Search the knobs for settings with which a step fits a GPU; every setting of the answer is run.
 
-    First the step as written and every knob alone, then knobs together where they promise to fit, until nothing better
-    is found: at most `budget` runs. Beyond these are run, as many as it takes: the step on larger GPUs, smallest memory
-    first, where it does not fit as written; and for every setting that is told, batches, until the largest that fits
-    and the next one, which does not, were both run. Where nothing fits at a bearable pace, the most promising settings
-    are told with the largest batch that does. The order of the answer: as written where that fits; then what trains the
-    same (autocast counts as the same, and micro-batches where there is no batch norm); then what trains something else
-    (a smaller batch or input, frozen layers, adapters, another optimizer, no fp32 weights); each by expected time, then
-    by the number of knobs; a larger GPU last. Inference is no training and never the advice for a training step.
+    First the step as written and every knob by itself are run, then combinations expected to fit, until nothing better
+    is found: at most `budget` runs. Further runs, not counted in the budget: the step on larger GPUs in ascending
+    memory, where it does not fit as written; and for every option the largest batch that fits and the next larger one.
+    Where nothing fits within an acceptable time, the best settings are given with the largest batch that does.
+
+    The order of the options: as written if that fits; then what trains the same (autocast counts as the same, and
+    micro-batches where there is no batch norm); then what changes the training (a smaller batch or input, frozen
+    layers, adapters, another optimizer, no fp32 weights); each by expected time, then by the number of knobs; a larger
+    GPU last. Inference is never advice for a training step.
 
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
@@ -63,97 +63,106 @@ def advise(
     """
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
-    gpu = _virtual(gpu or targets.default_target())
-    device = gpu_catalogue.find(gpu).under(release_or_installed(release))
-    with running(
-        step, gpu=gpu, release=release, executor=executor, expected=budget, run_setting=run_unlimited
+    name = _virtual_gpu(gpu or targets.default_target())
+    device = gpu_catalogue.find(name).under(release_or_installed(release))
+    with open_runner(
+        step, gpu=name, release=release, executor=executor, expected_runs=budget, run_setting=run_unlimited
     ) as run_all:
-        runs = Runs(run_all, step, device, progress)
-        runs.expected = budget
-        runs.run([Knobs()])
-        if Knobs() in runs.errors:
-            raise runs.errors[Knobs()]
-        _search(runs, search.moves(step, device), budget)
-        bigger, too_small = larger(runs, release)
-        options, largest = _with_batches(runs, bigger)
-        runs.end()
-    # Batches that were tried on the way to the largest are no settings that somebody asked for.
-    tried = [one for knobs, one in runs.found.items() if knobs.gpu is None and knobs.batch is None]
+        log = RunLog(run_all, step, device, progress)
+        log.expected_runs = budget
+        log.run([Knobs()])
+        if Knobs() in log.errors:
+            raise log.errors[Knobs()]
+        _search(log, candidates.single_candidates(step, device), budget)
+        larger, on_largest = smallest_larger_gpu(log, release)
+        options, largest = _with_largest_batches(log, larger)
+        log.end()
+    # The batches run in the search for the largest are not settings that were tried as advice.
+    tried = [one for knobs, one in log.outcomes.items() if knobs.gpu is None and knobs.batch is None]
     smaller = [option.outcome for option in options if option.knobs.batch is not None]
     return Advice(
         gpu=device,
-        as_written=runs.found[Knobs()],
+        as_written=log.as_written,
         options=tuple(option._replace(code=lines.lines(step, option.knobs)) for option in options),
         tried=(*tried, *smaller),
-        errors={knobs: error for knobs, error in runs.errors.items() if knobs.batch is None and knobs.gpu is None},
+        errors={knobs: error for knobs, error in log.errors.items() if knobs.batch is None and knobs.gpu is None},
         largest=largest,
-        same=frozenset(one.knobs for one in tried if not search.altered(one.knobs, runs.model)),
-        too_small=too_small,
+        same_training=frozenset(one.knobs for one in tried if not candidates.altered(one.knobs, log.model)),
+        too_small=on_largest,
     )
 
 
-def _virtual(gpu: str) -> str:
-    """The catalogue's name of the GPU that is searched for."""
-    if gpu == targets.CPU:
+def _virtual_gpu(target: str) -> str:
+    """The catalogue name, or the size, of the virtual GPU that predicts a target."""
+    if target == targets.CPU:
         raise ValueError("advice is what fits a GPU: give gpu= the name of one, such as T4")
-    return targets.gpu_of(gpu).key if targets.is_real(gpu) else gpu
+    return targets.gpu_of(target).key if targets.is_real(target) else target
 
 
-def _search(runs: Runs, moves: tuple[search.Move, ...], budget: int) -> None:
-    """Run every knob alone, then several together, until that is of no more use."""
-    batch_search.expect(runs, 1, budget)
-    runs.run([move.knobs for move in moves][: budget - runs.done])
-    moves = (*moves, *_micro_batches(runs, budget))
-    idle, best = 0, _best(runs)
-    while runs.done < budget and idle < (1 if runs.suits() else _IDLE):
-        # All that the budget allows, and the batches of what is told by now.
-        batch_search.expect(runs, len(runs.told()) + 1, budget)
-        count = min(_ROUND, budget - runs.done)
-        useful = search.useful(moves, runs.places())
-        following = search.combined(useful, runs.places(), runs.errors, runs.device.capacity, count)
+def _search(log: RunLog, single: tuple[Candidate, ...], budget: int) -> None:
+    """Run every candidate by itself, then combinations, until they improve nothing or the budget is spent."""
+    batch_search.expect_searches(log, 1, budget)
+    log.run([one.knobs for one in single][: budget - log.run_count])
+    every = (*single, *_micro_batches(log, budget))
+    idle_rounds, best = 0, _best(log)
+    while log.run_count < budget and idle_rounds < (1 if log.has_acceptable_option() else _MAX_IDLE_ROUNDS):
+        # The whole budget, and the largest batches of the options so far.
+        batch_search.expect_searches(log, len(log.options()) + 1, budget)
+        points = log.points()
+        following = candidates.next_combinations(
+            candidates.worth_combining(every, points),
+            points,
+            log.errors,
+            log.gpu.capacity,
+            min(_ROUND, budget - log.run_count),
+        )
         if not following:
             return
-        runs.run(following)
-        before, best = best, _best(runs)
-        better = best[0] != before[0] or (not best[0] and best[1] < before[1] * _NEARER)
-        idle = 0 if better else idle + 1
+        log.run(following)
+        before, best = best, _best(log)
+        improved = best[0] != before[0] or (not best[0] and best[1] < before[1] * _IMPROVEMENT)
+        idle_rounds = 0 if improved else idle_rounds + 1
 
 
-def _best(runs: Runs) -> tuple[list[Knobs], int]:
-    """The settings that will be told, and the bytes that the nearest needs."""
-    return [option.knobs for option in runs.told()], min(place.needs for place in runs.places().values())
+def _best(log: RunLog) -> tuple[list[Knobs], int]:
+    """The settings of the options so far, and the bytes that the smallest setting needs."""
+    return [option.knobs for option in log.options()], min(point.needed for point in log.points().values())
 
 
-def _micro_batches(runs: Runs, budget: int) -> list[search.Move]:
-    """Cut the batch into ever more parts, for as long as it does not fit and each cut helps."""
-    found: list[search.Move] = []
-    counts, least = search.accumulations(runs.samples), runs.written.peak_reserved
+def _micro_batches(log: RunLog, budget: int) -> list[Candidate]:
+    """Run ever more micro-batches, while the step does not fit and each count needs less than the one before."""
+    tried: list[Candidate] = []
+    counts, least = candidates.micro_batch_counts(log.samples), log.as_written.peak_reserved
     for before, count in itertools.pairwise(counts):
-        one = runs.found.get(Knobs(accumulation=before))
-        if one is None or one.fits or one.peak_reserved >= least * _NEARER or runs.done >= budget:
+        one = log.outcomes.get(Knobs(accumulation=before))
+        if one is None or one.fits or one.peak_reserved >= least * _IMPROVEMENT or log.run_count >= budget:
             break
         least = one.peak_reserved
         knobs = Knobs(accumulation=count)
-        runs.run([knobs])
-        found.append(search.move_of(knobs, runs.model))
-    return found
+        log.run([knobs])
+        tried.append(candidates.candidate(knobs, log.model))
+    return tried
 
 
-def _with_batches(runs: Runs, bigger: list[Knobs]) -> tuple[list[Option], dict[Knobs, Largest]]:
-    """The options, each with its largest batch; and the largest batches of some settings that do not fit."""
-    wanted = list(dict.fromkeys([*batch_search.promising(runs), *(option.knobs for option in runs.told()), *bigger]))
-    largest: dict[Knobs, Largest] = {}
+def _with_largest_batches(log: RunLog, larger: list[Knobs]) -> tuple[list[Option], dict[Knobs, LargestBatch]]:
+    """The options with their largest batches, and the largest batches of settings, also of some that do not fit."""
+    wanted = list(
+        dict.fromkeys(
+            [*batch_search.settings_for_smaller_batch(log), *(option.knobs for option in log.options()), *larger]
+        )
+    )
+    largest: dict[Knobs, LargestBatch] = {}
     while True:
-        largest |= batch_search.largest(runs, [knobs for knobs in wanted if knobs not in largest])
+        largest |= batch_search.largest_batches(log, [knobs for knobs in wanted if knobs not in largest])
         smaller = {
-            knobs.replace(batch=found.samples): found
-            for knobs, found in largest.items()
-            if not runs.found[knobs].fits and 0 < found.samples < runs.samples
+            knobs.replace(batch=batch.samples): batch
+            for knobs, batch in largest.items()
+            if not log.outcomes[knobs].fits and 0 < batch.samples < log.samples
         }
-        options = [*runs.told(smaller), *map(runs.option, bigger)]
-        # What a smaller batch has beaten may have hidden something.
+        options = [*log.options(smaller), *map(log.option, larger)]
+        # A smaller batch may replace an option that hid another.
         wanted = [option.knobs for option in options if option.knobs not in largest and option.knobs not in smaller]
         if not wanted:
             break
-    known = largest | smaller
-    return [option._replace(largest=known[option.knobs]) for option in options], largest
+    of_setting = largest | smaller
+    return [option._replace(largest=of_setting[option.knobs]) for option in options], largest

@@ -1,4 +1,7 @@
-"""The largest batch of settings, searched side by side."""
+"""The largest batch of several settings, searched side by side so that processes share the runs.
+
+In: a `RunLog` and settings that it has run with the batch of the step. Out: a `LargestBatch` for each.
+"""
 
 from __future__ import annotations
 
@@ -6,93 +9,103 @@ from collections.abc import Generator
 
 from memexplore.analysis.tradeoffs import frontier
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import candidates as search
-from memexplore.search.batch_extrapolation import likely_batch
-from memexplore.search.candidates import Largest, Tried
-from memexplore.search.run_log import Runs
+from memexplore.search import candidates
+from memexplore.search.batch_extrapolation import extrapolated_batch
+from memexplore.search.candidates import BatchResult, LargestBatch
+from memexplore.search.run_log import RunLog
 
-_SMALLER = 4
-"""So many of the settings that do not fit are tried with a smaller batch."""
-_RUNS = 4
-"""Runs that the search for a largest batch takes, about: for the estimate of the time left."""
-_DEAR = 4
-"""From so many micro-batches on, the largest batch is first looked for without them: a run takes that much less."""
+_MAX_SMALLER = 4
+"""Settings that do not fit and are tried with a smaller batch, at most."""
+_RUNS_PER_SEARCH = 4
+"""Runs of one search, about: for the estimate of the time left."""
+_MANY_MICRO_BATCHES = 4
+"""From this many micro-batches on, the batch is first searched without them, as each run then takes less time."""
 
-
-def expect(runs: Runs, count: int, settings: int | None = None) -> None:
-    """Have the progress tell of largest batches that are to be found, after so many runs in all of other settings."""
-    runs.expected = (runs.done if settings is None else settings) + _RUNS * count
+BatchSearch = Generator[int, BatchResult, LargestBatch]
 
 
-def promising(runs: Runs) -> list[Knobs]:
-    """Settings that do not fit and may with a smaller batch, what trains the same first; the step as written always."""
-    if runs.suits():
+def expect_searches(log: RunLog, count: int, other_runs: int | None = None) -> None:
+    """Set the expected runs of the log: `count` batch searches after `other_runs` in all (None: the runs so far)."""
+    log.expected_runs = (log.run_count if other_runs is None else other_runs) + _RUNS_PER_SEARCH * count
+
+
+def settings_for_smaller_batch(log: RunLog) -> list[Knobs]:
+    """Return settings that do not fit and may with a smaller batch: as written, then what trains the same first."""
+    if log.has_acceptable_option():
         return [Knobs()]
-    places, capacity = runs.places(), runs.device.capacity
-    # A smaller batch needs no micro-batches, and helps nothing where weights and their gradients are too much.
-    hopeful = [
+    points, capacity = log.points(), log.gpu.capacity
+    # A smaller batch makes micro-batches needless, and cannot help where weights and gradients alone are too large.
+    eligible = [
         knobs
-        for knobs, place in places.items()
-        if not place.fits and not knobs.accumulation and place.constant < capacity
+        for knobs, point in points.items()
+        if not point.fits and not knobs.accumulation and point.constant < capacity
     ]
-    best = [hopeful[number] for number in frontier([places[knobs][:2] for knobs in hopeful])]
-    best.sort(key=lambda knobs: (len(search.altered(knobs, runs.model)), places[knobs].time))
-    return list(dict.fromkeys([Knobs(), *best[:_SMALLER]]))
+    best = [eligible[number] for number in frontier([(points[knobs].time, points[knobs].needed) for knobs in eligible])]
+    best.sort(key=lambda knobs: (len(candidates.altered(knobs, log.model)), points[knobs].time))
+    return list(dict.fromkeys([Knobs(), *best[:_MAX_SMALLER]]))
 
 
-def largest(runs: Runs, settings: list[Knobs]) -> dict[Knobs, Largest]:
-    """The largest batch of each setting, all of which were run with the batch of the step."""
-    dear = [knobs for knobs in settings if (knobs.accumulation or 1) >= _DEAR]
-    plain = {knobs: knobs.replace(accumulation=None) for knobs in dear}
-    expect(runs, len({*settings, *plain.values()}))
-    first = dict.fromkeys([*(knobs for knobs in settings if knobs not in plain), *plain.values()])
-    found = _side_by_side(runs, {knobs: _search(runs, knobs) for knobs in first})
-    expect(runs, len(dear))
-    again = {
-        knobs: _search(runs, knobs, (knobs.accumulation or 1) * found[whole].samples) for knobs, whole in plain.items()
+def largest_batches(log: RunLog, settings: list[Knobs]) -> dict[Knobs, LargestBatch]:
+    """Run batches of settings until the largest that fits and the next larger one are run for each."""
+    many = [knobs for knobs in settings if (knobs.accumulation or 1) >= _MANY_MICRO_BATCHES]
+    without = {knobs: knobs.replace(accumulation=None) for knobs in many}
+    expect_searches(log, len({*settings, *without.values()}))
+    first = dict.fromkeys([*(knobs for knobs in settings if knobs not in without), *without.values()])
+    largest = _side_by_side(log, {knobs: _search(log, knobs) for knobs in first})
+    expect_searches(log, len(many))
+    second = {
+        knobs: _search(log, knobs, (knobs.accumulation or 1) * largest[whole].samples)
+        for knobs, whole in without.items()
     }
-    found |= _side_by_side(runs, again)
-    return {knobs: found[knobs] for knobs in settings}
+    largest |= _side_by_side(log, second)
+    return {knobs: largest[knobs] for knobs in settings}
 
 
-def _search(runs: Runs, knobs: Knobs, hint: int | None = None) -> Generator[int, Tried, Largest]:
+def _search(log: RunLog, knobs: Knobs, estimate: int | None = None) -> BatchSearch:
     unit = knobs.accumulation or 1
-    known = runs.found.get(knobs)
-    if known is None:
-        # Micro-batches of what fits with them are the best guess of what fits without.
-        others = [one for one in runs.found if one.replace(accumulation=None, batch=None) == knobs and one.accumulation]
-        count = max((one.accumulation or 1 for one in others), default=1)
-        return search.largest_batch(max(1, runs.samples // count), runs.device.capacity)
-    return search.largest_batch(runs.samples, known.capacity, unit=unit, constant=known.constant, hint=hint or None)
+    outcome = log.outcomes.get(knobs)
+    if outcome is None:
+        # The size of a micro-batch that fits is the best estimate of a batch that fits without micro-batches.
+        cut = [one for one in log.outcomes if one.replace(accumulation=None, batch=None) == knobs and one.accumulation]
+        count = max((one.accumulation or 1 for one in cut), default=1)
+        return candidates.largest_batch(max(1, log.samples // count), log.gpu.capacity)
+    return candidates.largest_batch(
+        log.samples, outcome.capacity, unit=unit, constant=outcome.constant, estimate=estimate or None
+    )
 
 
-def _side_by_side(runs: Runs, searches: dict[Knobs, Generator[int, Tried, Largest]]) -> dict[Knobs, Largest]:
-    found: dict[Knobs, Largest] = {}
-    asked = {knobs: next(asking) for knobs, asking in searches.items()}
-    answered: dict[Knobs, dict[int, Knobs]] = {knobs: {} for knobs in searches}
-    while asked:
+def _side_by_side(log: RunLog, searches: dict[Knobs, BatchSearch]) -> dict[Knobs, LargestBatch]:
+    """Run the next batch of every search at once, until all have ended."""
+    largest: dict[Knobs, LargestBatch] = {}
+    batches = {knobs: next(search) for knobs, search in searches.items()}
+    run_before: dict[Knobs, dict[int, Knobs]] = {knobs: {} for knobs in searches}
+    while batches:
         settings = {
-            knobs: knobs if batch == runs.samples and knobs in runs.found else knobs.replace(batch=batch)
-            for knobs, batch in asked.items()
+            knobs: knobs if batch == log.samples and knobs in log.outcomes else knobs.replace(batch=batch)
+            for knobs, batch in batches.items()
         }
-        runs.run(settings.values())
-        for knobs, batch in list(asked.items()):
-            one = runs.found.get(settings[knobs])
-            answered[knobs][batch] = settings[knobs]
+        log.run(settings.values())
+        for knobs, batch in list(batches.items()):
+            one = log.outcomes.get(settings[knobs])
+            run_before[knobs][batch] = settings[knobs]
             # A batch that cannot be run, such as one too large for an index, does not fit.
-            tried = Tried(one.fits, one.peak_reserved, _likely(runs, answered[knobs])) if one else Tried(False, None)
+            result = (
+                BatchResult(one.fits, one.peak_reserved, _extrapolated(log, run_before[knobs]))
+                if one
+                else BatchResult(False, None)
+            )
             try:
-                asked[knobs] = searches[knobs].send(tried)
+                batches[knobs] = searches[knobs].send(result)
             except StopIteration as end:
-                del asked[knobs]
-                found[knobs] = end.value
-    return found
+                del batches[knobs]
+                largest[knobs] = end.value
+    return largest
 
 
-def _likely(runs: Runs, answered: dict[int, Knobs]) -> int | None:
-    """What two runs say of the largest batch; more are nearer to it than a guess."""
-    if len(answered) != 2 or not all(knobs in runs.tapes for knobs in answered.values()):
+def _extrapolated(log: RunLog, settings: dict[int, Knobs]) -> int | None:
+    """The extrapolation from the first two batches; None otherwise, as later batches are nearer than it."""
+    if len(settings) != 2 or not all(knobs in log.tapes for knobs in settings.values()):
         return None
-    *_, knobs = answered.values()
-    tapes = {batch: runs.tapes[setting] for batch, setting in answered.items()}
-    return likely_batch(tapes, runs.found[knobs].capacity, knobs.accumulation or 1)
+    *_, knobs = settings.values()
+    tapes = {batch: log.tapes[setting] for batch, setting in settings.items()}
+    return extrapolated_batch(tapes, log.outcomes[knobs].capacity, knobs.accumulation or 1)

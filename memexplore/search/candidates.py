@@ -1,4 +1,9 @@
-"""What to try next: the largest batch that fits, and which knobs to turn together. No run happens here."""
+"""Candidates of a search: the batch to try next, and the knobs to try next. Nothing is run here.
+
+`largest_batch` is a generator: it yields batches and is sent a `BatchResult` for each. `single_candidates` lists the
+knobs of a step one by one; `worth_combining` and `next_combinations` choose among them by the `SearchPoint`s of the
+settings that were run.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +24,24 @@ from memexplore.steps.step_record import built_model
 
 # --- the largest batch ----------------------------------------------------------------------------------------------
 
-MOST_SAMPLES = 1 << 30
-"""No larger batch is looked for."""
-_GUESSES = 2
-"""Batches guessed from needs before it is closed in on the last: the first is far off where needs grow by steps."""
+MAX_BATCH = 1 << 30
+"""Upper end of the search for the largest batch."""
+_ESTIMATES = 2
+"""Batches estimated from bytes needed before the last estimate is closed in on: the first is often far off, as memory
+may grow in steps."""
 
 
-class Tried(NamedTuple):
-    """One batch that was tried: whether it fits, and the bytes it needs (None where that is not known)."""
+class BatchResult(NamedTuple):
+    """The result of running one batch: whether it fits and the bytes it needs (None where unknown)."""
 
     fits: bool
-    needs: int | None
-    likely: int | None = None
-    """The largest batch that fits, where there is a better guess than from what was needed."""
+    needed: int | None
+    estimate: int | None = None
+    """A better estimate of the largest batch that fits than `needed` gives, if any."""
 
 
-class Largest(NamedTuple):
-    """The largest batch found, 0 where none fits; `proven` where the next larger one was run and does not fit."""
+class LargestBatch(NamedTuple):
+    """The largest batch found, 0 where none fits; `proven` if the next larger one was run and does not fit."""
 
     samples: int
     proven: bool
@@ -46,298 +52,309 @@ def largest_batch(
     capacity: int,
     *,
     unit: int = 1,
-    most: int = MOST_SAMPLES,
+    max_batch: int = MAX_BATCH,
     constant: int = 0,
-    hint: int | None = None,
-) -> Generator[int, Tried, Largest]:
-    """Ask for batches to try, and return the largest of those that fit; it and the next were asked for.
+    estimate: int | None = None,
+) -> Generator[int, BatchResult, LargestBatch]:
+    """Yield batches to run, and return the largest of those that fit; it and the next larger one were yielded.
 
-    After `start` it asks for the `hint`, or for what would fit if memory grew evenly from `constant` bytes without any
-    sample; then for what two needs say, and closes in from there, by bisection at last. So guesses save runs and are
-    never an answer. `unit` divides every batch asked for.
+    `start` comes first, then the `estimate`, or the batch that would fill `capacity` if memory grew linearly from
+    `constant` bytes for no sample. Then the bytes needed by two batches give a better estimate, from which the search
+    closes in, by bisection in the end. Estimates save runs and are never the answer. Every batch is a multiple of
+    `unit`.
 
-    >>> asking = largest_batch(8, capacity=100, constant=30)
-    >>> asked, answer = [], next(asking)
+    >>> search = largest_batch(8, capacity=100, constant=30)
+    >>> batches, batch = [], next(search)
     >>> try:
     ...     while True:
-    ...         asked.append(answer)
-    ...         answer = asking.send(Tried(fits=30 + answer * 7 <= 100, needs=30 + answer * 7))
+    ...         batches.append(batch)
+    ...         batch = search.send(BatchResult(fits=30 + batch * 7 <= 100, needed=30 + batch * 7))
     ... except StopIteration as end:
-    ...     print(asked, end.value)  # 30 + 10 * 7 = 100
-    [8, 10, 11] Largest(samples=10, proven=True)
+    ...     print(batches, end.value)  # 30 + 10 * 7 = 100
+    [8, 10, 11] LargestBatch(samples=10, proven=True)
     """
-    start, most = max(unit, start // unit * unit), max(unit, most // unit * unit)
-    fitting: list[_Known] = [_Known(0, constant)]
-    above: list[_Known] = []
-    batch, guesses, reach = start, 0, 0
+    start, max_batch = max(unit, start // unit * unit), max(unit, max_batch // unit * unit)
+    fitting: list[_Need] = [_Need(0, constant)]
+    too_large: list[_Need] = []
+    batch, estimates, reach = start, 0, 0
     while True:
-        tried = yield batch
-        if tried.fits:
-            fitting.append(_Known(batch, tried.needs))
-        else:
-            above.append(_Known(batch, tried.needs))
-        low, beyond = fitting[-1], above[-1] if above else None
-        if beyond is not None and beyond.batch - low.batch <= unit:
-            return Largest(low.batch, True)
-        if beyond is None and low.batch >= most:
-            return Largest(low.batch, False)
-        farthest = min(low.batch * 16, most) if beyond is None else beyond.batch - unit
-        middle = low.batch * 2 if beyond is None else (low.batch + beyond.batch) // 2
-        hint = hint or tried.likely
-        if beyond is None:
+        result = yield batch
+        (fitting if result.fits else too_large).append(_Need(batch, result.needed))
+        low, high = fitting[-1], too_large[-1] if too_large else None
+        if high is not None and high.batch - low.batch <= unit:
+            return LargestBatch(low.batch, True)
+        if high is None and low.batch >= max_batch:
+            return LargestBatch(low.batch, False)
+        farthest = min(low.batch * 16, max_batch) if high is None else high.batch - unit
+        middle = low.batch * 2 if high is None else (low.batch + high.batch) // 2
+        estimate = estimate or result.estimate
+        if high is None:
             one, other = fitting[-2:]
         else:
-            # The constant is a guess itself: two runs know better.
-            one, other = (low, beyond) if low.batch or len(above) < 2 else (beyond, above[-2])
-        wanted = hint or _even(one, other, capacity)
-        if wanted is not None and guesses < _GUESSES:
-            # A leap that is cut short is no guess yet, and after a hint there is nothing to be guessed.
-            if beyond is not None or wanted <= farthest:
-                guesses, hint = _GUESSES if hint else guesses + 1, None
-        elif guesses:
-            # Near the last guess first, then ever further from it, until the middle is nearer.
+            # The constant is itself an estimate: two runs are more exact.
+            one, other = (low, high) if low.batch or len(too_large) < 2 else (high, too_large[-2])
+        target = estimate or _linear_estimate(one, other, capacity)
+        if target is not None and estimates < _ESTIMATES:
+            # A leap cut short at `farthest` does not count as an estimate; after a given estimate none is computed.
+            if high is not None or target <= farthest:
+                estimates, estimate = _ESTIMATES if estimate else estimates + 1, None
+        elif estimates:
+            # Near the last estimate first, then ever further from it, until the middle is nearer.
             reach = max(unit, reach * 4)
-            if beyond is None:
-                wanted = low.batch + reach
+            if high is None:
+                target = low.batch + reach
             else:
-                wanted = min(low.batch + reach, middle) if tried.fits else max(beyond.batch - reach, middle)
+                target = min(low.batch + reach, middle) if result.fits else max(high.batch - reach, middle)
         else:
-            wanted = middle
-        batch = min(max(wanted // unit * unit, low.batch + unit), farthest)
+            target = middle
+        batch = min(max(target // unit * unit, low.batch + unit), farthest)
 
 
-class _Known(NamedTuple):
+class _Need(NamedTuple):
     batch: int
-    needs: int | None
+    needed: int | None
 
 
-def _even(one: _Known, other: _Known, capacity: int) -> int | None:
-    """The batch that would need just the capacity if needs grew evenly; None where that cannot be told."""
-    if one.needs is None or other.needs is None or other.needs <= one.needs:
+def _linear_estimate(one: _Need, other: _Need, capacity: int) -> int | None:
+    """The batch that needs `capacity` bytes if memory grows linearly through two points; None if it does not grow."""
+    if one.needed is None or other.needed is None or other.needed <= one.needed:
         return None
-    return int(one.batch + (capacity - one.needs) * (other.batch - one.batch) / (other.needs - one.needs))
+    return int(one.batch + (capacity - one.needed) * (other.batch - one.batch) / (other.needed - one.needed))
 
 
 # --- which knobs ----------------------------------------------------------------------------------------------------
 
 
-class Move(NamedTuple):
-    """One knob turned."""
+class Candidate(NamedTuple):
+    """One knob with one value."""
 
     field: str
     knobs: Knobs
     alters: bool = False
-    """Whether the training is another one then: another batch, fewer weights, another optimizer, no fp32 weights.
+    """Whether it changes what is trained: the batch, fewer weights, another optimizer, no fp32 weights.
 
     Autocast counts as the same training, as it is meant to be."""
 
 
 ALTERING = ("batch", "optimizer", "lora", "frozen", "input_size", "mode")
-"""Fields that make another training of it."""
+"""Fields of `Knobs` that change what is trained."""
 
 
 def altered(knobs: Knobs, model: nn.Module | None = None) -> frozenset[str]:
-    """The fields by which a setting trains something else than the step as written; a model tells of micro-batches.
+    """Return the fields by which a setting changes what is trained; with a `model`, micro-batches under batch norm too.
 
     >>> altered(Knobs(checkpoint="sqrt", accumulation=2)), altered(Knobs(precision="all bf16"))
     (frozenset(), frozenset({'precision'}))
     >>> altered(Knobs(accumulation=2), nn.Sequential(nn.BatchNorm1d(4)))
     frozenset({'accumulation'})
     """
-    found = set(ALTERING) & set(knobs.changed())
+    fields = set(ALTERING) & set(knobs.changed())
     if knobs.precision is Precision.ALL_BF16:
-        found.add("precision")
+        fields.add("precision")
     if model is not None and micro_batch_notes(knobs, model):
-        found.add("accumulation")
-    return frozenset(found)
+        fields.add("accumulation")
+    return frozenset(fields)
 
 
-def moves(step: Step, gpu: Gpu) -> tuple[Move, ...]:
-    """The single knobs that may save memory in a step, those that keep the training first."""
-    found = [
+def single_candidates(step: Step, gpu: Gpu) -> tuple[Candidate, ...]:
+    """Return the knobs that may save memory in a step, one at a time, those that train the same first."""
+    settings = [
         Knobs(inplace="on"),  # type: ignore[arg-type]
         *(Knobs(checkpoint=text) for text in ("keep matmuls", "norms", "every 2", "sqrt", "every 1")),  # type: ignore[arg-type]
         # Before compute capability 8.0 a GPU has no units for bf16.
         Knobs(precision="bf16" if gpu.compute_capability >= (8, 0) else "fp16"),  # type: ignore[arg-type]
-        *(Knobs(accumulation=count) for count in accumulations(step.batch_size)[:1]),
+        *(Knobs(accumulation=count) for count in micro_batch_counts(step.batch_size)[:1]),
         *(Knobs(update=text) for text in ("per tensor", "fused", "in backward")),  # type: ignore[arg-type]
         Knobs(offload="saved tensors on the CPU"),  # type: ignore[arg-type]
         Knobs(settings="expandable_segments:True"),
     ]
     if step.size_dimensions.stop - step.size_dimensions.start == 2:
-        found.append(Knobs(memory_format="channels last"))  # type: ignore[arg-type]
+        settings.append(Knobs(memory_format="channels last"))  # type: ignore[arg-type]
     if gpu.compute_capability >= (8, 0):
-        found.append(Knobs(precision="all bf16"))  # type: ignore[arg-type]
-    found += [Knobs(optimizer=kind) for kind in (Optimizer.ADAFACTOR, Optimizer.MOMENTUM)]
-    # Adapters go where the repeated blocks are, not onto the head that is trained for the task.
+        settings.append(Knobs(precision="all bf16"))  # type: ignore[arg-type]
+    settings += [Knobs(optimizer=kind) for kind in (Optimizer.ADAFACTOR, Optimizer.MOMENTUM)]
+    # Adapters belong in the repeated blocks, not on the head that is trained for the task.
     parents = dict.fromkeys(name.rpartition(".")[0] or name for name in repeated(built_model(step)))
     if parents:
-        found.append(Knobs(lora=tuple(parents)))
-    found += [Knobs(frozen=names) for names in first_blocks(built_model(step))]
-    found += [Knobs(input_size=size) for size in input_sizes(step)]
-    return tuple(move_of(knobs, built_model(step)) for knobs in found)
+        settings.append(Knobs(lora=tuple(parents)))
+    settings += [Knobs(frozen=names) for names in blocks_to_freeze(built_model(step))]
+    settings += [Knobs(input_size=size) for size in smaller_input_sizes(step)]
+    return tuple(candidate(knobs, built_model(step)) for knobs in settings)
 
 
-def move_of(knobs: Knobs, model: nn.Module) -> Move:
-    """One knob that is turned, as a move."""
-    return Move(next(iter(knobs.changed())), knobs, bool(altered(knobs, model)))
+def candidate(knobs: Knobs, model: nn.Module) -> Candidate:
+    """Return a setting of one knob as a `Candidate`."""
+    return Candidate(next(iter(knobs.changed())), knobs, bool(altered(knobs, model)))
 
 
-def first_blocks(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Layers to freeze: those up to the middle of the repeated blocks, and those up to their last quarter.
+def blocks_to_freeze(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return layers to freeze: the first half of the repeated blocks, and all but the last quarter of them.
 
-    All that was registered before goes with them: while an embedding trains, backward comes down to it, and the frozen
-    blocks in between keep their activations.
+    All layers registered before these blocks are included: while an embedding trains, backward reaches down to it, and
+    the frozen blocks in between keep their activations.
 
     >>> layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(4)]
-    >>> first_blocks(nn.Sequential(nn.Embedding(9, 4), *layers, nn.LayerNorm(4)))
+    >>> blocks_to_freeze(nn.Sequential(nn.Embedding(9, 4), *layers, nn.LayerNorm(4)))
     (('0', '1', '2'), ('0', '1', '2', '3'))
     """
     names = repeated(model)
     counts = dict.fromkeys((len(names) // 2, len(names) - max(1, len(names) // 4))) if len(names) > 1 else ()
-    return tuple(_up_to(model, model.get_submodule(names[count - 1])) for count in counts)
+    return tuple(_layers_through(model, model.get_submodule(names[count - 1])) for count in counts)
 
 
-def _up_to(model: nn.Module, last: nn.Module) -> tuple[str, ...]:
-    """As few layers as have all weights that were registered before the end of one."""
+def _layers_through(model: nn.Module, last: nn.Module) -> tuple[str, ...]:
+    """The fewest layers that together have all weights registered up to the end of `last`."""
     weights = list(model.parameters())
     ends = {id(weight) for weight in last.parameters()}
     end = max(number for number, weight in enumerate(weights) if id(weight) in ends)
-    left = {id(weight) for weight in weights[: end + 1]}
-    whole = frozenset(left)
-    found: list[str] = []
+    remaining = {id(weight) for weight in weights[: end + 1]}
+    wanted = frozenset(remaining)
+    names: list[str] = []
     for name, module in model.named_modules():
         own = {id(weight) for weight in module.parameters()}
-        # A layer below one that was found has none left, and neither has one whose weights are another's.
-        if own & left and own <= whole:
-            found.append(name)
-            left -= own
-    return tuple(found)
+        # Layers inside a chosen one, and layers whose weights are shared with one, have no remaining weight.
+        if own & remaining and own <= wanted:
+            names.append(name)
+            remaining -= own
+    return tuple(names)
 
 
-def input_sizes(step: Step) -> tuple[int, ...]:
-    """About three quarters and half of the input size, in steps of up to 32 that divide it, as models may need it.
+def smaller_input_sizes(step: Step) -> tuple[int, ...]:
+    """Return about three quarters and half of the input size, as multiples of its common divisor with 32.
 
     >>> import torch
-    >>> input_sizes(Step(nn.Conv2d(3, 8, 3), torch.zeros(2, 3, 224, 224)))
+    >>> smaller_input_sizes(Step(nn.Conv2d(3, 8, 3), torch.zeros(2, 3, 224, 224)))
     (160, 128)
     """
     size = step.input_size
     if size is None:
         return ()
     grain = math.gcd(size, 32)
-    near = (max(1, int(size * share / grain + 0.5)) * grain for share in (0.75, 0.5))
-    return tuple(dict.fromkeys(found for found in near if found < size))
+    rounded = (max(1, int(size * share / grain + 0.5)) * grain for share in (0.75, 0.5))
+    return tuple(dict.fromkeys(smaller for smaller in rounded if smaller < size))
 
 
-_FINEST = 64
-"""So many micro-batches are tried at most: each is traced."""
+_MAX_MICRO_BATCHES = 64
+"""Each micro-batch is traced: more of them would take too long."""
 
 
-def accumulations(batch: int) -> tuple[int, ...]:
-    """Numbers of micro-batches to try: divisors of the batch from 2 to 64, each at least twice the one before.
+def micro_batch_counts(batch: int) -> tuple[int, ...]:
+    """Return numbers of micro-batches to try: divisors of the batch from 2 to 64, each at least twice the one before.
 
-    >>> accumulations(48), accumulations(7), accumulations(1)
+    >>> micro_batch_counts(48), micro_batch_counts(7), micro_batch_counts(1)
     ((2, 4, 8, 16, 48), (7,), ())
     """
-    found: list[int] = []
-    for count in range(2, min(batch, _FINEST) + 1):
-        if batch % count == 0 and (not found or count >= 2 * found[-1]):
-            found.append(count)
-    return tuple(found)
+    counts: list[int] = []
+    for count in range(2, min(batch, _MAX_MICRO_BATCHES) + 1):
+        if batch % count == 0 and (not counts or count >= 2 * counts[-1]):
+            counts.append(count)
+    return tuple(counts)
 
 
-class Place(NamedTuple):
-    """A setting in the search: expected time of a sample (as written 1), bytes needed."""
+class SearchPoint(NamedTuple):
+    """A setting that was run: time of a sample (1 as written), bytes needed, whether it fits."""
 
     time: float
-    needs: int
+    needed: int
     fits: bool
     constant: int = 0
-    """Bytes of weights, gradients and optimizer state, which are needed whatever the batch."""
+    """Bytes of weights, gradients and optimizer state, which do not depend on the batch."""
 
 
-def useful(found: Iterable[Move], places: Mapping[Knobs, Place]) -> tuple[Move, ...]:
-    """The moves worth combining: quicker or smaller than as written, not beaten by the same knob turned otherwise."""
-    written = places[Knobs()]
-    tried = [move for move in found if move.knobs in places]
+def worth_combining(candidates: Iterable[Candidate], points: Mapping[Knobs, SearchPoint]) -> tuple[Candidate, ...]:
+    """Return the candidates that save time or memory and that no other value of the same knob beats in both."""
+    written = points[Knobs()]
     better = [
-        move
-        for move in tried
-        if places[move.knobs].needs < written.needs or places[move.knobs].time < written.time * 0.99
+        one
+        for one in candidates
+        if one.knobs in points
+        and (points[one.knobs].needed < written.needed or points[one.knobs].time < written.time * 0.99)
     ]
     kept: set[Knobs] = set()
-    for field, altering in dict.fromkeys((move.field, move.alters) for move in better):
-        rivals = [move.knobs for move in better if (move.field, move.alters) == (field, altering)]
-        best = frontier([(places[knobs].time, places[knobs].needs) for knobs in rivals])
+    for field, alters in dict.fromkeys((one.field, one.alters) for one in better):
+        rivals = [one.knobs for one in better if (one.field, one.alters) == (field, alters)]
+        best = frontier([(points[knobs].time, points[knobs].needed) for knobs in rivals])
         kept |= {rivals[number] for number in best}
-    return tuple(move for move in better if move.knobs in kept)
+    return tuple(one for one in better if one.knobs in kept)
 
 
-BEARABLE = 1.5
-"""Times as long as written: what trains the same and takes longer is no reason to try nothing else."""
+ACCEPTABLE_SLOW_DOWN = 1.5
+"""Time over the time as written up to which a setting that trains the same ends the search for other trainings."""
 
 
-def combined(
-    found: Iterable[Move], places: Mapping[Knobs, Place], failed: Iterable[Knobs], capacity: int, count: int
+def next_combinations(
+    candidates: Iterable[Candidate],
+    points: Mapping[Knobs, SearchPoint],
+    failed: Iterable[Knobs],
+    capacity: int,
+    count: int,
 ) -> list[Knobs]:
-    """The next `count` settings to run: what was tried with one more knob turned, the most promising first.
+    """Return the next `count` settings to run: settings that were run with one more knob changed, best estimate first.
 
-    The order is that of a guess from the single knobs' ratios: what promises to fit comes first, and of that what
-    trains the same; ways to alter the training take turns. What is answered is always a run. Left out are:
+    Time and bytes are estimated by multiplying the ratios of the single knobs. Settings expected to fit come first, and
+    of these what trains the same; fields that change the training take turns. The estimate only orders the runs.
+    Excluded are:
 
-    - knobs that make a setting that fits no quicker: anything else would cost and gain nothing;
-    - settings that alter more of the training than one that fits at a bearable pace;
-    - more micro-batches than fit, or promise to.
+    - knobs that do not make a fitting setting faster: any other would cost something and gain nothing;
+    - settings that change more of the training than one that fits within `ACCEPTABLE_SLOW_DOWN`;
+    - more micro-batches than fit, or are expected to.
     """
-    written, found = places[Knobs()], tuple(found)
-    altering = [(move.knobs.changed().items(), move.field) for move in found if move.alters]
+    written, candidates = points[Knobs()], tuple(candidates)
+    altering = [(one.knobs.changed().items(), one.field) for one in candidates if one.alters]
 
-    def alterations(knobs: Knobs) -> tuple[str, ...]:
-        return tuple(field for its, field in altering if its <= knobs.changed().items())
+    def altered_fields(knobs: Knobs) -> tuple[str, ...]:
+        return tuple(field for change, field in altering if change <= knobs.changed().items())
 
-    bearable = [knobs for knobs, place in places.items() if place.fits and place.time <= written.time * BEARABLE]
-    most = min((len(alterations(knobs)) for knobs in bearable), default=len(altering))
-    fits_cut = {knobs.replace(accumulation=None) for knobs, place in places.items() if place.fits}
-    seen = {*places, *failed}
-    candidates: dict[Knobs, tuple[Any, ...]] = {}
-    useful_ones = {change for move in found for change in move.knobs.changed().items()}
-    for knobs, place in places.items():
-        if not knobs.changed().items() <= useful_ones:
+    limit = written.time * ACCEPTABLE_SLOW_DOWN
+    acceptable = [knobs for knobs, point in points.items() if point.fits and point.time <= limit]
+    max_altered = min((len(altered_fields(knobs)) for knobs in acceptable), default=len(altering))
+    fits_in_micro_batches = {knobs.replace(accumulation=None) for knobs, point in points.items() if point.fits}
+    excluded = {*points, *failed}
+    changes = {change for one in candidates for change in one.knobs.changed().items()}
+    order: dict[Knobs, tuple[Any, ...]] = {}
+    for knobs, point in points.items():
+        if not knobs.changed().items() <= changes:
             continue
-        for move in found:
-            single = places[move.knobs]
-            if move.field in knobs.changed() or (place.fits and single.time >= written.time):
+        for one in candidates:
+            single = points[one.knobs]
+            if one.field in knobs.changed() or (point.fits and single.time >= written.time):
                 continue
-            both = knobs.replace(**move.knobs.changed())
-            if both in seen or conflicts(both) or len(alterations(both)) > most:
+            both = knobs.replace(**one.knobs.changed())
+            if both in excluded or conflicts(both) or len(altered_fields(both)) > max_altered:
                 continue
-            if both.accumulation and both.replace(accumulation=None) in fits_cut:
+            if both.accumulation and both.replace(accumulation=None) in fits_in_micro_batches:
                 continue
-            time, needs = place.time * single.time, place.needs * single.needs / max(written.needs, 1)
-            constant = place.constant * single.constant / max(written.constant, 1)
-            promising = needs <= capacity
-            # Where weights, gradients and optimizer state alone are too much, no saving of activations helps.
-            merit = (constant > capacity, not promising, len(alterations(both)), time if promising else needs)
-            order = (*merit, len(both.changed()), str(both))
-            candidates[both] = min(order, candidates.get(both, order))
-    ordered = sorted(candidates, key=lambda knobs: candidates[knobs])
-    cut: dict[Knobs, list[Knobs]] = {}
+            time, needed = point.time * single.time, point.needed * single.needed / max(written.needed, 1)
+            constant = point.constant * single.constant / max(written.constant, 1)
+            expected_to_fit = needed <= capacity
+            # Where weights, gradients and optimizer state alone are too large, saving activations cannot help.
+            merit = (
+                constant > capacity,
+                not expected_to_fit,
+                len(altered_fields(both)),
+                time if expected_to_fit else needed,
+            )
+            key = (*merit, len(both.changed()), str(both))
+            order[both] = min(key, order.get(both, key))
+    ordered = sorted(order, key=lambda knobs: order[knobs])
+    by_count: dict[Knobs, list[Knobs]] = {}
     for knobs in ordered:
-        cut.setdefault(knobs.replace(accumulation=None), []).append(knobs)
-    chosen = {_cut_enough(rivals, [knobs for knobs in rivals if not candidates[knobs][1]]) for rivals in cut.values()}
-    # Ways to alter the training take turns: which of them a person can accept is not for the search to say.
+        by_count.setdefault(knobs.replace(accumulation=None), []).append(knobs)
+    chosen = {
+        _micro_batched(rivals, [knobs for knobs in rivals if not order[knobs][1]]) for rivals in by_count.values()
+    }
+    # Fields that change the training take turns: the search cannot know which of them a person accepts.
     turns: Counter[tuple[Any, ...]] = Counter()
-    places_of: dict[Knobs, tuple[Any, ...]] = {}
+    turn_of: dict[Knobs, tuple[Any, ...]] = {}
     for knobs in filter(chosen.__contains__, ordered):
-        merit = candidates[knobs][:3]
-        turns[merit, alterations(knobs)] += 1
-        places_of[knobs] = (merit, turns[merit, alterations(knobs)])
-    return sorted(places_of, key=lambda knobs: places_of[knobs])[:count]
+        merit = order[knobs][:3]
+        turns[merit, altered_fields(knobs)] += 1
+        turn_of[knobs] = (merit, turns[merit, altered_fields(knobs)])
+    return sorted(turn_of, key=lambda knobs: turn_of[knobs])[:count]
 
 
-def _cut_enough(rivals: list[Knobs], promising: list[Knobs]) -> Knobs:
-    """Of settings that differ in their micro-batches, that with the fewest that promises to fit, else with the most."""
-    if promising:
-        return min(promising, key=lambda knobs: knobs.accumulation or 1)
+def _micro_batched(rivals: list[Knobs], expected_to_fit: list[Knobs]) -> Knobs:
+    """Of settings that differ only in micro-batches, the one with the fewest expected to fit, else with the most."""
+    if expected_to_fit:
+        return min(expected_to_fit, key=lambda knobs: knobs.accumulation or 1)
     return max(rivals, key=lambda knobs: knobs.accumulation or 1)

@@ -1,4 +1,7 @@
-"""Settings run one after another: in this process, in processes of its own, or on an executor that somebody gave."""
+"""Runners of settings: in this process, in processes started here, or on an executor given by the caller.
+
+In: a step and settings. Out: a `Result` for each setting, in the order in which the runs end.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,28 @@ from memexplore.steps.outcome import RunSetting, run_outcome
 from memexplore.steps.step import Step
 
 _START = 8.0
-"""Seconds that spawned processes need until each has imported torch and run its first setting."""
+"""Seconds from starting processes until each has imported torch and run its first setting."""
 _WINDOW = 64
-"""Settings handed to an executor at once: enough to keep many workers busy, few to be cancelled."""
+"""Settings submitted to an executor at once: enough to keep many workers busy, few to be cancelled."""
 
 
 RunAll = Callable[[Iterable[Knobs]], Iterator[Result]]
 
 
 @contextlib.contextmanager
-def running(
+def open_runner(
     step: Step,
     *,
     gpu: str,
     release: str | None,
     executor: Executor | None,
-    expected: int,
+    expected_runs: int,
     run_setting: RunSetting = run_outcome,
 ) -> Iterator[RunAll]:
-    """A function that runs some settings, again and again with the same workers; `expected` is how many in all.
+    """Yield a function that runs settings and may be called again with the same workers; they end with the block.
 
-    `run_setting` is how each is run, a function that can be imported. Raises as `sweep` does.
+    `expected_runs` is the number of settings in all, by which the runner decides whether to start processes;
+    `run_setting` is a function that a worker can import. Raises as `sweep` does.
     """
     targets.gpu_of(gpu)
     if targets.is_real(gpu) and executor is not None:
@@ -52,47 +56,47 @@ def running(
             "processes of its own such as concurrent.futures.ProcessPoolExecutor"
         )
     if executor is not None:
-        yield _Remote(step, gpu, release, run_setting, executor).run_all
+        yield _ExecutorRunner(step, gpu, release, run_setting, executor).run_all
         return
-    runner = _Growing(step, gpu, release, run_setting, expected)
+    runner = _LocalRunner(step, gpu, release, run_setting, expected_runs)
     try:
         yield runner.run_all
     finally:
         runner.close()
 
 
-class _Remote:
-    """Runs settings on an executor that somebody gave."""
+class _ExecutorRunner:
+    """Runs settings on an executor."""
 
     def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, executor: Executor) -> None:
-        self._payload = workers.packed(step)
-        self._rest = (gpu, run_setting, workers.surroundings(release), workers.here())
+        self._packed_step = workers.pack_step(step)
+        self._arguments = (gpu, run_setting, workers.process_settings(release), workers.this_thread())
         self._executor = executor
 
     def submit(self, knobs: Knobs) -> Future[bytes]:
-        asked = cloudpickle.dumps((knobs, *self._rest))
-        return self._executor.submit(workers.answer, self._payload, asked)
+        request = cloudpickle.dumps((knobs, *self._arguments))
+        return self._executor.submit(workers.run_packed, self._packed_step, request)
 
     def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
         waiting = deque(settings)
-        at_work: dict[Future[bytes], Knobs] = {}
+        running: dict[Future[bytes], Knobs] = {}
         try:
-            while waiting or at_work:
-                while waiting and len(at_work) < _WINDOW:
+            while waiting or running:
+                while waiting and len(running) < _WINDOW:
                     knobs = waiting.popleft()
                     try:
-                        at_work[self.submit(knobs)] = knobs
+                        running[self.submit(knobs)] = knobs
                     except BrokenExecutor as error:
                         yield Failed(knobs, error)
-                done, _ = concurrent.futures.wait(at_work, return_when=concurrent.futures.FIRST_COMPLETED)
-                for future in [one for one in at_work if one in done]:
-                    yield _received(future, at_work.pop(future))
+                done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                for future in [one for one in running if one in done]:
+                    yield _result(future, running.pop(future))
         finally:
-            for future in at_work:
+            for future in running:
                 future.cancel()
 
 
-def _received(future: Future[bytes], knobs: Knobs) -> Result:
+def _result(future: Future[bytes], knobs: Knobs) -> Result:
     error = future.exception()
     if error is not None:
         return Failed(knobs, error)
@@ -102,94 +106,100 @@ def _received(future: Future[bytes], knobs: Knobs) -> Result:
     return result
 
 
-class _Growing:
-    """Runs settings in this process, and in processes of its own once these are worth their start.
+class _LocalRunner:
+    """Runs settings in this process, and in processes of its own as soon as starting these saves time.
 
-    A worker that dies takes the pool with it. The settings that were at work then are run one by one in pools of
-    their own, so the one that kills its worker is told from those that were beside it.
+    A worker that dies breaks its pool. The settings that were running then are run again one by one, each in a pool of
+    its own, which separates the setting that kills its worker from the others.
     """
 
-    def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, expected: int) -> None:
+    def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, expected_runs: int) -> None:
         self._step, self._gpu, self._release, self._run_setting = step, gpu, release, run_setting
-        self._expected = expected
-        # Weights do not travel, and a second process on a real GPU would take memory from the first.
-        self._count = 1 if targets.is_real(gpu) else workers.processors()
+        self._expected_runs = expected_runs
+        # Weights are not sent, and a second process on a real GPU would take memory from the first.
+        self._count = 1 if targets.is_real(gpu) else workers.processor_count()
         self._seconds: list[float] = []
-        self._sendable = True
+        self._can_pack_step = True
         self._pool: Any = None
-        self._remote: _Remote | None = None
+        self._runner: _ExecutorRunner | None = None
 
     def close(self) -> None:
         """End the processes."""
         if self._pool is not None:
-            workers.ended(self._pool)
-            self._pool = self._remote = None
+            workers.terminate_pool(self._pool)
+            self._pool = self._runner = None
 
     def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
         waiting = deque(settings)
-        self._expected = max(self._expected, len(waiting))
-        while waiting and not self._worth_processes():
-            yield self._here(waiting.popleft())
+        self._expected_runs = max(self._expected_runs, len(waiting))
+        while waiting and not self._has_processes():
+            yield self._run_here(waiting.popleft())
         while waiting:
-            yield from self._in_processes(waiting)
+            yield from self._run_in_processes(waiting)
 
-    def _worth_processes(self) -> bool:
-        if self._remote is not None:
+    def _has_processes(self) -> bool:
+        """Whether processes run; starts them if that saves time."""
+        if self._runner is not None:
             return True
-        if len(self._seconds) < 2 or self._count < 2 or not self._sendable:
+        if len(self._seconds) < 2 or not self._can_pack_step:
             return False
-        # The first run works out plans that later ones only look up.
-        ahead = (self._expected - len(self._seconds)) * self._seconds[-1]
-        if ahead * (1 - 1 / self._count) <= _START:
+        remaining = self._expected_runs - len(self._seconds)
+        at_once = min(self._count, remaining)
+        # A single run is no faster in another process.
+        if at_once < 2:
+            return False
+        # The first run makes plans that later runs reuse, so the last one predicts them best.
+        saved = remaining * self._seconds[-1] * (1 - 1 / at_once)
+        if saved <= _START:
             return False
         try:
             self._start(self._count)
         except TypeError:
-            # What cannot be sent runs here: it takes longer and is no other answer.
-            self._sendable = False
-        return self._sendable
+            # A step that cannot be sent runs here: slower, with the same results.
+            self._can_pack_step = False
+        return self._can_pack_step
 
     def _start(self, count: int) -> None:
         self.close()
-        self._pool = workers.spawned(count)
-        self._remote = _Remote(self._step, self._gpu, self._release, self._run_setting, self._pool)
+        self._pool = workers.spawn_pool(count)
+        self._runner = _ExecutorRunner(self._step, self._gpu, self._release, self._run_setting, self._pool)
 
-    def _here(self, knobs: Knobs) -> Result:
+    def _run_here(self, knobs: Knobs) -> Result:
         start = time.monotonic()
         try:
             return Done(*self._run_setting(self._step, knobs, gpu=self._gpu, release=self._release))
         except Exception as error:
-            return Failed(knobs, workers.bare(error))
+            return Failed(knobs, workers.without_frames(error))
         finally:
             self._seconds.append(time.monotonic() - start)
 
-    def _in_processes(self, waiting: deque[Knobs]) -> Iterator[Result]:
+    def _run_in_processes(self, waiting: deque[Knobs]) -> Iterator[Result]:
         """Run settings until none waits or a worker has died."""
-        assert self._remote is not None
-        at_work: dict[Future[bytes], Knobs] = {}
-        suspects: list[Knobs] = []
-        while (waiting or at_work) and not suspects:
-            while waiting and len(at_work) < self._count + 1:
+        assert self._runner is not None
+        running: dict[Future[bytes], Knobs] = {}
+        interrupted: list[Knobs] = []
+        while (waiting or running) and not interrupted:
+            while waiting and len(running) < self._count + 1:
                 try:
-                    future = self._remote.submit(waiting[0])
+                    future = self._runner.submit(waiting[0])
                 except BrokenExecutor:
-                    suspects.append(waiting.popleft())
+                    interrupted.append(waiting.popleft())
                     break
-                at_work[future] = waiting.popleft()
-            done, _ = concurrent.futures.wait(at_work, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in [one for one in at_work if one in done]:
-                knobs = at_work.pop(future)
+                running[future] = waiting.popleft()
+            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in [one for one in running if one in done]:
+                knobs = running.pop(future)
                 if isinstance(future.exception(), BrokenExecutor):
-                    suspects.append(knobs)
+                    interrupted.append(knobs)
                 else:
-                    yield _received(future, knobs)
-        if not suspects:
+                    yield _result(future, knobs)
+        if not interrupted:
             return
-        suspects += at_work.values()
-        for knobs in suspects:
+        interrupted += running.values()
+        for knobs in interrupted:
             self._start(1)
-            future = self._remote.submit(knobs)
-            result = _received(future, knobs)
+            future = self._runner.submit(knobs)
+            result = _result(future, knobs)
             if isinstance(result, Failed) and isinstance(result.error, BrokenExecutor):
                 result = Failed(knobs, RuntimeError(f"the process that ran {knobs} died"))
             yield result

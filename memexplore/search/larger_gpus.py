@@ -1,50 +1,53 @@
-"""Larger GPUs for a step that does not fit the one asked for."""
+"""The smallest larger GPU of the catalogue for a step that does not fit the GPU asked for."""
 
 from __future__ import annotations
 
 from memexplore import gpu_catalogue
 from memexplore.capture import release_or_installed
+from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import candidates as search
-from memexplore.search.run_log import Runs
+from memexplore.search import candidates
+from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import Outcome
 
 
-def larger(runs: Runs, release: str | None) -> tuple[list[Knobs], Outcome | None]:
-    """The smallest GPU of the catalogue, beyond the one asked for, on which the step fits as written.
+def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], Outcome | None]:
+    """Run the step on larger GPUs; return the setting of the smallest on which it fits as written, as a list.
 
-    Where it fits none of them, what trains the same and needs least is tried there too, unless it fits the GPU asked
-    for; the second value is the step as written on the largest GPU then.
+    Where the step as written fits none, the setting that trains the same in the least memory is tried there too, unless
+    it fits the GPU asked for; then the second value is the outcome of the step as written on the largest GPU.
     """
-    if runs.written.fits:
+    if log.as_written.fits:
         return [], None
     gpus = [gpu_catalogue.find(name).under(release_or_installed(release)) for name in gpu_catalogue.gpus().index]
-    gpus = [gpu for gpu in gpus if gpu.capacity > runs.device.capacity]
-    found = _smallest(runs, Knobs(), gpus)
-    if found is not None or not gpus:
-        return ([] if found is None else [found]), None
-    too_small = runs.found.get(Knobs(gpu=gpus[-1].key))
-    same = [knobs for knobs in runs.places() if not search.altered(knobs, runs.model)]
-    sparing = min(same, key=lambda knobs: runs.found[knobs].peak_reserved)
-    found = None if runs.found[sparing].fits else _smallest(runs, sparing, gpus)
-    return ([] if found is None else [found]), too_small
+    gpus = [gpu for gpu in gpus if gpu.capacity > log.gpu.capacity]
+    fitting = _smallest_fitting(log, Knobs(), gpus)
+    if fitting is not None or not gpus:
+        return ([] if fitting is None else [fitting]), None
+    on_largest = log.outcomes.get(Knobs(gpu=gpus[-1].key))
+    same_training = [knobs for knobs in log.points() if not candidates.altered(knobs, log.model)]
+    smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
+    fitting = None if log.outcomes[smallest].fits else _smallest_fitting(log, smallest, gpus)
+    return ([] if fitting is None else [fitting]), on_largest
 
 
-def _smallest(runs: Runs, knobs: Knobs, gpus: list[gpu_catalogue.Gpu]) -> Knobs | None:
-    """The setting on the first of some GPUs, smallest first, on which it fits; it is run on the largest at any rate."""
-    # Weights, gradients and optimizer state are the same everywhere, and the rest where the same kernels run.
-    room = [gpu for gpu in gpus if gpu.capacity > runs.found[knobs].constant]
-    first = {gpu.compute_capability: gpu for gpu in reversed(room)}
-    runs.run(knobs.replace(gpu=gpu.key) for gpu in [*first.values(), gpus[-1]])
-    needs = {
-        kind: one.peak_allocated for kind, gpu in first.items() if (one := runs.found.get(knobs.replace(gpu=gpu.key)))
+def _smallest_fitting(log: RunLog, knobs: Knobs, gpus: list[Gpu]) -> Knobs | None:
+    """The setting on the first GPU, in ascending size, on which it fits; the largest GPU is run in any case."""
+    # Weights, gradients and optimizer state are equal on all GPUs, the rest on GPUs that run the same kernels.
+    large_enough = [gpu for gpu in gpus if gpu.capacity > log.outcomes[knobs].constant]
+    first = {gpu.compute_capability: gpu for gpu in reversed(large_enough)}
+    log.run(knobs.replace(gpu=gpu.key) for gpu in [*first.values(), gpus[-1]])
+    needed = {
+        capability: outcome.peak_allocated
+        for capability, gpu in first.items()
+        if (outcome := log.outcomes.get(knobs.replace(gpu=gpu.key)))
     }
-    for gpu in room:
-        if gpu.capacity < needs.get(gpu.compute_capability, 0):
+    for gpu in large_enough:
+        if gpu.capacity < needed.get(gpu.compute_capability, 0):
             continue
-        asked = knobs.replace(gpu=gpu.key)
-        runs.run([asked])
-        one = runs.found.get(asked)
-        if one is not None and one.fits:
-            return asked
+        setting = knobs.replace(gpu=gpu.key)
+        log.run([setting])
+        outcome = log.outcomes.get(setting)
+        if outcome is not None and outcome.fits:
+            return setting
     return None

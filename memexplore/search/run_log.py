@@ -1,4 +1,4 @@
-"""All that a search for advice has run, and how far it is."""
+"""The log of a search for advice: every setting that was run, its outcome or error, and the progress of the search."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from memexplore import gpu_catalogue
+from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import candidates as search
-from memexplore.search.advice import Option, rank, unbeaten
-from memexplore.search.candidates import Place
+from memexplore.search import candidates
+from memexplore.search.advice import Option, rank, undominated
+from memexplore.search.candidates import SearchPoint
 from memexplore.search.executors import RunAll
-from memexplore.search.sweep import Progress, left
+from memexplore.search.progress import Progress, estimate_seconds_left
 from memexplore.search.workers import Done
 from memexplore.steps.outcome import Outcome, extra_flops, slow_down
 from memexplore.steps.step import Step
@@ -22,39 +22,39 @@ from memexplore.steps.step_record import built_model
 from memexplore.tape import Tape
 
 
-class Runs:
-    """All that has been run."""
+class RunLog:
+    """Runs settings of one step on one GPU, each once, and keeps what they gave."""
 
     def __init__(
-        self, run_all: RunAll, step: Step, device: gpu_catalogue.Gpu, progress: Callable[[Progress], object] | None
+        self, run_all: RunAll, step: Step, gpu: Gpu, report_progress: Callable[[Progress], object] | None
     ) -> None:
         self.model: torch.nn.Module = built_model(step)
         self.samples = step.batch_size
-        self.device = device
+        self.gpu = gpu
         self._run_all = run_all
-        self._progress = progress
+        self._report_progress = report_progress
         self._finished: list[float] = []
         self._start = time.monotonic()
-        self.found: dict[Knobs, Outcome] = {}
+        self.outcomes: dict[Knobs, Outcome] = {}
         self.tapes: dict[Knobs, Tape] = {}
-        """Of settings that were run, with memory without end."""
+        """Tapes of the runs with unlimited memory."""
         self.errors: dict[Knobs, BaseException] = {}
-        self.expected = 0
-        """Runs in all, by the best guess so far."""
+        self.expected_runs = 0
+        """Estimate of the total number of runs."""
 
     @property
-    def written(self) -> Outcome:
-        """The step as written."""
-        return self.found[Knobs()]
+    def as_written(self) -> Outcome:
+        """The outcome of the step as written."""
+        return self.outcomes[Knobs()]
 
     @property
-    def done(self) -> int:
-        """Runs so far."""
+    def run_count(self) -> int:
+        """Number of runs so far."""
         return len(self._finished)
 
     def run(self, settings: Iterable[Knobs]) -> None:
-        """Run settings that were not, in order."""
-        new = [knobs for knobs in dict.fromkeys(settings) if knobs not in self.found and knobs not in self.errors]
+        """Run the settings that were not run before."""
+        new = [knobs for knobs in dict.fromkeys(settings) if knobs not in self.outcomes and knobs not in self.errors]
         results: dict[Knobs, Outcome | BaseException] = {}
         for result in self._run_all(new) if new else ():
             if isinstance(result, Done):
@@ -63,46 +63,49 @@ class Runs:
             else:
                 results[result.knobs] = result.error
             self._finished.append(time.monotonic() - self._start)
-            # Only the end is told as the end.
-            self._tell(max(self.expected, self.done + 1), results)
-        # In the order asked, whatever the order in which processes answered: the same search every time.
+            # `end` alone reports as many runs done as expected.
+            self._report(max(self.expected_runs, self.run_count + 1), results)
+        # In the order of the settings, not in that of the answers of processes: every search runs the same settings.
         for knobs in new:
             value = results[knobs]
             if isinstance(value, Outcome):
-                self.found[knobs] = value
+                self.outcomes[knobs] = value
             else:
                 self.errors[knobs] = value
 
     def end(self) -> None:
-        """Tell that no more will be run."""
-        self._tell(self.done, {})
+        """Report that the search has ended."""
+        self._report(self.run_count, {})
 
-    def _tell(self, total: int, latest: dict[Knobs, Outcome | BaseException]) -> None:
-        if self._progress is not None:
+    def _report(self, total: int, latest: dict[Knobs, Outcome | BaseException]) -> None:
+        if self._report_progress is not None:
             failed = len(self.errors) + sum(isinstance(result, BaseException) for result in latest.values())
-            self._progress(Progress(self.done, failed, total, self._finished[-1], left(self._finished, total)))
+            seconds_left = estimate_seconds_left(self._finished, total)
+            self._report_progress(Progress(self.run_count, failed, total, self._finished[-1], seconds_left))
 
-    def places(self) -> dict[Knobs, Place]:
-        """The settings of the batch and the GPU asked for, in the search."""
+    def points(self) -> dict[Knobs, SearchPoint]:
+        """Return the settings with the batch of the step on the GPU asked for."""
         return {
-            knobs: Place(slow_down(one, self.written), one.peak_reserved, one.fits, one.constant)
-            for knobs, one in self.found.items()
+            knobs: SearchPoint(slow_down(one, self.as_written), one.peak_reserved, one.fits, one.constant)
+            for knobs, one in self.outcomes.items()
             if knobs.batch is None and knobs.gpu is None
         }
 
     def option(self, knobs: Knobs) -> Option:
-        """A setting that was run, without its largest batch and its code."""
-        one, changed = self.found[knobs], search.altered(knobs, self.model)
-        # Nobody knows how fast a GPU is of which only the size was said.
-        known = knobs.gpu is None or self.device.bandwidth is not None
-        pace = slow_down(one, self.written) if known else math.nan
-        return Option(one, pace, extra_flops(one, self.written), changed, None, "")
+        """Return a setting that was run as an `Option`, without its largest batch and its code."""
+        outcome, fields = self.outcomes[knobs], candidates.altered(knobs, self.model)
+        # The speed of a GPU given by its size alone is unknown, so another GPU cannot be compared with it.
+        comparable = knobs.gpu is None or self.gpu.bandwidth is not None
+        time_ratio = slow_down(outcome, self.as_written) if comparable else math.nan
+        return Option(outcome, time_ratio, extra_flops(outcome, self.as_written), fields, None, "")
 
-    def told(self, more: Iterable[Knobs] = ()) -> list[Option]:
-        """What fits of the settings of the batch asked for, and of some more, as it will be told, in order."""
-        fitting = [knobs for knobs, place in self.places().items() if place.fits]
-        return unbeaten(sorted(map(self.option, dict.fromkeys([*fitting, *more])), key=rank))
+    def options(self, others: Iterable[Knobs] = ()) -> list[Option]:
+        """Return the undominated of the settings that fit so far and of `others`, cheapest first."""
+        fitting = [knobs for knobs, point in self.points().items() if point.fits]
+        return undominated(sorted(map(self.option, dict.fromkeys([*fitting, *others])), key=rank))
 
-    def suits(self) -> bool:
-        """Whether something fits that trains the same and takes no longer than can be borne."""
-        return any(not option.altered and option.slow_down <= search.BEARABLE for option in self.told())
+    def has_acceptable_option(self) -> bool:
+        """Return whether an option trains the same at no more than `ACCEPTABLE_SLOW_DOWN`."""
+        return any(
+            not option.altered and option.slow_down <= candidates.ACCEPTABLE_SLOW_DOWN for option in self.options()
+        )

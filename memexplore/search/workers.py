@@ -1,7 +1,7 @@
-"""Runs of a step in other processes: what is sent there, and what comes back.
+"""Runs of a step in worker processes: a step and a setting go there as bytes, a `Result` comes back as bytes.
 
-Everything travels as bytes that cloudpickle made, so functions and models of a notebook cell arrive whatever the
-executor's own pickling can do. Weights do not travel: a virtual run never reads their values, so only their shapes do.
+The bytes are made by cloudpickle, so functions and models of a notebook cell can be sent whatever the executor's own
+pickling supports. Of weights only shapes are sent: a virtual run never reads their values.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
-_WEIGHT = 1 << 12
-"""Registered weights from 4 KiB on are sent as shapes: they are on the virtual GPU before anything reads them."""
-_LARGE = 1 << 20
-"""Batches from 1 MiB on, as in `Step.batch_of`, and parameters of anything but the model."""
-_REMEMBERED = 4
-"""Steps that a worker keeps, the latest."""
+_MIN_WEIGHT = 1 << 12
+"""Weights of the model from 4 KiB on are sent as shapes: they are on the virtual GPU before anything reads them."""
+_MIN_LARGE = 1 << 20
+"""So are batches from 1 MiB on, as in `Step.batch_of`, and parameters outside the model."""
+_MAX_STEPS = 4
+"""Steps that a worker keeps, the most recent."""
 
 
 class Done(NamedTuple):
-    """A setting that was run."""
+    """The result of a setting that ran."""
 
     trial: Trial
     outcome: Outcome
 
 
 class Failed(NamedTuple):
-    """A setting that raised."""
+    """The result of a setting that raised."""
 
     knobs: Knobs
     error: BaseException
@@ -59,31 +59,31 @@ class Failed(NamedTuple):
 Result = Done | Failed
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------------
+# --- packing steps --------------------------------------------------------------------------------------------------
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Sends large tensors without their values."""
+    """Pickles large tensors as their shapes."""
 
-    def __init__(self, file: io.BytesIO, limits: dict[int, int]) -> None:
+    def __init__(self, file: io.BytesIO, min_bytes: dict[int, int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._limits = limits
+        self._min_bytes = min_bytes
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor) and self._without_values(obj):
+        if isinstance(obj, torch.Tensor) and self._by_shape(obj):
             parameter = isinstance(obj, torch.nn.Parameter) or bool(getattr(obj, PARAMETER_MARK, False))
             shape = _Shape(tuple(obj.shape), obj.stride(), obj.dtype, obj.requires_grad, parameter)
-            # What a user has written onto a weight steers some optimizers; a virtual one has fields of its own there.
-            return _stand_in, (shape, {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
+            # Some optimizers read attributes that users set on weights; those of virtual tensors are their own fields.
+            return _fake_tensor, (shape, {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
         return super().reducer_override(obj)
 
-    def _without_values(self, tensor: torch.Tensor) -> bool:
+    def _by_shape(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, VirtualTensor):
             return True
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             return False
-        limit = self._limits.get(id(tensor), _LARGE if isinstance(tensor, torch.nn.Parameter) else None)
-        return limit is not None and (tensor.device.type != "cpu" or tensor.nbytes >= limit)
+        least = self._min_bytes.get(id(tensor), _MIN_LARGE if isinstance(tensor, torch.nn.Parameter) else None)
+        return least is not None and (tensor.device.type != "cpu" or tensor.nbytes >= least)
 
 
 class _Shape(NamedTuple):
@@ -94,28 +94,28 @@ class _Shape(NamedTuple):
     parameter: bool
 
 
-def _stand_in(told: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
-    fake = fake_cpu_tensor(told.shape, told.dtype, told.stride)
-    # What `torch.nn.Parameter(fake)` does, but for a detach that needs a virtual GPU that is on.
-    fake.requires_grad_(told.gradient)
-    vars(fake).update(attributes, **({PARAMETER_MARK: True} if told.parameter else {}))
+def _fake_tensor(shape: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
+    fake = fake_cpu_tensor(shape.shape, shape.dtype, shape.stride)
+    # As `torch.nn.Parameter(fake)`, without its detach, which needs a running virtual GPU.
+    fake.requires_grad_(shape.gradient)
+    vars(fake).update(attributes, **({PARAMETER_MARK: True} if shape.parameter else {}))
     return fake
 
 
-def packed(step: Step) -> bytes:
-    """A step as bytes that another process can read; weights and large batches are only their shapes.
+def pack_step(step: Step) -> bytes:
+    """Return a step as bytes for another process; weights and large batches are packed as shapes.
 
-    Raises TypeError where something in it cannot be pickled.
+    Raises TypeError for a step that cannot be pickled.
     """
-    limits: dict[int, int] = {}
+    min_bytes: dict[int, int] = {}
     if isinstance(step.model, torch.nn.Module):
-        limits |= {id(weight): _WEIGHT for weight in (*step.model.parameters(), *step.model.buffers())}
+        min_bytes |= {id(weight): _MIN_WEIGHT for weight in (*step.model.parameters(), *step.model.buffers())}
     state = step.optimizer.state if isinstance(step.optimizer, torch.optim.Optimizer) else {}
-    limits |= {id(leaf): _WEIGHT for leaf in pytree.tree_leaves(list(state.values()))}
-    limits |= {id(leaf): _LARGE for leaf in pytree.tree_leaves(step.batch)}
+    min_bytes |= {id(leaf): _MIN_WEIGHT for leaf in pytree.tree_leaves(list(state.values()))}
+    min_bytes |= {id(leaf): _MIN_LARGE for leaf in pytree.tree_leaves(step.batch)}
     file = io.BytesIO()
     try:
-        _Pickler(file, limits).dump(step)
+        _Pickler(file, min_bytes).dump(step)
     except Exception as error:
         raise TypeError(
             f"this step cannot be sent to another process ({type(error).__name__}: {error}): let its model be a "
@@ -124,12 +124,12 @@ def packed(step: Step) -> bytes:
     return file.getvalue()
 
 
-ENVIRONMENT = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables that settings of the allocator are read from."""
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables that hold the settings of the allocator."""
 
 
-class Surroundings(NamedTuple):
-    """What decides a run beside the step: torch's global settings here, which a new process has not."""
+class ProcessSettings(NamedTuple):
+    """Global settings of torch and of the environment that change a run, to be repeated in a worker."""
 
     release: str
     dtype: torch.dtype
@@ -140,10 +140,10 @@ class Surroundings(NamedTuple):
     environment: tuple[tuple[str, str | None], ...]
 
 
-def surroundings(release: str | None) -> Surroundings:
-    """Those of this process."""
+def process_settings(release: str | None) -> ProcessSettings:
+    """Return the settings of this process; `release` is the torch release of the run, None for the installed one."""
     cudnn = torch.backends.cudnn
-    return Surroundings(
+    return ProcessSettings(
         release or torch.__version__.partition("+")[0],
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
@@ -155,21 +155,21 @@ def surroundings(release: str | None) -> Surroundings:
             torch.backends.cuda.cudnn_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
         ),
-        tuple((name, os.environ.get(name)) for name in ENVIRONMENT),
+        tuple((name, os.environ.get(name)) for name in ALLOCATOR_VARIABLES),
     )
 
 
-def _put(wanted: Surroundings) -> None:
+def _set_process_settings(wanted: ProcessSettings) -> None:
     torch.set_default_dtype(wanted.dtype)
     torch.use_deterministic_algorithms(wanted.deterministic)
     cudnn = torch.backends.cudnn
     cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = wanted.cudnn
     torch.backends.cuda.matmul.allow_tf32 = wanted.tf32
-    flash, efficient, of_cudnn, plain = wanted.attention
+    flash, efficient, of_cudnn, math = wanted.attention
     torch.backends.cuda.enable_flash_sdp(flash)
     torch.backends.cuda.enable_mem_efficient_sdp(efficient)
     torch.backends.cuda.enable_cudnn_sdp(of_cudnn)
-    torch.backends.cuda.enable_math_sdp(plain)
+    torch.backends.cuda.enable_math_sdp(math)
     for name, value in wanted.environment:
         if value is None:
             os.environ.pop(name, None)
@@ -178,16 +178,16 @@ def _put(wanted: Surroundings) -> None:
 
 
 @contextlib.contextmanager
-def _as_there(wanted: Surroundings) -> Iterator[None]:
-    before = surroundings(None)
+def _with_process_settings(wanted: ProcessSettings) -> Iterator[None]:
+    before = process_settings(None)
     try:
-        _put(wanted)
+        _set_process_settings(wanted)
         yield
     finally:
-        _put(before)
+        _set_process_settings(before)
 
 
-class Place(NamedTuple):
+class ThreadId(NamedTuple):
     """One thread of one process of one machine."""
 
     host: str
@@ -195,9 +195,9 @@ class Place(NamedTuple):
     thread: int
 
 
-def here() -> Place:
-    """Where this runs."""
-    return Place(socket.gethostname(), os.getpid(), threading.get_ident())
+def this_thread() -> ThreadId:
+    """Return the id of the running thread."""
+    return ThreadId(socket.gethostname(), os.getpid(), threading.get_ident())
 
 
 # --- in the worker --------------------------------------------------------------------------------------------------
@@ -207,54 +207,55 @@ _one_at_a_time = threading.Lock()
 """Dask gives a worker several threads, and the virtual GPU is process-wide."""
 
 
-def answer(payload: bytes, asked: bytes) -> bytes:
-    """Run one setting of a step, both as bytes; the answer is a `Result`, as bytes.
+def run_packed(packed_step: bytes, request: bytes) -> bytes:
+    """Run one setting of a packed step and return the `Result` as bytes.
 
-    It is a TypeError in another thread of the process that asks: the virtual GPU is process-wide.
+    The result is a TypeError in another thread of the requesting process, as the virtual GPU is process-wide.
     """
-    knobs, gpu, run_setting, around, asker = pickle.loads(asked)
-    place = here()
-    if place[:2] == asker[:2] and place.thread != asker.thread:
+    knobs, gpu, run_setting, settings, requester = pickle.loads(request)
+    thread = this_thread()
+    if thread[:2] == requester[:2] and thread.thread != requester.thread:
         refusal = TypeError(
-            "this executor runs in threads of the process that asks, and the virtual GPU is process-wide: use one with "
+            "this executor runs threads of the calling process, and the virtual GPU is process-wide: use one with "
             "processes of its own (ProcessPoolExecutor; Dask with processes=True)"
         )
         return pickle.dumps(refusal)
     with _one_at_a_time:
         try:
-            with _as_there(around):
-                result: Result = Done(*run_setting(_read(payload), knobs, gpu=gpu, release=around.release))
+            with _with_process_settings(settings):
+                step = _unpack_step(packed_step)
+                result: Result = Done(*run_setting(step, knobs, gpu=gpu, release=settings.release))
         except (Exception, SystemExit) as error:
-            result = Failed(knobs, bare(error))
-    return _sent(result)
+            result = Failed(knobs, without_frames(error))
+    return _pack_result(result)
 
 
-def _read(payload: bytes) -> Step:
-    digest = hashlib.sha256(payload).hexdigest()
+def _unpack_step(packed_step: bytes) -> Step:
+    digest = hashlib.sha256(packed_step).hexdigest()
     if digest not in _steps:
-        while len(_steps) >= _REMEMBERED:
+        while len(_steps) >= _MAX_STEPS:
             del _steps[next(iter(_steps))]
-        _steps[digest] = pickle.loads(payload)
+        _steps[digest] = pickle.loads(packed_step)
     return _steps[digest]
 
 
-def _sent(result: Result) -> bytes:
+def _pack_result(result: Result) -> bytes:
     try:
-        blob = cloudpickle.dumps(result)
+        data = cloudpickle.dumps(result)
         if isinstance(result, Failed):
-            pickle.loads(blob)  # many an exception can be written and not read
-        return blob
+            pickle.loads(data)  # many exceptions can be pickled but not unpickled
+        return data
     except Exception:
         if not isinstance(result, Failed):
             raise
-        told = RuntimeError(f"{type(result.error).__name__}: {result.error}")
+        plain = RuntimeError(f"{type(result.error).__name__}: {result.error}")
         for note in getattr(result.error, "__notes__", ()):
-            told.add_note(note)
-        return cloudpickle.dumps(Failed(result.knobs, told))
+            plain.add_note(note)
+        return cloudpickle.dumps(Failed(result.knobs, plain))
 
 
-def bare(error: BaseException) -> BaseException:
-    """An error without its frames, which would keep tensors alive; where it came from is a note at it, in words."""
+def without_frames(error: BaseException) -> BaseException:
+    """Drop the frames of an error, which would keep tensors alive; its traceback becomes a note, as text."""
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     link: BaseException | None = error
     while link is not None:
@@ -267,7 +268,7 @@ def bare(error: BaseException) -> BaseException:
 
 
 class _Process(multiprocessing.context.SpawnProcess):
-    """A spawned process that does not run the user's script again: cloudpickle sends what is needed of it."""
+    """A spawned process that does not import the user's script again: cloudpickle sends what it needs of it."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # type: ignore[override]  # noqa: N802
@@ -283,25 +284,25 @@ class _Context(multiprocessing.context.SpawnContext):
     Process = _Process
 
 
-def _begin() -> None:
-    # An interrupt of a notebook or a terminal reaches the whole group; the asking process ends its workers itself.
+def _initialize_worker() -> None:
+    # An interrupt of a notebook or a terminal reaches the whole process group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
-def spawned(count: int) -> ProcessPoolExecutor:
-    """An executor of that many fresh processes."""
-    return ProcessPoolExecutor(count, mp_context=_Context(), initializer=_begin)
+def spawn_pool(count: int) -> ProcessPoolExecutor:
+    """Return an executor of `count` fresh processes."""
+    return ProcessPoolExecutor(count, mp_context=_Context(), initializer=_initialize_worker)
 
 
-def ended(pool: ProcessPoolExecutor) -> None:
-    """End an executor of ours without waiting for what it is doing."""
+def terminate_pool(pool: ProcessPoolExecutor) -> None:
+    """End an executor of `spawn_pool` without waiting for its running tasks."""
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.terminate()
 
 
-def processors() -> int:
-    """Processors that this process may use."""
+def processor_count() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

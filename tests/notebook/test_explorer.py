@@ -20,7 +20,7 @@ from memexplore.notebook.explore import explore, explore_cell
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.main_thread import MainThread
 from memexplore.search.advise import advise
-from memexplore.search.sweep import Progress
+from memexplore.search.progress import Progress
 from memexplore.steps.cell import Cell
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run

@@ -1,3 +1,7 @@
+"""Advice on small steps: which settings it lists, in which order, and how it prints."""
+
+from __future__ import annotations
+
 import functools
 import itertools
 import math
@@ -9,8 +13,9 @@ from torch import nn
 from memexplore import gpu_catalogue
 from memexplore.codegen import lines
 from memexplore.knobs.knobs import Knobs
-from memexplore.search.advice import setting_text
-from memexplore.search.advise import Advice, advise
+from memexplore.search.advice import Advice, Option, setting_text
+from memexplore.search.advise import advise
+from memexplore.search.results_table import bar
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.outcome import run_outcome
 from memexplore.steps.step import Step
@@ -52,17 +57,26 @@ def nowhere() -> Advice:
     return advise(wide, "T4", budget=30, progress=None)
 
 
+def row_of(option: Option, advice: Advice) -> str:
+    """Return the printed row of an option."""
+    number = advice.options.index(option) + 1
+    (row,) = (
+        line for line in repr(advice).splitlines() if line.startswith(f"{number}. {setting_text(option.knobs)}  ")
+    )
+    return row
+
+
 # -- a step that does not fit
 
 
-def test_it_says_by_how_much_the_step_does_not_fit():
+def test_the_missing_bytes_are_those_that_the_gpu_lacks():
     assert not tight().fits
-    # three quarters are there, a quarter is missing
+    # The GPU has three quarters of the need, so a quarter is missing.
     assert -tight().as_written.margin == need() - need() * 3 // 4
     assert repr(tight()).startswith("It does not fit as written")
 
 
-def test_every_option_fits_when_it_is_run_again():
+def test_every_option_fits_in_a_run_of_its_own():
     for option in tight().options:
         trial = run(step(), option.knobs, gpu=option.knobs.gpu or tight().gpu)
         assert fits(trial.tape)
@@ -77,29 +91,30 @@ def test_the_largest_batch_of_every_option_fits_and_the_next_does_not():
         assert [fits(run(step(), setting, gpu=tight().gpu).tape) for setting in at] == [True, False]
 
 
-def test_the_largest_batch_as_written_is_told_where_the_step_does_not_fit():
-    found = tight().largest[Knobs()]
-    assert 0 < found.samples < 4096
-    assert f"A batch of {found.samples} would fit." in repr(tight())
+def test_the_largest_batch_as_written_is_printed_where_the_step_does_not_fit():
+    largest = tight().largest[Knobs()]
+    assert 0 < largest.samples < 4096
+    assert f"A batch of {largest.samples} would fit." in repr(tight())
 
 
-def test_the_largest_batch_is_found_whatever_the_budget():
+def test_the_largest_batch_does_not_count_against_the_budget():
     advice = advise(step(), f"{need() * 3 // 4}B", budget=1, progress=None)
-    # As written alone was run: what fits is a smaller batch, and a larger GPU.
+    # The budget covers the step as written only: a smaller batch and a larger GPU fit.
     assert [tuple(option.knobs.changed()) for option in advice.options] == [("batch",), ("gpu",)]
     assert all(option.largest.proven for option in advice.options)
 
 
-def test_a_smaller_batch_is_an_option_that_alters():
+def test_a_smaller_batch_is_an_option_that_changes_the_training():
     advice = advise(step(), f"{need() * 2 // 5}B", budget=1, progress=None)
     smaller = [option for option in advice.options if option.knobs.batch]
     assert smaller
     for option in smaller:
         assert option.knobs.batch < 4096
         assert option.alters
-        # It is the largest itself.
+        # The batch of the option is the largest.
         assert option.largest.samples == option.knobs.batch
-        assert "the largest that fits (another training)" in repr(advice)
+        assert str(option).endswith("the largest that fits")
+        assert row_of(option, advice).split()[-2:] == [str(option.knobs.batch), "changed"]
 
 
 def test_a_larger_gpu_is_the_last_option_and_the_smallest_that_fits():
@@ -109,18 +124,18 @@ def test_a_larger_gpu_is_the_last_option_and_the_smallest_that_fits():
     assert last.outcome.fits
 
 
-def test_nobody_says_how_much_quicker_a_gpu_is_than_one_of_which_only_the_size_is_known():
+def test_the_time_on_a_larger_gpu_is_unknown_where_the_gpu_is_given_by_its_size():
     assert math.isnan(tight().options[-1].slow_down)
     assert "times the time" not in str(tight().options[-1])
 
 
-def test_what_trains_the_same_is_told_first_and_the_quickest_of_it_first():
+def test_options_that_train_the_same_come_first_and_the_fastest_of_them_first():
     here = [option for option in tight().options if option.knobs.gpu is None]
     order = [(option.alters, option.slow_down) for option in here]
     assert order == sorted(order)
 
 
-def test_no_option_is_beaten_by_another_in_everything():
+def test_no_option_is_worse_than_another_in_everything():
     def beats(one, other):
         return one is not other and (
             one.slow_down <= other.slow_down
@@ -139,7 +154,7 @@ def test_every_option_has_its_lines_of_code():
     assert all(option.code == lines.lines(step(), option.knobs) for option in tight().options)
 
 
-def test_the_frontier_is_rising_in_time_and_falling_in_memory():
+def test_the_frontier_rises_in_time_and_falls_in_memory():
     best = tight().frontier
     assert len(best) > 1
     assert all(
@@ -148,108 +163,127 @@ def test_the_frontier_is_rising_in_time_and_falling_in_memory():
     )
 
 
-def test_the_same_question_has_the_same_answer():
+def test_equal_searches_give_equal_advice():
     again = advise(step(), f"{need() * 3 // 4}B", progress=None)
     assert repr(again) == repr(tight())
 
 
-def test_the_budget_bounds_the_settings():
+def test_the_budget_limits_the_settings_tried():
     advice = advise(step(), f"{need() * 3 // 4}B", budget=7, progress=None)
     settings = {outcome.knobs for outcome in advice.tried if outcome.knobs.batch is None} | set(advice.errors)
     assert len(settings) == 7
 
 
-def test_the_progress_is_at_its_end_at_the_end_only():
+def test_progress_is_complete_only_at_the_end():
     seen = []
     advise(step(), f"{need() * 3 // 4}B", budget=7, progress=seen.append)
     assert all(one.done < one.total for one in seen[:-1])
     assert seen[-1].done == seen[-1].total
-    # Every run is told, and the end once more.
+    # Every run is reported, then the end.
     assert [one.done for one in seen] == [*range(1, len(seen)), len(seen) - 1]
 
 
 # -- other trainings
 
 
-def test_a_smaller_input_and_frozen_blocks_are_tried_and_alter_the_training():
+def test_a_smaller_input_and_frozen_blocks_change_the_training():
     blocks = nn.Sequential(*(block(64) for _ in range(4)))
     long = Step(blocks, torch.zeros(64, 256, 64), loss=torch.mean)
     advice = advise(long, f"{run_outcome(long, gpu='80GiB')[1].peak_reserved * 3 // 4}B", progress=None)
     # 3/4 and 1/2 of 256; the first half and the first three quarters of 4 blocks
-    asked = {Knobs(input_size=192), Knobs(input_size=128), Knobs(frozen=("0", "1")), Knobs(frozen=("0", "1", "2"))}
-    assert asked <= {outcome.knobs for outcome in advice.tried}
+    expected = {Knobs(input_size=192), Knobs(input_size=128), Knobs(frozen=("0", "1")), Knobs(frozen=("0", "1", "2"))}
+    assert expected <= {outcome.knobs for outcome in advice.tried}
     others = [option for option in advice.options if {"input_size", "frozen"} & set(option.knobs.changed())]
     assert others
-    assert all(option.alters and f"{option} (another training)" in repr(advice) for option in others)
+    assert all(option.alters and row_of(option, advice).endswith("  changed") for option in others)
 
 
-def test_where_the_same_training_fits_no_two_changes_of_it_are_told_together():
+def test_no_option_changes_the_training_twice_where_the_same_training_fits():
     assert not tight().options[0].alters
     assert all(len(option.altered) <= 1 for option in tight().options)
 
 
-def test_inference_is_no_advice_for_training():
+def test_inference_is_not_tried_for_a_training_step():
     assert all("mode" not in outcome.knobs.changed() for outcome in tight().tried)
 
 
 # -- a step that fits
 
 
-def test_a_step_that_fits_is_told_first():
+def test_a_step_that_fits_is_the_first_option():
     assert roomy().fits
     assert roomy().options[0].knobs == Knobs()
     assert repr(roomy()).startswith("It fits as written")
 
 
-def test_no_gpu_is_bought_where_the_step_fits():
+def test_no_larger_gpu_is_an_option_where_the_step_fits():
     assert all(option.knobs.gpu is None for option in roomy().options)
 
 
-def test_a_precision_does_not_hide_the_settings_that_keep_every_bit():
+def test_another_precision_does_not_replace_settings_that_keep_every_bit():
     def exact(knobs):
         return not {"precision", "batch", "gpu", "optimizer", "lora"} & set(knobs.changed())
 
-    told = [one.outcome.seconds for one in tight().options if exact(one.knobs)]
+    listed = [one.outcome.seconds for one in tight().options if exact(one.knobs)]
     fitting = [one.seconds for one in tight().tried if one.fits and exact(one.knobs)]
-    # One knob more has to make it 1 % quicker to be told.
-    assert min(told) <= min(fitting) * 1.01
+    # Another knob is listed only if it saves 1 % of the time.
+    assert min(listed) <= min(fitting) * 1.01
 
 
 # -- a step that fits nowhere
 
 
-def test_where_nothing_fits_it_says_what_is_nearest_and_by_how_much_it_misses():
+def test_the_nearest_setting_and_its_missing_bytes_are_printed_where_none_fits():
     advice = nowhere()
     assert all(option.knobs.gpu is not None for option in advice.options)
     assert advice.nearest.peak_reserved == min(outcome.peak_reserved for outcome in advice.tried)
-    assert "Nothing that was tried fits with the batch of 2" in repr(advice)
+    assert "settings tried fits with the batch of 2." in repr(advice)
     assert f"{size_text(-advice.nearest.margin)} too much." in repr(advice)
 
 
-def test_where_no_batch_fits_it_says_what_is_there_without_one():
+def test_the_bytes_that_no_batch_can_save_are_printed_where_no_batch_fits():
     # 2**17 * 2**17 * 4 bytes = 64 GiB: the weight, its gradient and AdamW's two states
     assert "Not even a batch of 1 would: weights, gradients and optimizer state alone take 256 GiB." in repr(nowhere())
 
 
-def test_where_no_gpu_is_large_enough_it_says_so():
+def test_the_bytes_missing_on_the_largest_gpu_are_printed_where_no_gpu_is_large_enough():
     largest = max((gpu_catalogue.find(name) for name in gpu_catalogue.gpus().index), key=lambda gpu: gpu.capacity)
     assert nowhere().too_small.gpu == largest.key
     # AdamW makes a temporary of the weight's size; batch and workspaces are small beside 5 * 64 GiB.
     missing = 320 * GIB - largest.capacity
     assert missing <= -nowhere().too_small.margin < missing * 1.01
-    told = f"the largest, the {largest.name}, misses {size_text(-nowhere().too_small.margin)}."
-    assert told in repr(nowhere())
+    sentence = f"the largest, the {largest.name}, lacks {size_text(-nowhere().too_small.margin)}."
+    assert sentence in repr(nowhere())
 
 
-def test_names_of_many_layers_are_told_by_the_first_and_the_last():
+def test_many_layers_are_printed_as_the_first_and_the_last():
     knobs = Knobs(lora=["first", "second", "third", "fourth"])
     assert setting_text(knobs) == "lora first … fourth (4 layers)"
 
 
-# -- the rest
+# -- printing
 
 
-def test_the_table_has_a_row_an_option():
+def test_every_option_is_a_row_with_sizes_in_binary_units_a_bar_and_its_largest_batch():
+    for option in tight().options:
+        row = row_of(option, tight())
+        outcome = option.outcome
+        assert (
+            f"  fits     {size_text(outcome.peak_reserved).rjust(8)}  {bar(outcome.peak_reserved / outcome.capacity)}"
+            in row
+        )
+        assert f"  {option.largest.samples} " in row
+
+
+def test_a_notebook_shows_advice_as_sentences_over_an_html_table():
+    page = tight()._repr_html_()
+    assert tight().sentences[0] in page
+    # A row of titles, and a bar in the row of each option.
+    assert page.count("<tr>") == 1 + len(tight().options)
+    assert page.count('role="img"') == len(tight().options)
+
+
+def test_the_frame_has_a_row_per_option_in_bytes():
     table = tight().to_pandas()
     assert list(table.index) == [str(option.knobs) for option in tight().options]
     assert (table["margin"] >= 0).all()
@@ -266,7 +300,7 @@ def test_batch_norm_makes_micro_batches_another_training():
     assert all(option.alters for option in cut)
 
 
-def test_a_step_that_is_broken_raises_its_own_error():
+def test_a_broken_step_raises_its_own_error():
     def loss(output):
         raise RuntimeError("no loss today")
 
@@ -274,21 +308,21 @@ def test_a_step_that_is_broken_raises_its_own_error():
         advise(Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss), progress=None)
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_a_budget_of_0_is_refused():
     with pytest.raises(ValueError, match="budget=0"):
         advise(step(), budget=0)
 
 
-def test_a_cpu_is_no_gpu_to_fit():
+def test_the_cpu_is_refused():
     with pytest.raises(ValueError, match="advice is what fits a GPU: give gpu= the name of one"):
         advise(step(), "cpu", progress=None)
 
 
-def test_the_model_is_as_it_was():
-    asked = step(64)
-    before = {name: (id(weight), weight.clone()) for name, weight in asked.model.named_parameters()}
-    advise(asked, "T4", budget=8, progress=None)
-    for name, weight in asked.model.named_parameters():
+def test_a_search_does_not_change_the_model():
+    of = step(64)
+    before = {name: (id(weight), weight.clone()) for name, weight in of.model.named_parameters()}
+    advise(of, "T4", budget=8, progress=None)
+    for name, weight in of.model.named_parameters():
         assert id(weight) == before[name][0]
         assert torch.equal(weight, before[name][1])
         assert weight.grad is None

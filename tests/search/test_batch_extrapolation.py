@@ -1,19 +1,23 @@
+"""Extrapolated batches of a net whose memory grows linearly, compared with runs."""
+
+from __future__ import annotations
+
 import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
-from memexplore import gpu_catalogue
+from memexplore import gpu_catalogue, targets
 from memexplore.knobs.knobs import Knobs
-from memexplore.search.batch_extrapolation import likely_batch
+from memexplore.search.batch_extrapolation import extrapolated_batch
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.tape import Action
 from memexplore.units import parse_size
 
 T4 = gpu_catalogue.find("T4")
-ENDLESS = dataclasses.replace(T4, total=1 << 50)
+UNLIMITED = targets.unlimited(T4)
 
 
 def step() -> Step:
@@ -22,36 +26,35 @@ def step() -> Step:
 
 
 def tapes(*settings: Knobs, release: str = "2.13"):
-    return {knobs.batch: run(step(), knobs, gpu=ENDLESS, release=release).tape for knobs in settings}
+    return {knobs.batch: run(step(), knobs, gpu=UNLIMITED, release=release).tape for knobs in settings}
 
 
 # cuBLAS workspaces are kept until torch 2.14, and freed after each call from 2.15.
 @pytest.mark.parametrize("release", ["2.13", "2.15"])
 @pytest.mark.parametrize("size", ["300MiB", "731MiB", "4GiB"])
-def test_where_memory_grows_evenly_the_guess_is_the_largest_batch(size, release):
-    pair = tapes(Knobs(batch=4096), Knobs(batch=8192), release=release)
+def test_the_extrapolation_of_linear_growth_is_the_largest_batch(size, release):
     small = dataclasses.replace(T4, key=size, total=parse_size(size), outside=0)
-    found = likely_batch(pair, small.capacity)
-    # Requests of a linear layer are the batch times its width: nothing is rounded on the way.
-    runs = [run(step(), Knobs(batch=found + more), gpu=small, release=release) for more in (0, 1)]
-    assert [Action.OOM in trial.tape.action for trial in runs] == [False, True]
+    batch = extrapolated_batch(tapes(Knobs(batch=4096), Knobs(batch=8192), release=release), small.capacity)
+    # Requests of a linear layer are the batch times its width: no request is rounded.
+    trials = [run(step(), Knobs(batch=batch + more), gpu=small, release=release) for more in (0, 1)]
+    assert [Action.OOM in trial.tape.action for trial in trials] == [False, True]
 
 
-def test_the_guess_is_a_multiple_of_the_micro_batches():
-    cut = [Knobs(batch=size, accumulation=3) for size in (6000, 12000)]
-    assert likely_batch(tapes(*cut), gpu_catalogue.find("300MiB").capacity, unit=3) % 3 == 0
+def test_the_extrapolation_is_a_multiple_of_the_micro_batches():
+    settings = [Knobs(batch=size, accumulation=3) for size in (6000, 12000)]
+    assert extrapolated_batch(tapes(*settings), gpu_catalogue.find("300MiB").capacity, unit=3) % 3 == 0
 
 
-def test_runs_that_do_not_make_the_same_requests_tell_nothing():
-    one = run(step(), Knobs(batch=512), gpu=ENDLESS).tape
-    other = run(step(), Knobs(batch=1024, checkpoint="every 1"), gpu=ENDLESS).tape
-    assert likely_batch({512: one, 1024: other}, gpu_catalogue.find("100MiB").capacity) is None
+def test_runs_with_different_requests_are_not_extrapolated():
+    one = run(step(), Knobs(batch=512), gpu=UNLIMITED).tape
+    other = run(step(), Knobs(batch=1024, checkpoint="every 1"), gpu=UNLIMITED).tape
+    assert extrapolated_batch({512: one, 1024: other}, gpu_catalogue.find("100MiB").capacity) is None
 
 
-def test_memory_that_does_not_grow_has_no_end():
-    same = run(step(), Knobs(batch=512), gpu=ENDLESS).tape
-    assert likely_batch({512: same, 1024: same}, gpu_catalogue.find("1GiB").capacity) is None
+def test_memory_that_does_not_grow_has_no_largest_batch():
+    same = run(step(), Knobs(batch=512), gpu=UNLIMITED).tape
+    assert extrapolated_batch({512: same, 1024: same}, gpu_catalogue.find("1GiB").capacity) is None
 
 
-def test_a_gpu_too_small_for_any_batch_has_none():
-    assert likely_batch(tapes(Knobs(batch=4096), Knobs(batch=8192)), gpu_catalogue.find("10MiB").capacity) == 0
+def test_the_extrapolation_is_0_on_a_gpu_too_small_for_any_batch():
+    assert extrapolated_batch(tapes(Knobs(batch=4096), Knobs(batch=8192)), gpu_catalogue.find("10MiB").capacity) == 0

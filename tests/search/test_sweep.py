@@ -1,4 +1,9 @@
+"""Sweeps in this process, in processes and on executors: tapes, tables, progress, and what is sent to workers."""
+
+from __future__ import annotations
+
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import pickle
@@ -16,12 +21,15 @@ from torch import nn
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import executors, workers
-from memexplore.search.sweep import Progress, left, print_progress, stream, sweep
+from memexplore.search.progress import Progress, estimate_seconds_left, print_progress
+from memexplore.search.results_table import Line, bar, html_table
+from memexplore.search.sweep import Sweep, stream, sweep
 from memexplore.search.workers import Done, Failed
 from memexplore.steps.outcome import extra_flops, run_outcome, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.tape import Action, Category
+from memexplore.units import size_text
 
 MIB = 1024**2
 
@@ -31,12 +39,12 @@ def step(width=1024, batch=8) -> Step:
 
 
 def same(one, other) -> bool:
-    """Equal but for the stacks, which know of the caller."""
+    """Return whether tapes are equal but for their stacks, which name the caller."""
     return one.replace(stack=one.stack * 0 - 1, stacks=()).equals(other.replace(stack=other.stack * 0 - 1, stacks=()))
 
 
-class Here(Executor):
-    """An executor that runs at once, in the thread that asks; notes what it is sent."""
+class SameThread(Executor):
+    """Runs every task at once in the calling thread; keeps the arguments."""
 
     def __init__(self):
         self.sent = []
@@ -54,7 +62,7 @@ class Here(Executor):
 # -- the mapping
 
 
-def test_a_sweep_maps_settings_to_their_tapes_in_the_order_asked():
+def test_a_sweep_maps_settings_to_their_tapes_in_their_order():
     settings = [Knobs(batch=4), Knobs(), Knobs(batch=2)]
     found = sweep(step(), settings, progress=None)
     assert list(found) == settings
@@ -68,7 +76,7 @@ def test_equal_settings_are_run_once():
     assert (len(found), seen[-1].total, len(seen)) == (2, 2, 2)
 
 
-def test_a_setting_that_fails_leaves_the_others():
+def test_a_setting_that_fails_does_not_stop_the_others():
     found = sweep(step(), [Knobs(batch=3, accumulation=2), Knobs(batch=4)], progress=None)
     assert list(found) == [Knobs(batch=4)]
     assert isinstance(found.errors[Knobs(batch=3, accumulation=2)], ValueError)
@@ -76,7 +84,7 @@ def test_a_setting_that_fails_leaves_the_others():
         found[Knobs(batch=3, accumulation=2)]
 
 
-def test_an_error_tells_where_it_came_from_and_keeps_no_frame():
+def test_an_error_keeps_its_traceback_as_a_note_and_no_frames():
     def loss(output):
         raise RuntimeError("no loss today")
 
@@ -86,7 +94,7 @@ def test_an_error_tells_where_it_came_from_and_keeps_no_frame():
     assert "test_sweep.py" in error.__notes__[0]
 
 
-def test_running_out_of_memory_is_no_error():
+def test_out_of_memory_is_not_an_error():
     found = sweep(step(), [Knobs(), Knobs(gpu="1MiB")], progress=None)
     assert not found.errors
     assert np.any(found[Knobs(gpu="1MiB")].action == Action.OOM)
@@ -95,7 +103,7 @@ def test_running_out_of_memory_is_no_error():
 # -- the table
 
 
-def test_the_table_has_a_row_a_setting_and_the_knobs_that_differ():
+def test_the_frame_has_a_row_per_setting_and_the_knobs_that_differ():
     table = sweep(
         step(), [Knobs(batch=4), Knobs(precision="bf16"), Knobs(gpu="1MiB"), Knobs(batch=3, accumulation=2)],
         progress=None,
@@ -106,26 +114,26 @@ def test_the_table_has_a_row_a_setting_and_the_knobs_that_differ():
     assert "does not divide" in table.loc["batch 3, accumulation 2", "error"]
 
 
-def test_what_does_not_fit_tells_how_much_is_missing():
+def test_the_margin_of_a_setting_that_does_not_fit_is_negative():
     found = sweep(step(), [Knobs(gpu="1MiB"), Knobs(gpu="1GiB")], progress=None)
     small, large = found.outcomes[Knobs(gpu="1MiB")], found.outcomes[Knobs(gpu="1GiB")]
-    # The same run, the same need; one has 1 GiB - 1 MiB less room.
+    # The runs need the same; one GPU has 1 GiB - 1 MiB less.
     assert small.peak_reserved == large.peak_reserved
     assert large.margin - small.margin == 1023 * MIB
     assert small.margin < 0 < large.margin
 
 
-def test_flops_and_time_are_compared_for_a_sample():
+def test_flops_and_time_are_compared_per_sample():
     found = sweep(step(), [Knobs(batch=16)], progress=None)
     doubled = found.outcomes[Knobs(batch=16)]
-    # A linear layer's products grow with the batch: twice the samples, twice the FLOPs, none more for each.
+    # The products of a linear layer grow with the batch: twice the samples, twice the FLOPs, the same per sample.
     assert doubled.flops == 2 * found.as_written.flops
     assert extra_flops(doubled, found.as_written) == 0
-    # Its weights are read once a step: a sample of the larger batch takes less.
+    # The weights are read once per step: a sample of the larger batch takes less time.
     assert slow_down(doubled, found.as_written) < 1
 
 
-def test_checkpointing_costs_one_forward_more():
+def test_checkpointing_costs_another_forward():
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
     many = Step(layers, torch.zeros(32, 64), loss=torch.mean, optimizer=torch.optim.SGD)
     written, again = run_outcome(many)[1], run_outcome(many, Knobs(checkpoint="every 1"))[1]
@@ -134,14 +142,63 @@ def test_checkpointing_costs_one_forward_more():
     assert extra_flops(again, written) == pytest.approx(4 / 11)
 
 
-def test_the_sweep_tells_itself_in_words():
-    told = repr(sweep(step(), [Knobs(), Knobs(gpu="1MiB"), Knobs(batch=3, accumulation=2)], progress=None))
-    assert told.startswith("Sweep of 3 settings: 1 fit, 1 do not, 1 failed")
-    assert "as written: " in told
-    assert "1.00x the time" in told
+@functools.cache
+def printed() -> Sweep:
+    return sweep(step(), [Knobs(), Knobs(gpu="1MiB"), Knobs(batch=3, accumulation=2)], gpu="1GiB", progress=None)
 
 
-def test_the_points_of_the_figure_are_the_settings_that_were_run():
+def test_a_sweep_prints_a_title_and_a_row_per_setting():
+    title, *rows = repr(printed()).splitlines()
+    assert title == "Sweep of 3 settings: 1 fit, 1 out of memory, 1 failed"
+    assert [row.split("  ")[0] for row in rows] == ["setting", "as written", "gpu 1MiB", "batch 3, accumulation 2"]
+
+
+def test_the_printed_sizes_have_binary_units():
+    outcome = printed().outcomes[Knobs(gpu="1MiB")]
+    # The GPU has 1 MiB, so all but 1 MiB of the memory needed is missing.
+    missing = size_text(MIB - outcome.peak_reserved)
+    row = repr(printed()).splitlines()[3]
+    assert row.split()[2:5] == ["out", "of", "memory"]
+    assert f"  {size_text(outcome.peak_reserved)}  " in row
+    assert f"  {missing}  " in row
+    assert str(outcome.peak_reserved) not in repr(printed())
+
+
+def test_the_bar_is_the_share_of_the_gpu():
+    lines = repr(printed()).splitlines()
+    share = printed().outcomes[Knobs()].peak_reserved / 1024**3
+    assert f"{bar(share)} {share * 100:3.0f} %" in lines[2]
+    # More than the GPU has: a full bar with an arrow.
+    assert "█" * 12 + "▶" in lines[3]
+
+
+def test_a_failed_setting_is_printed_with_its_error():
+    row = repr(printed()).splitlines()[-1]
+    assert row.split("  failed")[1].strip() == str(printed().errors[Knobs(batch=3, accumulation=2)])
+
+
+def test_a_notebook_shows_a_sweep_as_an_html_table_with_bars():
+    page = printed()._repr_html_()
+    assert page.startswith("<table><caption")
+    # One row of titles and three settings, of which two have a bar.
+    assert (page.count("<tr>"), page.count('role="img"')) == (4, 2)
+    assert size_text(printed().outcomes[Knobs()].peak_reserved) in page
+
+
+def test_texts_in_the_html_table_are_escaped():
+    page = html_table(["a < b"], [Line("<script>", None, error="1 > 0")], ["<more>"])
+    assert "<script>" not in page
+    assert "a &lt; b" in page
+    assert "1 &gt; 0" in page
+    assert "&lt;more&gt;" in page
+
+
+def test_the_frame_of_a_sweep_stays_in_bytes():
+    table = printed().to_pandas()
+    assert table.loc["as written", "peak_reserved"] == printed().outcomes[Knobs()].peak_reserved
+
+
+def test_the_points_are_the_settings_that_ran():
     found = sweep(step(), [Knobs(), Knobs(gpu="1MiB"), Knobs(batch=3, accumulation=2)], progress=None)
     assert [(point.setting, point.fits) for point in found.points] == [("as written", True), ("gpu 1MiB", False)]
 
@@ -150,17 +207,17 @@ def test_the_points_of_the_figure_are_the_settings_that_were_run():
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=20), st.integers(0, 50))
-def test_the_estimate_is_the_mean_time_of_a_setting_times_those_to_come(steps, more):
+def test_the_seconds_left_are_the_mean_time_of_a_setting_times_the_settings_left(steps, more):
     finished = np.cumsum(steps).tolist()
     mean = (finished[-1] - finished[0]) / (len(finished) - 1)
-    assert left(finished, len(finished) + more) == pytest.approx(mean * more)
+    assert estimate_seconds_left(finished, len(finished) + more) == pytest.approx(mean * more)
 
 
-def test_there_is_no_estimate_before_the_second_setting():
-    assert left([], 3) is left([1.0], 3) is None
+def test_the_seconds_left_are_unknown_before_the_second_setting():
+    assert estimate_seconds_left([], 3) is estimate_seconds_left([1.0], 3) is None
 
 
-def test_every_setting_is_told():
+def test_progress_is_reported_after_every_setting():
     seen: list[Progress] = []
     sweep(step(), [Knobs(batch=2), Knobs(batch=3, accumulation=2)], progress=seen.append)
     assert [(one.done, one.failed, one.total) for one in seen] == [(1, 0, 3), (2, 0, 3), (3, 1, 3)]
@@ -173,7 +230,7 @@ def test_outside_a_terminal_only_the_end_is_printed(capsys):
     assert capsys.readouterr().err == "2 of 2 settings run, 1 failed in 3 s\n"
 
 
-def test_an_interrupt_keeps_what_is_done():
+def test_an_interrupt_keeps_the_settings_that_ran():
     def interrupt(progress):
         if progress.done == 2:
             raise KeyboardInterrupt
@@ -184,8 +241,8 @@ def test_an_interrupt_keeps_what_is_done():
     assert "cancelled" in repr(found)
 
 
-def test_a_stream_that_is_closed_runs_no_more():
-    executor = Here()
+def test_a_closed_stream_submits_nothing_more():
+    executor = SameThread()
     results = stream(step(), [Knobs(batch=size) for size in range(1, 200)], executor=executor)
     next(results)
     results.close()
@@ -195,13 +252,13 @@ def test_a_stream_that_is_closed_runs_no_more():
 # -- executors
 
 
-def test_threads_are_refused():
+def test_an_executor_of_threads_is_refused():
     with ThreadPoolExecutor(1) as executor, pytest.raises(TypeError, match="process-wide"):
         sweep(step(), [Knobs()], executor=executor, progress=None)
 
 
 class Threads(Executor):
-    """Threads that do not say so."""
+    """Threads of another executor class than that of the standard library."""
 
     def submit(self, function, /, *args, **kwargs):
         future: Future = Future()
@@ -216,8 +273,8 @@ class Threads(Executor):
         return future
 
 
-def test_threads_in_disguise_are_refused():
-    with pytest.raises(TypeError, match="threads of the process that asks"):
+def test_an_unknown_executor_of_threads_is_refused():
+    with pytest.raises(TypeError, match="threads of the calling process"):
         sweep(step(), [Knobs()], executor=Threads(), progress=None)
 
 
@@ -228,7 +285,7 @@ def pool():
 
 
 class Scaled(nn.Module):
-    """A model whose class another process cannot import once it is hidden."""
+    """A layer inside of a local class, which another process cannot import."""
 
     def __init__(self):
         super().__init__()
@@ -251,7 +308,7 @@ def local_step():
     return Step(Local(), torch.zeros(8, 1024), loss=lambda output: output.mean(), optimizer=torch.optim.Adam)
 
 
-def test_lambdas_and_local_models_run_in_another_process_as_here(pool):
+def test_lambdas_and_local_models_give_equal_tapes_in_another_process(pool):
     settings = [Knobs(), Knobs(batch=4), Knobs(precision="bf16")]
     there, here = (
         sweep(local_step(), settings, executor=pool, progress=None),
@@ -263,7 +320,7 @@ def test_lambdas_and_local_models_run_in_another_process_as_here(pool):
     assert there.outcomes == here.outcomes
 
 
-def test_a_function_that_builds_the_model_travels(pool):
+def test_a_function_that_builds_the_model_is_sent(pool):
     width = 512
     built = Step(lambda: nn.Linear(width, width), torch.zeros(8, 512), loss=torch.mean)
     tape = sweep(built, [Knobs()], executor=pool, progress=None)[Knobs()]
@@ -271,25 +328,25 @@ def test_a_function_that_builds_the_model_travels(pool):
     assert int(tape.size[tape.category == Category.PARAMETER].sum()) == (512 * 512 + 512) * 4
 
 
-def test_settings_of_torch_travel(pool):
+def test_global_settings_of_torch_are_sent(pool):
     torch.set_default_dtype(torch.float64)
     try:
         built = Step(lambda: nn.Linear(512, 512, bias=False), torch.zeros(8, 512), loss=torch.mean)
         tape = sweep(built, [Knobs()], executor=pool, progress=None)[Knobs()]
     finally:
         torch.set_default_dtype(torch.float32)
-    # 8 bytes a weight
+    # 8 bytes per weight
     assert int(tape.size[tape.category == Category.PARAMETER].sum()) == 512 * 512 * 8
 
 
 class Odd(Exception):
-    """Can be written, not read."""
+    """Can be pickled but not unpickled."""
 
     def __init__(self, one, two):
         super().__init__(one)
 
 
-def test_an_exception_that_cannot_be_read_comes_back_in_words(pool):
+def test_an_exception_that_cannot_be_unpickled_comes_back_as_text(pool):
     def loss(output):
         raise Odd("strange", "error")
 
@@ -298,74 +355,74 @@ def test_an_exception_that_cannot_be_read_comes_back_in_words(pool):
     assert str(error) == "Odd: strange"
 
 
-def test_a_step_that_cannot_be_sent_says_so(pool):
+def test_a_step_that_cannot_be_pickled_is_refused(pool):
     lock = threading.Lock()
     held = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda output: output.mean() if lock else output.sum())
     with pytest.raises(TypeError, match="cannot be sent to another process"):
         sweep(held, [Knobs()], executor=pool, progress=None)
 
 
-# -- what is sent
+# -- packed steps
 
 
-def test_weights_and_large_batches_do_not_travel():
+def test_weights_and_large_batches_are_sent_as_shapes():
     model = nn.Linear(4096, 4096)
     adam = torch.optim.Adam(model.parameters())
     model(torch.zeros(1, 4096)).sum().backward()
     adam.step()
-    payload = workers.packed(Step(model, torch.zeros(1024, 4096), loss=torch.mean, optimizer=adam))
+    packed = workers.pack_step(Step(model, torch.zeros(1024, 4096), loss=torch.mean, optimizer=adam))
     # 64 MiB of weights, twice as much state and 16 MiB of batch are a few KiB of shapes.
-    assert len(payload) < 16 * 1024
+    assert len(packed) < 16 * 1024
 
 
-def test_what_arrives_has_the_shapes_strides_and_flags_of_what_was_sent():
+def test_unpacked_weights_have_the_shapes_strides_and_flags_of_the_packed():
     model = nn.Conv2d(64, 64, 3).to(memory_format=torch.channels_last)
     model.bias.requires_grad_(False)
     model.weight.group = "slow"
     sent = Step(model, torch.zeros(2, 64, 8, 8), loss=torch.mean)
-    arrived = pickle.loads(workers.packed(sent)).model
-    for mine, its in zip(model.parameters(), arrived.parameters(), strict=True):
+    unpacked = pickle.loads(workers.pack_step(sent)).model
+    for mine, its in zip(model.parameters(), unpacked.parameters(), strict=True):
         assert (its.shape, its.stride(), its.dtype, its.requires_grad) == (
             mine.shape, mine.stride(), mine.dtype, mine.requires_grad,
         )  # fmt: skip
-    assert arrived.weight.group == "slow"
+    assert unpacked.weight.group == "slow"
 
 
-def test_tied_weights_arrive_tied():
+def test_tied_weights_stay_tied():
     model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
     model[1].weight = model[0].weight
-    arrived = pickle.loads(workers.packed(Step(model, torch.zeros(2, 512), loss=torch.mean))).model
-    assert arrived[1].weight is arrived[0].weight
+    unpacked = pickle.loads(workers.pack_step(Step(model, torch.zeros(2, 512), loss=torch.mean))).model
+    assert unpacked[1].weight is unpacked[0].weight
 
 
 def test_small_batches_keep_their_values():
     lengths = torch.tensor([3, 1, 2])
     sent = Step(nn.Linear(4, 4), (torch.zeros(3, 4), lengths), loss=lambda output, lengths: output.mean())
-    assert torch.equal(pickle.loads(workers.packed(sent)).batch[1], lengths)
+    assert torch.equal(pickle.loads(workers.pack_step(sent)).batch[1], lengths)
 
 
-def test_sending_leaves_the_step_as_it_was():
+def test_packing_does_not_change_the_step():
     sent = step()
     before = [weight.clone() for weight in sent.model.parameters()]
-    workers.packed(sent)
+    workers.pack_step(sent)
     assert all(torch.equal(one, other) for one, other in zip(before, sent.model.parameters(), strict=True))
 
 
-# -- processes of our own
+# -- own processes
 
 
 def in_processes(monkeypatch):
-    """Have everything but the first two settings run in processes."""
+    """Run all settings but the first two in processes."""
     monkeypatch.setattr(executors, "_START", -1.0)
-    monkeypatch.setattr(workers, "processors", lambda: 2)
+    monkeypatch.setattr(workers, "processor_count", lambda: 2)
 
 
-def test_processes_are_started_where_they_are_worth_it(monkeypatch):
+def test_processes_are_started_where_they_save_time(monkeypatch):
     in_processes(monkeypatch)
     home = os.getpid()
 
     def loss(output):
-        # Told by an error: only the worker knows its process.
+        # An error names the process, as only the worker knows it.
         if os.getpid() != home:
             raise RuntimeError("elsewhere")
         return output.mean()
@@ -376,7 +433,16 @@ def test_processes_are_started_where_they_are_worth_it(monkeypatch):
     assert (list(found), sorted(knobs.batch for knobs in found.errors)) == ([Knobs(batch=3)], [4, 5, 6, 7])
 
 
-def test_a_worker_that_dies_costs_one_setting(monkeypatch):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_sweep_of_one_or_two_settings_starts_no_processes(monkeypatch, count):
+    in_processes(monkeypatch)
+    monkeypatch.setattr(workers, "spawn_pool", lambda _: pytest.fail("processes were started"))
+    # With the step as written 2 and 3 runs: of the third nothing is saved elsewhere.
+    done = sweep(step(), [Knobs(batch=size) for size in range(2, 2 + count)], gpu="T4", progress=None)
+    assert len(done) == count
+
+
+def test_a_worker_that_dies_fails_one_setting(monkeypatch):
     in_processes(monkeypatch)
     home = os.getpid()
 
@@ -406,7 +472,7 @@ def test_no_process_is_left_behind(monkeypatch):
     assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
-def test_a_step_that_cannot_be_sent_runs_here(monkeypatch):
+def test_a_step_that_cannot_be_pickled_runs_in_this_process(monkeypatch):
     in_processes(monkeypatch)
     lock = threading.Lock()
     held = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda output: output.mean() if lock else output.sum())
@@ -414,7 +480,7 @@ def test_a_step_that_cannot_be_sent_runs_here(monkeypatch):
     assert len(found) == 5
 
 
-def test_an_executor_that_broke_is_told_for_each_setting():
+def test_a_broken_executor_fails_each_setting():
     class Broken(Executor):
         def submit(self, function, /, *args, **kwargs):
             raise concurrent.futures.BrokenExecutor("it broke")
@@ -423,6 +489,6 @@ def test_an_executor_that_broke_is_told_for_each_setting():
     assert [str(error) for error in found.errors.values()] == ["it broke", "it broke"]
 
 
-def test_the_stream_tells_results_as_values():
-    results = list(stream(step(), [Knobs(batch=4), Knobs(batch=3, accumulation=2)], executor=Here()))
+def test_the_stream_yields_failures_as_values():
+    results = list(stream(step(), [Knobs(batch=4), Knobs(batch=3, accumulation=2)], executor=SameThread()))
     assert [type(result) for result in results] == [Done, Failed]

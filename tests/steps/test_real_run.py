@@ -334,7 +334,7 @@ def test_gpu_of_the_knobs_is_virtual() -> None:
 
 
 def test_sweep_on_the_cpu_runs_here_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "spawned", lambda count: pytest.fail("a process was started"))
+    monkeypatch.setattr(workers, "spawn_pool", lambda count: pytest.fail("a process was started"))
     found = mx.sweep(step(), [Knobs(batch=size) for size in (2, 4, 16)], gpu="cpu", progress=None)
     table = found.to_pandas()
     assert set(table["source"]) == {"measured"}
