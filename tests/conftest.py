@@ -1,23 +1,75 @@
-"""State that every test restores, and how tests are distributed over the processes of pytest-xdist."""
+"""State that every test restores, and how pytest-xdist distributes tests over its processes."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.layout import TORCH
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of one file in one process, which caches what they share, and all browser tests in one process."""
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the tests of one file in one process, which caches what they share, and all browser tests in one process.
+
+    Tests of the packages that import torch get the marker `torch`, and so do the doctests of those packages.
+    """
     for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "browser" else str(item.path)))
+        folder, part = item.path.relative_to(config.rootpath).parts[:2]
+        part = part.removeprefix("test_").removesuffix(".py")
+        browser = (folder, part) == ("tests", "browser")
+        item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
+        if part in TORCH:
+            item.add_marker(pytest.mark.torch)
+
+
+# --- browser tests run while no other test does ---------------------------------------------------------------------
+
+_LOCKS = "MEMEXPLORE_TEST_LOCKS"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of the locks, which the processes of pytest-xdist inherit in their environment."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="memexplore-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[_LOCKS] = folder.name
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a browser test while no other test runs: its server, kernel and browser need all processors."""
+    if not hasattr(item.config, "workerinput") or sys.platform == "win32":
+        return (yield)
+    with _lock(alone=item.get_closest_marker("browser") is not None):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _lock(alone: bool) -> Iterator[None]:
+    """Hold the lock of this run of pytest, alone or with other processes.
+
+    A process that waits to be alone holds the gate, so that the others begin no further test.
+    """
+    import fcntl
+
+    folder = Path(os.environ[_LOCKS])
+    with open(folder / "gate", "w") as gate, open(folder / "lock", "w") as lock:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def main_module() -> Iterator[None]:
-    """An IPython shell puts a module of its own in the place of `__main__`, which spawned processes look at."""
+    """Restore `__main__`: an IPython shell replaces it, and spawned processes import it."""
     before = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = before
