@@ -13,7 +13,7 @@ from memexplore.snapshot.history import tape_of
 from memexplore.snapshot.recorded import Recorded
 from tests.data import kept
 from tests.data.make import COLLECTION
-from tests.fidelity.compared import emptied
+from tests.fidelity.compared import freed_by_autocast
 
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in kept.RECORDINGS.glob("*.json.gz"))
 with_collection = pytest.mark.skipif(
@@ -64,4 +64,4 @@ def test_kept_stacks_lead_to_the_same_phases_steps_and_categories(name: str) -> 
         tape, copy = tape_of(original), kept.tape(name, original.device)
         for column in ("phase", "step", "category"):
             assert np.array_equal(getattr(tape, column), getattr(copy, column)), column
-        assert emptied(tape) == emptied(copy)
+        assert freed_by_autocast(tape) == freed_by_autocast(copy)

@@ -1,4 +1,4 @@
-"""`python -m tests.fidelity.bert_large` prints BERT-large's published NVML totals beside what the virtual GPU says.
+"""`python -m tests.fidelity.bert_large` prints BERT-large's published NVML totals beside the virtual GPU's answers.
 
 The totals are of January 2022 and their source names no torch release. Three columns: today's model with attention
 written out, and the same with what torch 1.10 or 1.9 and transformers 4.15 did otherwise written here by hand, all
@@ -51,13 +51,13 @@ def attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as torch up to 1.10 kept it: softmax saved its input too (pytorch/pytorch#64000, fixed in 1.11)."""
+    """Attention as in torch up to 1.10: softmax saved its input too (pytorch/pytorch#64000, fixed in 1.11)."""
     scores = query @ key.transpose(2, 3) * scaling
     # transformers 4.15 added a mask in the model's float32, which autocast leaves alone: the sum is float32.
     scores = scores + torch.zeros(len(query), 1, 1, key.shape[2], device=query.device)
     weights = nn.functional.softmax(Kept.apply(scores), dim=-1)
     weights = nn.functional.dropout(weights, dropout, module.training)
-    # The weights are not returned: today's layer would hold them to its end, that of 4.15 let them go.
+    # The weights are not returned: today's layer would keep them to its end, that of 4.15 freed them.
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
@@ -72,7 +72,7 @@ class FloatGelu(nn.Module):
 
 
 class Adam(torch.optim.Optimizer):
-    """Adam with the temporaries of transformers 4.15: one a parameter, let go only when the next one is made."""
+    """Adam with the temporaries of transformers 4.15: one a parameter, freed only when the next one is allocated."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 5e-5})

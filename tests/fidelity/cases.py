@@ -1,4 +1,4 @@
-"""The rows of published_peaks.csv, the recordings and the golden files: each a script and what a real GPU said."""
+"""Cases of the fidelity table: the rows of published_peaks.csv, each a script and the value measured on a real GPU."""
 
 import csv
 import functools
@@ -16,7 +16,7 @@ from tests.fidelity import formulas, models, operations, others
 
 MIB, GIB = 1024**2, 1024**3
 
-# The GPU of the catalogue that a row was measured on; where the source does not say, one of its class.
+# From a row's GPU to its name in the catalogue; if the source does not state it, a GPU of its class.
 GPUS = {
     "RTX PRO 6000 Blackwell 94.97GiB": "RTX PRO 6000",
     "RTX 4090 23.52GiB": "RTX 4090",
@@ -26,7 +26,7 @@ GPUS = {
 RELEASES = {"version 0.2.1": "2.4", "version 0.6.0": "2.7"}
 
 CAUSES: dict[str, str] = {}
-"""Row -> why it is not reproduced, measured."""
+"""Row -> measured cause of a difference."""
 
 
 class Case(NamedTuple):
@@ -39,13 +39,13 @@ class Case(NamedTuple):
     unit: str
     run: Callable[[], float]
     formula: Callable[[others.Subject], float | None]
-    """The bytes that parameters and a formula give for what the script calls; None where no formula is known."""
+    """The bytes that parameters and a formula give for the model that the script calls; None without a formula."""
     settings: str = ""
     short: Callable[[], float] | None = None
-    """`run` with less before what is measured: for tools that take half a minute a step."""
+    """`run` with fewer warm-up steps, for tools that take half a minute a step."""
 
     def predicted(self) -> str:
-        """What the virtual GPU says, printed as the row is."""
+        """Return the virtual GPU's answer, printed like the row."""
         try:
             with capture.virtual(self.gpu, release=self.torch, settings=self.settings):
                 size = self.run()
@@ -62,7 +62,7 @@ UNITS = {"GiB": GIB, "MiB": MIB, "MB": MIB, "B": 1}
 
 
 def printed(size: float, unit: str) -> str:
-    """A size in bytes as a row prints it: GiB and MiB with its digits, MB as the benchmark keeps it.
+    """Format a size in bytes as a row prints it: GiB and MiB with its digits, MB as the benchmark stores it.
 
     >>> printed(25.3525 * GIB, "GiB"), printed(2072.62548828125 * MIB, "MiB"), printed(27222108160, "B")
     ('25.35', '2072.63', '27222108160')
@@ -81,7 +81,7 @@ def printed(size: float, unit: str) -> str:
 
 
 def published() -> Iterator[Case]:
-    """The rows of the lm-xl, naive-attention and op groups."""
+    """Yield the rows of the lm-xl, naive-attention and op groups."""
     with PUBLISHED_PEAKS.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["group"] == "lm-xl":
@@ -105,7 +105,7 @@ def _lm_formula(kind: str, context: int, dtype: torch.dtype | None, found: other
 
 
 def _operation_formula(found: others.Subject) -> int:
-    outputs, _ = others.called(found)
+    outputs, _ = others.outputs_of(found)
     return formulas.operation(found.module, found.inputs, outputs)
 
 

@@ -19,7 +19,7 @@ class Automaton2d(nn.Module):
         change = self.widen(change)
         change = F.relu(change)
         change = self.narrow(change)
-        return change  # noqa: RET504 - a variable gives up its tensor when the next one is there
+        return change  # noqa: RET504 - a variable frees its tensor when it is assigned the next one
 
     def update(self, state):
         change = self.change(state)
@@ -68,7 +68,7 @@ class Automaton3d(nn.Module):
         change = change * alive
         x = x + change.transpose(1, 4)
         x = x.transpose(1, 4)
-        return x  # noqa: RET504 - the sum is there before the other variables go
+        return x  # noqa: RET504 - the sum exists before the other variables end
 
     def forward(self, x, steps):
         for _ in range(steps):
@@ -89,7 +89,7 @@ class Octree(nn.Module):
         self.automata = nn.ModuleList(Automaton3d() for _ in self.SIZES)
 
     def forward(self, x, y):
-        # Each sample twice, as the recorded run asked for.
+        # Each sample twice, as in the recorded run.
         x = torch.cat([x] * 2, dim=0)
         y = torch.cat([y] * 2, dim=0)
         return self._on_patches(x, y)
@@ -111,7 +111,7 @@ class Octree(nn.Module):
         patches = F.conv3d(loss, torch.ones((1, 1, *self.PATCHES[level]), device=loss.device))
         patches = patches[:, 0]
         patches = patches / torch.sum(patches, dim=(1, 2, 3)).view(patches.shape[0], 1, 1, 1)
-        return patches  # noqa: RET504 - a variable gives up its tensor when the next one is there
+        return patches  # noqa: RET504 - a variable frees its tensor when it is assigned the next one
 
     def _on_patches(self, x, y):
         with torch.no_grad():

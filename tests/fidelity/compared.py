@@ -1,4 +1,4 @@
-"""What a recording and the same script on the virtual GPU have in common: every request, segment and peak."""
+"""Comparison of a recording with the same script on the virtual GPU: requests, segments and peaks; as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fidelity.recorded import RecordedRun
 
 
 class Difference(NamedTuple):
-    """The first place where two sequences are not the same; None where one has ended."""
+    """The first position at which two sequences differ; None for the value of a sequence that has ended."""
 
     number: int
     predicted: object
@@ -25,47 +25,47 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What was found for one recording; pairs are predicted and measured, sizes in bytes."""
+    """The comparison for one recording; pairs are predicted and measured, sizes in bytes."""
 
     name: str
     torch: str
     requests: int
-    """Allocs and frees that the recording holds."""
-    apart: Difference | None
-    """The first request that is not the same."""
+    """Number of allocs and frees in the recording."""
+    request_difference: Difference | None
+    """The first request that differs."""
     reordered: int
-    """Requests at another place within a run whose order is nobody's to predict."""
+    """Requests at another position within a run whose order is not predictable."""
     estimated: int
-    """Blocks left out: estimated workspaces of convolutions, where the measured run took none."""
+    """Number of blocks left out: estimated workspaces of convolutions that the measured run did not allocate."""
     requested: tuple[int, int]
     allocated: tuple[int, int]
     reserved: tuple[int, int]
-    untold: int
-    taken: int
-    given_back: int
-    segments_apart: Difference | None
+    absorbed_before: int
+    segment_allocs: int
+    segment_frees: int
+    segment_difference: Difference | None
 
 
 PEAKS: tuple[curves.CurveName, ...] = ("requested", "allocated", "reserved")
 
 
 def difference(ours: Sequence[object], theirs: Sequence[object]) -> Difference | None:
-    """The first difference of two sequences, None where they are the same.
+    """Return the first difference of two sequences, None if they are equal.
 
     >>> difference([1, 2, 3], [1, 4]), difference([1], [1, 5]), difference([1], [1])
     (Difference(number=1, predicted=2, measured=4), Difference(number=1, predicted=None, measured=5), None)
     """
-    for number, (mine, wanted) in enumerate(itertools.zip_longest(ours, theirs)):
-        if mine != wanted:
-            return Difference(number, mine, wanted)
+    for number, (predicted, measured) in enumerate(itertools.zip_longest(ours, theirs)):
+        if predicted != measured:
+            return Difference(number, predicted, measured)
     return None
 
 
-def emptied(tape: Tape) -> list[bool]:
-    """Of every request, whether it is a cast weight given back at the end of autocast, as a measured stack tells.
+def freed_by_autocast(tape: Tape) -> list[bool]:
+    """Return for every request whether it frees a cast weight at the end of autocast, by its measured stack.
 
-    The cache of cast weights is a hash table keyed by addresses (cached_casts in ATen/autocast_mode.cpp): in which
-    order it is emptied is nobody's to predict.
+    The cache of cast weights is a hash table keyed by addresses (cached_casts in ATen/autocast_mode.cpp), so the order
+    of these frees is not predictable.
     """
     freed = tape.action == Action.FREE_REQUESTED
     rows = np.flatnonzero(((tape.action == Action.ALLOC) | freed) & (tape.size > 0))
@@ -73,24 +73,24 @@ def emptied(tape: Tape) -> list[bool]:
     return [bool(freed[row]) and name.endswith("autocast_mode.py") for row, name in zip(rows, innermost, strict=True)]
 
 
-def in_order(requests: Sequence[int], unordered: Sequence[bool]) -> list[int]:
-    """The requests, each run of those without an order of their own sorted; what is beyond `unordered` has one.
+def with_runs_sorted(requests: Sequence[int], unordered: Sequence[bool]) -> list[int]:
+    """Return the requests with each run of unordered ones sorted; requests beyond the end of `unordered` are ordered.
 
-    >>> in_order([5, -3, -1, -2, 7], [False, True, True, False])
+    >>> with_runs_sorted([5, -3, -1, -2, 7], [False, True, True, False])
     [5, -3, -1, -2, 7]
-    >>> in_order([5, -1, -3, -2, 7], [False, True, True, False])
+    >>> with_runs_sorted([5, -1, -3, -2, 7], [False, True, True, False])
     [5, -3, -1, -2, 7]
     """
     pairs = itertools.zip_longest(unordered[: len(requests)], requests, fillvalue=False)
-    found: list[int] = []
+    result: list[int] = []
     for any_order, run in itertools.groupby(pairs, operator.itemgetter(0)):
         each = [request for _, request in run]
-        found += sorted(each) if any_order else each
-    return found
+        result += sorted(each) if any_order else each
+    return result
 
 
 def without_estimates(tape: Tape) -> Tape:
-    """A predicted tape without the workspaces of convolutions."""
+    """Return a predicted tape without the workspaces of convolutions."""
     of_convolution = [number for number, op in enumerate(tape.ops) if "convolution" in op]
     drop = (tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE) & np.isin(tape.op, of_convolution)
     for row in np.flatnonzero(drop):
@@ -103,34 +103,34 @@ def without_estimates(tape: Tape) -> Tape:
 
 
 def segments(tape: Tape) -> list[tuple[int, int]]:
-    """Action and bytes of every segment that was taken or given back while recording, in order."""
+    """Return action and bytes of every segment allocated or freed during the recording, in order."""
     inside = tape[slice(initial_row_count(tape), len(tape))]
     rows = np.flatnonzero((inside.action == Action.SEGMENT_ALLOC) | (inside.action == Action.SEGMENT_FREE))
     return list(zip(inside.action[rows].tolist(), inside.size[rows].tolist(), strict=True))
 
 
-def compare(name: str, torch: str, ours: Tape, theirs: Tape, untold: int = 0) -> Comparison:
-    """A predicted tape beside the measured one."""
-    unordered = emptied(theirs)
-    mine, wanted = recorded.requests(ours), recorded.requests(theirs)
+def compare(name: str, torch: str, ours: Tape, theirs: Tape, absorbed_before: int = 0) -> Comparison:
+    """Compare a predicted tape with the measured one."""
+    unordered = freed_by_autocast(theirs)
+    predicted, measured = recorded.requests(ours), recorded.requests(theirs)
     estimated = 0
-    apart = difference(in_order(mine, unordered), in_order(wanted, unordered))
-    if apart is not None:
+    first = difference(with_runs_sorted(predicted, unordered), with_runs_sorted(measured, unordered))
+    if first is not None:
         bare = without_estimates(ours)
         fewer = recorded.requests(bare)
-        if difference(in_order(fewer, unordered), in_order(wanted, unordered)) is None:
-            apart, mine = None, fewer
+        if difference(with_runs_sorted(fewer, unordered), with_runs_sorted(measured, unordered)) is None:
+            first, predicted = None, fewer
             estimated = _allocs(ours) - _allocs(bare)
     of_theirs = segments(theirs)
     return Comparison(
         name,
         torch,
-        len(wanted),
-        apart,
-        sum(map(operator.ne, mine, wanted)),
+        len(measured),
+        first,
+        sum(map(operator.ne, predicted, measured)),
         estimated,
         *((curves.peak(ours, name)[0], curves.peak(theirs, name)[0]) for name in PEAKS),
-        untold,
+        absorbed_before,
         sum(action == Action.SEGMENT_ALLOC for action, _ in of_theirs),
         sum(action == Action.SEGMENT_FREE for action, _ in of_theirs),
         difference(segments(ours), of_theirs),
@@ -141,9 +141,9 @@ def _allocs(tape: Tape) -> int:
     return int(np.count_nonzero(tape.action == Action.ALLOC))
 
 
-def met(case: RecordedRun) -> Comparison:
-    """A recording beside its script on the virtual GPU, told where the driver put each segment where the case says."""
-    return compare(case.name, case.torch, recorded.predicted(case), recorded.measured(case), case.untold)
+def compare_run(case: RecordedRun) -> Comparison:
+    """Compare a recording with its script on the virtual GPU, with recorded segment addresses if it has them."""
+    return compare(case.name, case.torch, recorded.predicted(case), recorded.measured(case), case.absorbed_before)
 
 
 HEADS = ("recording", "torch", "requests", "requests same", "peak allocated", "peak reserved / segments")
@@ -152,44 +152,46 @@ Every alloc and free in order with its bytes, both peaks and every segment taken
 given back), of the same script on a virtual GPU. Sizes are the recording's, in bytes, and what the virtual GPU differs
 by. Free blocks of one size are taken by address: where that decides what is split, the virtual driver puts its segments
 where the recorded one did."""
-KNOWN = {
+CAUSES = {
     "lm-forward-fp32": "earlier steps left room in segments that the file does not tell: its requests can be compared, "
     "not where they lie, so neither blocks that are larger than asked for nor what is reserved",
 }
-"""Recording -> why more than its requests is not the same."""
+"""Recording -> why more than its requests differs."""
 
 
-def markdown(found: Sequence[Comparison]) -> str:
-    """The table of what was found, one line a recording."""
+def markdown(comparisons: Sequence[Comparison]) -> str:
+    """Return the comparisons as a Markdown table, one line a recording."""
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    for each in found:
+    for each in comparisons:
         cells = (each.name, each.torch, each.requests, _requests(each), _allocated(each), _reserved(each))
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    same = sum(each.apart is None for each in found)
-    lines.append(f"| **all of them** | | {sum(each.requests for each in found)} | {same} of {len(found)} | | |")
-    known = [f"- {each.name}: {KNOWN[each.name]}." for each in found if each.name in KNOWN]
-    return "\n".join([*lines, "", LEGEND, *known])
+    same = sum(each.request_difference is None for each in comparisons)
+    lines.append(
+        f"| **all of them** | | {sum(each.requests for each in comparisons)} | {same} of {len(comparisons)} | | |"
+    )
+    causes = [f"- {each.name}: {CAUSES[each.name]}." for each in comparisons if each.name in CAUSES]
+    return "\n".join([*lines, "", LEGEND, *causes])
 
 
 def _requests(each: Comparison) -> str:
-    if each.apart is not None:
-        return f"first difference at request {each.apart.number}: {_sizes(each.apart)}"
-    said = "all"
+    if each.request_difference is not None:
+        return f"first difference at request {each.request_difference.number}: {_sizes(each.request_difference)}"
+    text = "all"
     if each.reordered:
-        said += f"; {each.reordered} frees of autocast's cache in another order"
+        text += f"; {each.reordered} frees of autocast's cache in another order"
     if each.estimated:
-        said += f"; workspaces of convolutions left out, which are estimates: {each.estimated}"
-    return said
+        text += f"; workspaces of convolutions left out, which are estimates: {each.estimated}"
+    return text
 
 
-def _sizes(apart: Difference) -> str:
-    sides = (("predicted", apart.predicted), ("measured", apart.measured))
+def _sizes(difference: Difference) -> str:
+    sides = (("predicted", difference.predicted), ("measured", difference.measured))
     return ", ".join(f"{side} {'none' if value is None else value}" for side, value in sides)
 
 
 def _allocated(each: Comparison) -> str:
     ours, theirs = each.allocated
-    if each.untold and ours == theirs + each.untold:
+    if each.absorbed_before and ours == theirs + each.absorbed_before:
         return f"{theirs} ({ours - theirs:+d}, as the file leaves untold)"
     if ours != theirs and each.requested[0] == each.requested[1]:
         return f"{theirs} ({ours - theirs:+d}; peak requested same)"
@@ -202,6 +204,8 @@ def _pair(pair: tuple[int, int]) -> str:
 
 
 def _reserved(each: Comparison) -> str:
-    count = f"{each.taken} + {each.given_back}"
-    apart = "same" if each.segments_apart is None else f"first difference at segment {each.segments_apart.number}"
-    return f"{_pair(each.reserved)} / {count} ({apart})"
+    count = f"{each.segment_allocs} + {each.segment_frees}"
+    segments = (
+        "same" if each.segment_difference is None else f"first difference at segment {each.segment_difference.number}"
+    )
+    return f"{_pair(each.reserved)} / {count} ({segments})"

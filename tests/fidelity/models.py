@@ -1,4 +1,4 @@
-"""The models that published_peaks.md describes, in plain torch: ordinary CUDA code that knows nothing of memexplore."""
+"""The models that published_peaks.md describes, in plain torch: ordinary CUDA code without memexplore."""
 
 import contextlib
 import math
@@ -189,7 +189,7 @@ def lm_step(context: int, dtype: torch.dtype | None = None, batch: int = 4, warm
 
 
 def naive_attention(length: int, width: int) -> dict[str, float]:
-    """The four columns of the attention rows, in bytes, taken one after the other in one process."""
+    """Return the four columns of the attention rows, in bytes, measured in sequence in one process."""
     query, key, value = (torch.randn(8, length, width, device="cuda", requires_grad=True) for _ in range(3))
 
     def step():
@@ -200,7 +200,7 @@ def naive_attention(length: int, width: int) -> dict[str, float]:
         return out, loss
 
     for _ in range(10):
-        # The measured script warms up at its top level, so that the last result stays alive.
+        # The measured script warms up at module level, so the last result stays alive.
         kept = step()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):

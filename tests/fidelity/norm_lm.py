@@ -23,7 +23,7 @@ class RmsNorm(nn.Module):
         mean = mean / x.shape[-1] + 1e-5
         root = torch.sqrt(mean).unsqueeze(-1)
         result = x / root * self.weight
-        return result  # noqa: RET504 - the result is there before the variables go
+        return result  # noqa: RET504 - the result exists before the variables end
 
 
 class Rope(nn.Module):
@@ -98,7 +98,7 @@ class SwiGlu(nn.Module):
         first = torch.einsum("fd,...d->f...", self.w1, x)
         third = torch.einsum("fd,...d->f...", self.w3, x)
         result = torch.einsum("df,f...->...d", self.w2, first * torch.sigmoid(first) * third)
-        return result  # noqa: RET504 - the result is there before the variables go
+        return result  # noqa: RET504 - the result exists before the variables end
 
 
 class Block(nn.Module):

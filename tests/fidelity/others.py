@@ -1,4 +1,4 @@
-"""What other tools say of the same script: PyTorch's MemTracker, and torchinfo's summary.
+"""Answers of other tools for the same script: PyTorch's MemTracker and torchinfo's summary.
 
 The script is CUDA code and runs here on fake CPU tensors: in a build of torch without CUDA, autograd aborts the process
 on fake CUDA tensors. So MemTracker does not round to 512 bytes, and autocast follows the CPU's list of ops.
@@ -48,7 +48,7 @@ def _moved(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], r
 
 @contextlib.contextmanager
 def on_fake_cpu() -> Iterator[FakeTensorMode]:
-    """A plain fake mode in which CUDA code runs on fake CPU tensors."""
+    """Switch on a plain fake mode in which CUDA code runs on fake CPU tensors."""
     autocast = torch.autocast
     with (
         FakeTensorMode() as mode,
@@ -62,7 +62,7 @@ def on_fake_cpu() -> Iterator[FakeTensorMode]:
 
 
 class _TotalsOnly(MemTracker):
-    """A MemTracker that keeps no peak of every module, which takes four fifths of its time and is not asked for."""
+    """A MemTracker without the peaks of modules, which take four fifths of its time and are not needed."""
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         modules, self.memory_tracking = self.memory_tracking, {}
@@ -86,7 +86,7 @@ class _Counters:
         # MemTracker's hooks tie graphs that backward retained into cycles: what it counts would grow with every call.
         gc.collect()
         if not running:
-            # By type: isinstance asks an object for its class, and some lazy modules warn when asked.
+            # By type: isinstance reads __class__, at which some lazy modules warn.
             fakes = (each for each in gc.get_objects() if issubclass(type(each), FakeTensor))
             self._tracker.track_external(*(each for each in fakes if each.fake_mode is self._mode))
         self._tracker.reset_mod_stats()
@@ -99,7 +99,7 @@ class _Counters:
             self._tracker.__exit__(None, None, None)
 
     def next_call(self, module: nn.Module, args: Any) -> None:
-        """MemTracker counts one call of a model and asks to be reset before the next."""
+        """Reset MemTracker before another call of the model, as it requires."""
         if self._tracker._mod_tracker.parents == {"Global"} and not self._tracker._mod_tracker.is_bw:
             self._tracker.reset_mod_stats()
 
@@ -115,9 +115,9 @@ def _total(snapshot: dict[torch.device, dict[str, int]]) -> int:
 
 
 def mem_tracker(run: Callable[[], float]) -> float:
-    """Bytes that `run` returns when MemTracker answers what it asks of `torch.cuda`.
+    """Return the bytes that `run` returns when MemTracker supplies the counters of `torch.cuda`.
 
-    Tracked is what happens after its first `reset_peak_memory_stats`; MemTracker is told of every tensor alive then.
+    MemTracker starts at the first `reset_peak_memory_stats` and counts every tensor alive then as external.
     """
     gc.collect()
     with on_fake_cpu() as mode, contextlib.ExitStack() as undo:
@@ -134,24 +134,24 @@ def mem_tracker(run: Callable[[], float]) -> float:
 
 
 class Subject(NamedTuple):
-    """The model that a script calls, with what it is given at first; None where it calls none."""
+    """The model that a script calls, with the inputs of its first call; None without a model."""
 
     module: nn.Module | None
     inputs: tuple[torch.Tensor, ...]
     autocast: torch.dtype | None
     optimizer: torch.optim.Optimizer | None
     gradients: bool
-    """Whether its first call was one whose gradients can be asked for."""
+    """Whether gradients were enabled in the first call."""
 
 
-class _SeenEnough(Exception):
+class _StopRun(Exception):
     pass
 
 
 def subject(run: Callable[[], float]) -> Subject:
-    """What a script calls first, found by running it up to its first optimizer step or the second call of a model.
+    """Run a script up to its first optimizer step or second call of a model, and return the model it calls.
 
-    Call it inside `on_fake_cpu`. Raises ValueError where it calls several models that have parameters.
+    Call it inside `on_fake_cpu`. Raises ValueError if the script calls several models with parameters.
     """
     calls: list[Subject] = []
     parts: set[nn.Module] = set()
@@ -163,18 +163,18 @@ def subject(run: Callable[[], float]) -> Subject:
             calls.append(Subject(module, args, dtype, None, torch.is_grad_enabled()))
             parts.update(module.modules())
         elif module is calls[0].module:
-            raise _SeenEnough
+            raise _StopRun
         elif module not in parts and next(module.parameters(), None) is not None:
-            raise ValueError("the script calls several models: no one of them tells what it takes")
+            raise ValueError("the script calls several models: no one of them stands for its memory")
 
     def steps(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
         optimizers.append(optimizer)
-        raise _SeenEnough
+        raise _StopRun
 
     hooks = register_module_forward_pre_hook(called), register_optimizer_step_pre_hook(steps)
     silent = {name: lambda: 0 for name in ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated")}
     try:
-        with mock.patch.multiple(torch.cuda, **silent), contextlib.suppress(_SeenEnough):
+        with mock.patch.multiple(torch.cuda, **silent), contextlib.suppress(_StopRun):
             run()
     finally:
         for hook in hooks:
@@ -184,15 +184,15 @@ def subject(run: Callable[[], float]) -> Subject:
     return calls[0]._replace(optimizer=optimizers[0] if optimizers else None)
 
 
-def called(found: Subject) -> tuple[list[torch.Tensor], int]:
-    """The tensors that the model returns, and the bytes that all its leaf modules return."""
+def outputs_of(found: Subject) -> tuple[list[torch.Tensor], int]:
+    """Call the model; return its output tensors and the bytes that all its leaf modules return."""
     leaves: list[int] = []
 
     def count(module: nn.Module, args: Any, output: Any) -> None:
         leaves.append(sum(tensor.nbytes for tensor in _tensors(output)))
 
-    found_leaves = [module for module in found.module.modules() if next(module.children(), None) is None]
-    hooks = [module.register_forward_hook(count) for module in found_leaves]
+    leaf_modules = [module for module in found.module.modules() if next(module.children(), None) is None]
+    hooks = [module.register_forward_hook(count) for module in leaf_modules]
     try:
         with _autocast(found.autocast):
             return _tensors(found.module(*found.inputs)), sum(leaves)
@@ -209,10 +209,10 @@ def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
     return torch.autocast("cpu", dtype) if dtype is not None else contextlib.nullcontext()
 
 
-def summarised(found: Subject) -> int | None:
-    """Bytes of torchinfo's "Estimated Total Size": input, forward and backward pass, parameters; None if no model."""
+def torchinfo_total(found: Subject) -> int | None:
+    """Return torchinfo's "Estimated Total Size" in bytes: input, outputs, parameters; None without a model."""
     if found.module is None:
         return None
     with _autocast(found.autocast):
-        told = torchinfo.summary(found.module, input_data=list(found.inputs), verbose=0)
-    return told.total_input + told.total_output_bytes + told.total_param_bytes
+        statistics = torchinfo.summary(found.module, input_data=list(found.inputs), verbose=0)
+    return statistics.total_input + statistics.total_output_bytes + statistics.total_param_bytes

@@ -1,4 +1,4 @@
-"""The large language model of the recording lm-forward-fp32: every call makes its angles anew, on the device."""
+"""The large language model of the recording lm-forward-fp32: every call computes its angles again, on the device."""
 
 import math
 
@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
         attended = attention(query_turned, key_turned, value_heads, mask)
         joined = attended.permute(0, 2, 1, 3).reshape(batch, length, width)
         result = torch.einsum("oi,...i->...o", self.out, joined)
-        return result  # noqa: RET504 - the result is there before the variables go
+        return result  # noqa: RET504 - the result exists before the variables end
 
 
 class SwiGlu(nn.Module):
@@ -115,7 +115,7 @@ class Block(nn.Module):
     def forward(self, x):
         x = x + self.attention(self.norm1(x))
         x = x + self.ffn(self.norm2(x))
-        return x  # noqa: RET504 - the sum is there before the old variable goes
+        return x  # noqa: RET504 - the sum exists before the old variable ends
 
 
 class PairedLm(nn.Module):
@@ -132,4 +132,4 @@ class PairedLm(nn.Module):
             x = layer(x)
         x = self.norm(x)
         logits = torch.einsum("oi,...i->...o", self.head, x)
-        return logits  # noqa: RET504 - the logits are there before the variables go
+        return logits  # noqa: RET504 - the logits exist before the variables end

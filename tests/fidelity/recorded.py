@@ -1,4 +1,4 @@
-"""Real snapshots beside the same script on the virtual GPU, request by request."""
+"""Recorded runs: the tape of a kept recording, and the tape of the same script on the virtual GPU."""
 
 import contextlib
 import gc
@@ -20,30 +20,30 @@ Recording = Callable[[], contextlib.AbstractContextManager]
 
 class RecordedRun(NamedTuple):
     name: str
-    """The recording, as `tests.data.kept` names it."""
+    """Name of the recording in `tests.data.kept`."""
     gpu: str | Gpu
     torch: str
     run: Callable[[Recording], None]
-    """Warms up, then does what the snapshot shows inside the block of its argument."""
-    place: Callable[[Tape], Callable[[int, int], int]] | None = None
-    """From the measured tape to where the driver put each new segment, where that decides what is split."""
-    untold: int = 0
-    """Bytes at the peak that the file cannot tell: absorbed before its history by blocks that die in it."""
+    """Warms up, then runs what was recorded inside the context of its argument."""
+    segment_addresses: Callable[[Tape], Callable[[int, int], int]] | None = None
+    """From the measured tape to the recorded address of each new segment, if the addresses decide what is split."""
+    absorbed_before: int = 0
+    """Bytes at the peak that the file lacks: blocks freed in it had absorbed them before its history."""
 
 
 def requests(tape: Tape) -> list[int]:
-    """Every request in order: its bytes, negative where memory is given back; without the ends of earlier blocks."""
-    happened = (tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED)
-    rows = np.flatnonzero(happened & (tape.size > 0))
+    """Return the bytes of every alloc and, as negative numbers, of every free in order; empty ones are left out."""
+    selected = (tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED)
+    rows = np.flatnonzero(selected & (tape.size > 0))
     sign = np.where(tape.action[rows] == Action.ALLOC, 1, -1)
     return (sign * tape.size[rows]).tolist()
 
 
 def without_hash_order(sizes: list[int]) -> list[int]:
-    """The same with the last run of frees sorted.
+    """Return the requests with the last run of frees sorted.
 
     A run that ends with its autocast context empties the cache of cast weights, a hash table keyed by addresses
-    (cached_casts in ATen/autocast_mode.cpp): that order is nobody's to predict.
+    (cached_casts in ATen/autocast_mode.cpp), so that order is not predictable.
     """
     start = len(sizes)
     while start and sizes[start - 1] < 0:
@@ -56,11 +56,11 @@ def measured(case: RecordedRun) -> Tape:
 
 
 @contextlib.contextmanager
-def on(case: RecordedRun) -> Iterator[None]:
-    """A virtual GPU of the case's kind."""
+def virtual_gpu(case: RecordedRun) -> Iterator[None]:
+    """Switch on a virtual GPU like the recorded one."""
     with capture.virtual(case.gpu, release=case.torch) as gpu:
-        if case.place is not None:
-            gpu.allocator.choose_address = case.place(measured(case))
+        if case.segment_addresses is not None:
+            gpu.allocator.choose_address = case.segment_addresses(measured(case))
         yield
 
 
@@ -74,7 +74,7 @@ def predicted(case: RecordedRun) -> Tape:
         tapes.append(result.tape)
 
     try:
-        with on(case):
+        with virtual_gpu(case):
             case.run(recording)
         return tapes.pop()
     finally:
@@ -82,7 +82,7 @@ def predicted(case: RecordedRun) -> Tape:
 
 
 def peak(case: RecordedRun) -> int:
-    """Peak allocated while the recording ran, as `torch.cuda` tells it wherever this is called."""
+    """Return the peak allocated bytes of the recorded part, as `torch.cuda` reports them."""
     peaks = []
 
     @contextlib.contextmanager
@@ -97,7 +97,7 @@ def peak(case: RecordedRun) -> int:
 
 def _lm_forward(recording: Recording, context: int = 2048, dtype: torch.dtype = torch.bfloat16) -> None:
     model = models.DecoderLm(context).to("cuda")
-    # The snapshot holds a second tensor of the tokens' size from the start on: the targets, which no forward needs.
+    # From its start the snapshot has a second tensor of the tokens' size: the targets, which no forward needs.
     tokens, _targets = (torch.randint(0, 10_000, (4, context), device="cuda") for _ in range(2))
 
     def step():
@@ -145,7 +145,7 @@ def _attend(query, key, value):
 
 
 def _attention(recording: Recording) -> None:
-    """Attention of one head as the snapshot's script runs it, from the first allocation on."""
+    """Run attention of one head as the snapshot's script does, from the first allocation on."""
     with recording():
         query, key, value = (torch.randn(8, 4096, 16, device="cuda", requires_grad=True) for _ in range(3))
         out = _attend(query, key, value)

@@ -1,6 +1,6 @@
-"""More recorded runs, each of a model of its own: small language models, an image regressor, cellular automata.
+"""Recorded runs of small language models, an image regressor and cellular automata.
 
-Frames and sizes of the snapshots, and the sources of their scripts, say what ran; every script here is our own.
+The scripts were written for this project, after the snapshots' frames and sizes and the sources of the original ones.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def _small_train(recording: Recording, context: int) -> None:
 
 
 def _xl_forward(recording: Recording) -> None:
-    """As the training step's forward pass: with gradients, whose graph dies when the step returns."""
+    """Forward pass with gradients, as in a training step; the graph is freed when the step returns."""
     model = models.DecoderLm(128).to("cuda")
     tokens, _targets = (torch.randint(0, 10_000, (4, 128), device="cuda") for _ in range(2))
 
@@ -78,7 +78,7 @@ def _norm_forward(recording: Recording) -> None:
 
 
 def _paired_forward(recording: Recording) -> None:
-    """The forward pass of a step: gradients, moments, the loss and the logits of the step before are there."""
+    """Forward pass of a later step: gradients, moments, loss and logits of the step before are still allocated."""
     model = paired_lm.PairedLm().to("cuda")
     tokens = torch.randint(0, 10_000, (4, 256), device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -91,12 +91,12 @@ def _paired_forward(recording: Recording) -> None:
 
 
 def _counterfactual(recording: Recording) -> None:
-    """Ten steps on the input, each gradient looked at for NaN."""
+    """Ten steps on the input with anomaly detection."""
     model = regressor.Regressor().to("cuda")
     for parameter in model.parameters():
         parameter.requires_grad = False
     before = torch.randn(1, 30, 256, 256)
-    said = model(before.to("cuda"))
+    original = model(before.to("cuda"))
     with torch.autograd.set_detect_anomaly(True), recording():
         after = before + torch.randn_like(before)
         before, after = before.to("cuda"), after.to("cuda")
@@ -105,10 +105,10 @@ def _counterfactual(recording: Recording) -> None:
         loss_function = regressor.Counterfactual()
         history = [torch.tensor([])] * 3
         for _ in range(10):
-            says = model(after)
-            loss = loss_function(said, says, before, after)
+            output = model(after)
+            loss = loss_function(original, output, before, after)
             input_loss = regressor.distance(after, before).detach()
-            label_loss = -regressor.contrast(says, said).detach()
+            label_loss = -regressor.contrast(output, original).detach()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -128,7 +128,7 @@ def _octree(recording: Recording) -> None:
 
 
 def _slide(recording: Recording) -> None:
-    """Inference on an image of 5280 x 5440 pixels on a card that its last level fills: the cache is given back."""
+    """Inference on an image of 5280 x 5440 pixels on a card that its last level fills, so the cache is released."""
     with torch.no_grad():
         automata = [cellular.Automaton2d().to("cuda") for _ in range(15)]
         sizes = [(330 * 2**level, 340 * 2**level) for level in range(5)]
@@ -160,20 +160,23 @@ def _slide(recording: Recording) -> None:
 
 
 def as_recorded(tape: Tape) -> Callable[[int, int], int]:
-    """Where the driver put each new segment of a tape that begins with the first: free blocks alike go by address."""
+    """Return a function that gives new segments their recorded addresses; the tape must begin with the first segment.
+
+    Free blocks of equal size are ordered by address.
+    """
     rows = np.flatnonzero(tape.action == Action.SEGMENT_ALLOC)
     following = zip(tape.size[rows].tolist(), tape.address[rows].tolist(), strict=True)
 
-    def place(size: int, stream: int) -> int:
+    def choose_address(size: int, stream: int) -> int:
         recorded, address = next(following)
         if recorded != size:
             raise ValueError(f"a segment has {size} bytes, the recorded one {recorded}")
         return address
 
-    return place
+    return choose_address
 
 
-# Where no card is named: one of the kind whose cuBLAS workspace is the recorded one, large enough.
+# For recordings without a named card: a large enough one with the recorded cuBLAS workspace.
 RECORDED = [
     RecordedRun(
         "small-lm-forward-seq100",
@@ -193,10 +196,10 @@ RECORDED = [
     RecordedRun("small-lm-train-seq200", "RTX 3090", "2.6", functools.partial(_small_train, context=200), as_recorded),
     RecordedRun("lm-forward-fp32-seq128", "RTX 3090", "2.6", _norm_forward),
     RecordedRun("lm-xl-forward-seq128", "RTX PRO 6000", "2.11", _xl_forward),
-    # The releases of the next three are those of the lines in their frames.
+    # The releases of the next three follow from the line numbers in their frames.
     RecordedRun("cnn-torch21-no-time", TURING_72, "2.2", _counterfactual),
     RecordedRun("conv3d-train-a", "RTX 3090", "2.3", _octree),
     RecordedRun("conv3d-inference-empty-cache", "RTX 3090", "2.5", _slide),
 ]
 LATE = RecordedRun("lm-forward-fp32", "A100 80GB", "2.6", _paired_forward)
-"""Its blocks lie where earlier steps left room, which the file does not tell: only its requests can be compared."""
+"""Its blocks use room left by earlier steps, which the file lacks: only its requests can be compared."""

@@ -1,4 +1,4 @@
-"""Training steps and forward passes of people's own language models, written anew from what their sources do."""
+"""Recorded runs of language models: training steps and forward passes, written for this project after their sources."""
 
 import contextlib
 import enum
@@ -18,7 +18,7 @@ from tests.fidelity.recorded import RecordedRun
 class OwnAdamW(torch.optim.Optimizer):
     """AdamW as a loop over parameters with a temporary for every term; decay before the update.
 
-    Old moments and the zeros that stand in for absent ones live until their names are bound again.
+    Old moments, and the zeros used before there are any, live until their names are bound again.
     """
 
     def __init__(self, parameters, rate=1e-3, betas=(0.9, 0.95), eps=1e-8, decay=0.01):
@@ -54,7 +54,7 @@ def _loss(logits, targets):
 
 
 def _medium_step(recording, context: int, dtype: torch.dtype | None) -> None:
-    """One step after five others, on inputs of its own, all drawn before; gradients are dropped in between."""
+    """One step after five others on other inputs, all drawn in advance; gradients are freed between the steps."""
     model = models.DecoderLm(context, width=1024, inner=4096, layers=24, heads=16).to("cuda")
     optimizer = OwnAdamW(model.parameters())
     warm_inputs, inputs, warm_targets, targets = (
@@ -113,24 +113,24 @@ class NormByLength(nn.Module):
         return result.to(dtype)
 
 
-class PlacedRope(nn.Module):
-    """Rotary embedding that looks its angles up by place and writes both halves into zeros."""
+class PositionRope(nn.Module):
+    """Rotary embedding that looks its angles up by position and writes both halves into zeros."""
 
     def __init__(self, context: int, width: int):
         super().__init__()
-        places = torch.arange(context, device="cuda")
+        positions = torch.arange(context, device="cuda")
         pairs = torch.arange(0, width, 2, device="cuda")
         frequencies = 1.0 / (10_000 ** (pairs.float() / width))
-        angles = torch.outer(places, frequencies)
+        angles = torch.outer(positions, frequencies)
         table = torch.zeros(context, width // 2, 2, device="cuda")
         table[:, :, 0] = torch.cos(angles)
         table[:, :, 1] = torch.sin(angles)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x, places):
+    def forward(self, x, positions):
         pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
-        cos = self.table[places, :, 0].unsqueeze(1)
-        sin = self.table[places, :, 1].unsqueeze(1)
+        cos = self.table[positions, :, 0].unsqueeze(1)
+        sin = self.table[positions, :, 1].unsqueeze(1)
         turned = torch.zeros_like(pairs)
         turned[..., 0] = cos * pairs[..., 0] - sin * pairs[..., 1]
         turned[..., 1] = sin * pairs[..., 0] + cos * pairs[..., 1]
@@ -157,7 +157,7 @@ class MaskedAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.query, self.key, self.value, self.out = (Linear(width, width) for _ in range(4))
-        self.rope = PlacedRope(context, width // heads)
+        self.rope = PositionRope(context, width // heads)
 
     def _split(self, x):
         return x.reshape(*x.shape[:2], self.heads, -1).permute(0, 2, 1, 3)
@@ -166,9 +166,9 @@ class MaskedAttention(nn.Module):
         batch, context, width = x.shape
         flat_query, flat_key, flat_value = self.query(x), self.key(x), self.value(x)
         query, key, value = self._split(flat_query), self._split(flat_key), self._split(flat_value)
-        places = torch.arange(context, device=x.device).unsqueeze(0).expand(batch, -1)
-        query = self.rope(query, places)
-        key = self.rope(key, places)
+        positions = torch.arange(context, device=x.device).unsqueeze(0).expand(batch, -1)
+        query = self.rope(query, positions)
+        key = self.rope(key, positions)
         mask = torch.triu(torch.ones(context, context, device=x.device), diagonal=1).to(torch.bool)
         mask = ~mask
         mask = mask.unsqueeze(0).unsqueeze(0).expand(batch, self.heads, -1, -1)
@@ -209,7 +209,7 @@ class Layer(nn.Module):
         return x + inside
 
 
-class PlacedLm(nn.Module):
+class PositionLm(nn.Module):
     """A language model of 3.4 billion parameters, built on the GPU."""
 
     def __init__(self, context: int, width=2560, heads=32, inner=10_240, layers=32, vocabulary=10_000):
@@ -274,7 +274,7 @@ class Kind(enum.Enum):
 
 def _first_run(recording, context: int, kind: Kind, dtype: torch.dtype | None) -> None:
     """A new model's first forward pass, with gradients, or first training step."""
-    model = PlacedLm(context)
+    model = PositionLm(context)
     optimizer = InPlaceAdamW(model.parameters())
     tokens = torch.randint(0, 10_000, (4, context)).to("cuda")
     with models.autocast(dtype), recording():
@@ -287,37 +287,37 @@ def _first_run(recording, context: int, kind: Kind, dtype: torch.dtype | None) -
             optimizer.step()
 
 
-def _placed(recording, context: int, kind: Kind, dtype: torch.dtype | None, forwards: Sequence[int] = ()) -> None:
-    """One run after forward passes of other models in the same process, which leave a workspace and segments behind."""
+def _position_lm(recording, context: int, kind: Kind, dtype: torch.dtype | None, forwards: Sequence[int] = ()) -> None:
+    """One run after forward passes of other models in the process, which leave a workspace and segments behind."""
     for earlier in forwards:
         _first_run(contextlib.nullcontext, earlier, Kind.FORWARD, dtype)
     _first_run(recording, context, kind, dtype)
 
 
-class Below:
-    """Addresses for new segments as one driver gave them: once all weights lay above, it filled a gap of 188 MiB below.
+class AddressesWithGap:
+    """Recorded addresses of new segments: after all weights the driver also filled a gap of 188 MiB below them.
 
-    Which of two free blocks of one size is taken is decided by their addresses, so these decide what is split.
+    The addresses order free blocks of equal size, so they decide which block is split.
     """
 
     WEIGHTS = 94
-    """Segments of the parameters, and the first one of the first step."""
+    """Number of segments of the parameters, and the first one of the first step."""
     START = 0x7_1000_0000
-    """Of what was given first."""
+    """Lowest address of the segments above the gap."""
 
     def __init__(self, tape: Tape) -> None:
         rows = np.flatnonzero(tape.action == Action.SEGMENT_ALLOC)
-        known = sorted(zip(tape.address[rows].tolist(), tape.size[rows].tolist(), strict=True))
-        self.above = [segment for segment in known if segment[0] >= self.START]
-        self.below = [segment for segment in known if segment[0] < self.START]
+        recorded = sorted(zip(tape.address[rows].tolist(), tape.size[rows].tolist(), strict=True))
+        self.above = [segment for segment in recorded if segment[0] >= self.START]
+        self.below = [segment for segment in recorded if segment[0] < self.START]
         self.count = 0
 
     def __call__(self, size: int, stream: int) -> int:
         self.count += 1
         fits = self.count > self.WEIGHTS and self.below and self.below[0][1] == size
-        address, found = (self.below if fits else self.above).pop(0)
-        if found != size:
-            raise ValueError(f"segment {self.count} has {size} bytes, the recorded one {found}")
+        address, recorded = (self.below if fits else self.above).pop(0)
+        if recorded != size:
+            raise ValueError(f"segment {self.count} has {size} bytes, the recorded one {recorded}")
         return address
 
 
@@ -330,33 +330,33 @@ RECORDED = [
         "RTX 4090",  # not stated: one whose cuBLAS workspace is the recorded one
         "2.11",
         functools.partial(_medium_step, context=128, dtype=None),
-        Below,
+        AddressesWithGap,
     ),
     RecordedRun(
         _medium.format(512),
         "RTX 4090",
         "2.11",
         functools.partial(_medium_step, context=512, dtype=torch.bfloat16),
-        Below,
+        AddressesWithGap,
         # Two gradients of 40 960 000 bytes in segments of 40 MiB and one block of 4 MiB.
-        untold=3 * 983_040,
+        absorbed_before=3 * 983_040,
     ),
     RecordedRun(
         _large.format("forward-seq128"),
         "H100",
         "2.6",
-        functools.partial(_placed, context=128, kind=Kind.FORWARD, dtype=None),
+        functools.partial(_position_lm, context=128, kind=Kind.FORWARD, dtype=None),
     ),
     RecordedRun(
         _large.format("train-seq128"),
         "H100",
         "2.6",
-        functools.partial(_placed, context=128, kind=Kind.STEP, dtype=None, forwards=(128, 256, 512)),
+        functools.partial(_position_lm, context=128, kind=Kind.STEP, dtype=None, forwards=(128, 256, 512)),
     ),
     RecordedRun(
         _large.format("forward-seq512-bf16"),
         "H100",
         "2.6",
-        functools.partial(_placed, context=512, kind=Kind.FORWARD, dtype=torch.bfloat16, forwards=(128, 256)),
+        functools.partial(_position_lm, context=512, kind=Kind.FORWARD, dtype=torch.bfloat16, forwards=(128, 256)),
     ),
 ]

@@ -39,7 +39,7 @@ def contrast(first, second):
 
 
 class Counterfactual(nn.Module):
-    """Little change of the input, much of what the model says of it."""
+    """Loss for a small change of the input and a large change of the model's output."""
 
-    def forward(self, said, says, before, after):
-        return distance(after, before) - contrast(says, said)
+    def forward(self, original, output, before, after):
+        return distance(after, before) - contrast(output, original)

@@ -26,7 +26,7 @@ class RmsNorm(nn.Module):
 
 
 class Rope(nn.Module):
-    """Its halves are turned by tables that lie on the CPU."""
+    """Rotary embedding whose tables are on the CPU."""
 
     def __init__(self, context: int, width: int, theta: float = 10_000.0):
         super().__init__()
@@ -90,7 +90,7 @@ class SelfAttention(nn.Module):
         result = attention(query, key, value, causal)
         result = result.permute(0, 2, 1, 3).reshape(batch, length, width)
         result = self.out(result)
-        return result  # noqa: RET504 - the variable gives up the tensor before it
+        return result  # noqa: RET504 - the variable frees its earlier tensor
 
 
 class SwiGlu(nn.Module):
@@ -123,7 +123,7 @@ class Block(nn.Module):
         normed_again = self.norm2(between)
         fed = self.ffn(normed_again)
         result = fed + between
-        return result  # noqa: RET504 - as the others, a variable of its own until the block returns
+        return result  # noqa: RET504 - like the others a variable until the block returns
 
 
 class Embedding(models.Embedding):
@@ -148,7 +148,7 @@ class SmallLm(nn.Module):
 
 
 class Adam(torch.optim.Optimizer):
-    """Adam as the snapshot's script has it: state from its constructor on, and a new tensor for every result."""
+    """Adam as in the snapshot's script: state from its constructor on, and a new tensor for every result."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-3):
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "decay": 0.0})
@@ -186,4 +186,4 @@ def cross_entropy(logits, targets):
     chosen = torch.zeros_like(logarithms)
     chosen.scatter_(-1, targets.unsqueeze(-1), 1)
     loss = -torch.sum(chosen * logarithms) / rows
-    return loss  # noqa: RET504 - the result is there before the variables go
+    return loss  # noqa: RET504 - the result exists before the variables end

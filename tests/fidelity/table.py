@@ -1,4 +1,4 @@
-"""Every case beside what the virtual GPU and three other tools say of it."""
+"""The fidelity table: every measured case, and the answers of the virtual GPU and of three other tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RECORDINGS = {
     f"recording {case.name}": case
     for case in (*recorded.RECORDED, *recorded_training.RECORDED, *recorded_models.RECORDED, recorded_models.LATE)
 }
-"""Every recording that is compared, by the name of its row."""
+"""Every compared recording, by the name of its row."""
 NOTES = {
     "recording small-lm-forward-seq100": "three forward passes and no backward pass: the hooks of MemTracker hold the "
     "graph of each to the end",
@@ -51,26 +51,26 @@ NOTES = {
     "recording conv3d-inference-empty-cache": "four models in turn, and the largest state is changed by layers of a "
     "fifth; MemTracker's difference is the slide and its resized copy, which are on the CPU",
 }
-"""Row -> why a tool cannot tell, or tells too much."""
+"""Row -> why a tool has no answer, or one that is too high."""
 
 
 class Row(NamedTuple):
-    """A case and what each of TOOLS says: bytes, infinite for out of memory, None where it has no answer."""
+    """A case and the answer of each of TOOLS: bytes, infinite for out of memory, None for no answer."""
 
     name: str
     torch: str
     unit: str
     measured: float
     text: str
-    """What was measured, as it was printed."""
+    """The measured value as it was printed."""
     capacity: int
-    said: tuple[float | None, ...]
+    answers: tuple[float | None, ...]
     reasons: tuple[str, ...] = ()
     comparison: compared.Comparison | None = None
 
 
-def everything() -> Iterator[Case]:
-    """Published rows, recordings, and the golden recordings of tests/data where there are any."""
+def all_cases() -> Iterator[Case]:
+    """Yield the published rows, the recordings, and the golden recordings in tests/data."""
     yield from cases.published()
     yield from (_recording(name, case) for name, case in RECORDINGS.items())
     yield from golden_cases()
@@ -84,9 +84,9 @@ def _recording(name: str, case: recorded.RecordedRun) -> Case:
 
 
 def _without_others(run: Callable) -> Callable:
-    """A recorded run without the forward passes of other models before it, which leave cuBLAS's workspace and segments.
+    """Return a recorded run without the earlier forward passes of other models.
 
-    The other tools know of neither.
+    These leave segments and cuBLAS's workspace behind, which the other tools do not model.
     """
     if isinstance(run, functools.partial) and "forwards" in run.keywords:
         return functools.partial(run.func, *run.args, **{**run.keywords, "forwards": ()})
@@ -94,11 +94,11 @@ def _without_others(run: Callable) -> Callable:
 
 
 def _estimated(found: others.Subject) -> float:
-    """The formula for a recorded script: a language model's, a network's, or without any module that of attention."""
+    """Return the estimate for a recorded script: a language model, a network or, without a module, attention."""
     if found.module is None:
         return formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")
     if not hasattr(found.module, "layers"):
-        return formulas.network(found.module, found.inputs, others.called(found)[1])
+        return formulas.network(found.module, found.inputs, others.outputs_of(found)[1])
     shape = formulas.shape(found.module, found.inputs[0], 4 if found.autocast is None else found.autocast.itemsize)
     parameters = sum(parameter.numel() for parameter in found.module.parameters())
     held = formulas.Run.GRAPH if found.gradients else formulas.Run.FORWARD
@@ -106,7 +106,7 @@ def _estimated(found: others.Subject) -> float:
 
 
 def golden_cases() -> Iterator[Case]:
-    """The scenarios of tests/data's golden files that ended as they should."""
+    """Yield the scenarios of the golden files in tests/data, except failed ones."""
     for path in sorted(golden.FOLDER.glob("golden_*.json.gz")):
         run = golden.read(path)
         gpu, release = run["gpu"]["name"], run["versions"]["torch"].split("+")[0]
@@ -128,57 +128,58 @@ def _scenario(name: str) -> float:
 def _any_model(found: others.Subject) -> float | None:
     if found.module is None:
         return None
-    _, outputs = others.called(found)
+    _, outputs = others.outputs_of(found)
     return formulas.training(found.module, outputs, found.optimizer)
 
 
 def row(case: Case) -> Row:
-    """Run a case under every tool."""
+    """Run a case with every tool."""
     unit = cases.UNITS.get(case.unit, 1)
     predicted = case.predicted()
     ours = float("inf") if predicted == "OOM" else float(predicted) * (unit if case.measured != "OOM" else cases.GIB)
     script = case.short or case.run
-    said: list[float | None] = [ours]
+    answers: list[float | None] = [ours]
     reasons: list[str] = []
 
-    def asked(who: str, ask: Callable[[], Any]) -> Any:
+    def answer(tool: str, function: Callable[[], Any]) -> Any:
         try:
-            return ask()
+            return function()
         except Exception as error:
-            reasons.append(_reason(f"{who}, {case.name}", error))
+            reasons.append(_reason(f"{tool}, {case.name}", error))
             return None
         finally:
             gc.collect()
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        said.append(asked("MemTracker", lambda: others.mem_tracker(script)))
+        answers.append(answer("MemTracker", lambda: others.mem_tracker(script)))
         with others.on_fake_cpu():
-            found = asked("formula and torchinfo", lambda: others.subject(script))
-            for tool, ask in (("formula", case.formula), ("torchinfo", others.summarised)):
-                said.append(None if found is None else asked(tool, functools.partial(ask, found)))
+            found = answer("formula and torchinfo", lambda: others.subject(script))
+            for tool, function in (("formula", case.formula), ("torchinfo", others.torchinfo_total)):
+                answers.append(None if found is None else answer(tool, functools.partial(function, found)))
             del found
         gc.collect()
     measured = float("inf") if case.measured == "OOM" else float(case.measured) * unit
     gpu = gpu_catalogue.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
     capacity = gpu.under(case.torch).capacity
     text = case.measured if case.measured == "OOM" else f"{case.measured} {case.unit}"
-    comparison = compared.met(RECORDINGS[case.name]) if case.name in RECORDINGS else None
+    comparison = compared.compare_run(RECORDINGS[case.name]) if case.name in RECORDINGS else None
     reasons += [f"{case.name}: {note}." for note in _notes(case.name, ours - measured, comparison)]
-    return Row(case.name, case.torch, case.unit, measured, text, capacity, tuple(said), tuple(reasons), comparison)
+    return Row(case.name, case.torch, case.unit, measured, text, capacity, tuple(answers), tuple(reasons), comparison)
 
 
 def _notes(name: str, difference: float, comparison: compared.Comparison | None) -> Iterator[str]:
-    """What the row of a recording alone does not tell."""
+    """Yield explanations for the row of a recording."""
     if name in NOTES:
         yield NOTES[name]
     if comparison is None:
         return
     ours, theirs = comparison.allocated
-    if comparison.untold:
+    if comparison.absorbed_before:
         yield (
-            f"the file understates its own peak by {comparison.untold} B, held by blocks that it does not tell of; "
-            f"beyond them memexplore differs by {difference - comparison.untold:.0f} B"
+            f"the file understates its own peak by {comparison.absorbed_before} B, held by blocks that it does not "
+            "tell of; "
+            f"beyond them memexplore differs by {difference - comparison.absorbed_before:.0f} B"
         )
     elif difference != ours - theirs:
         yield f"told where the driver put each segment, memexplore differs by {ours - theirs} B"
@@ -191,29 +192,29 @@ def _reason(of: str, error: Exception) -> str:
 
 
 def error(each: Row, tool: int) -> float | None:
-    """A tool's relative error, in per cent; None where there is none: no answer, or out of memory."""
-    said = each.said[tool]
-    if said is None or said == float("inf") or each.measured == float("inf"):
+    """Return a tool's relative error in per cent; None without an answer or for out of memory."""
+    size = each.answers[tool]
+    if size is None or size == float("inf") or each.measured == float("inf"):
         return None
-    return 100 * (said - each.measured) / each.measured
+    return 100 * (size - each.measured) / each.measured
 
 
 def runs_out(each: Row, tool: int) -> bool:
-    """Whether a tool says that a case does not fit: what it says is more than the allocator can get of the card."""
-    said = each.said[tool]
-    return said is not None and said > each.capacity
+    """Return whether a tool's answer exceeds what the allocator can get of the card."""
+    size = each.answers[tool]
+    return size is not None and size > each.capacity
 
 
 def _cell(each: Row, tool: int) -> str:
-    said = each.said[tool]
-    if said is None:
+    size = each.answers[tool]
+    if size is None:
         return "—"
-    if said == float("inf"):
+    if size == float("inf"):
         return "OOM (same)" if each.text == "OOM" else "OOM (wrong)"
     if each.text == "OOM":
-        return f"{said / cases.GIB:.1f} GiB ({'does not fit: right' if runs_out(each, tool) else 'fits: wrong'})"
-    size = cases.printed(said, each.unit) if each.unit != "MB" else f"{said / cases.MIB:.6g}"
-    return f"{size} ({_per_cent(error(each, tool))})"
+        return f"{size / cases.GIB:.1f} GiB ({'does not fit: right' if runs_out(each, tool) else 'fits: wrong'})"
+    text = cases.printed(size, each.unit) if each.unit != "MB" else f"{size / cases.MIB:.6g}"
+    return f"{text} ({_per_cent(error(each, tool))})"
 
 
 def _per_cent(difference: float) -> str:
@@ -225,7 +226,7 @@ def _per_cent(difference: float) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table, its summary rows and its legend; behind it that of the recordings, request by request."""
+    """Return the table with summary rows and legend, then the table of the recordings, request by request."""
     lines = ["| case | torch | measured | " + " | ".join(TOOLS) + " |", "|---" * (len(TOOLS) + 3) + "|"]
     for each in rows:
         cells = [_cell(each, tool) for tool in range(len(TOOLS))]
@@ -237,7 +238,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Median and worst absolute error of each tool over the rows that it answers, and outcomes foreseen."""
+    """Return median and worst absolute error of each tool over the rows that it answers, and its predicted outcomes."""
     sized = [each for each in rows if each.text != "OOM"]
     over = [each for each in rows if each.text == "OOM"]
     cells: dict[str, list[str]] = {"median": [], "worst": [], "answered": [], "oom": []}
@@ -258,7 +259,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 @functools.cache
 def _all() -> tuple[Case, ...]:
-    return tuple(everything())
+    return tuple(all_cases())
 
 
 def _numbered(number: int) -> Row:
@@ -267,22 +268,22 @@ def _numbered(number: int) -> Row:
 
 
 SLOW = (("lm-xl", "step"), ("train", ""), ("lm-", ""))
-"""What the names of those that take longest contain, longest first."""
+"""Texts in the names of the slowest cases, slowest first."""
 
 
-def _place(name: str) -> int:
-    return next((place for place, words in enumerate(SLOW) if all(word in name for word in words)), len(SLOW))
+def _start_order(name: str) -> int:
+    return next((order for order, texts in enumerate(SLOW) if all(text in name for text in texts)), len(SLOW))
 
 
 def computed(matching: str = "") -> list[Row]:
-    """The rows whose name contains a text, each computed in one of as many processes as there are cores."""
+    """Compute the rows whose name contains a text, in one process for each core."""
     names = {number: case.name for number, case in enumerate(_all()) if matching in case.name}
     spawn = multiprocessing.get_context("spawn")
     rows: dict[int, Row] = {}
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn, max_tasks_per_child=None) as pool:
-        longest = sorted(names, key=lambda number: _place(names[number]))
-        waiting = {pool.submit(_numbered, number): number for number in longest}
-        for done in concurrent.futures.as_completed(waiting):
-            rows[waiting[done]] = done.result()
+        longest = sorted(names, key=lambda number: _start_order(names[number]))
+        futures = {pool.submit(_numbered, number): number for number in longest}
+        for done in concurrent.futures.as_completed(futures):
+            rows[futures[done]] = done.result()
             print(f"{len(rows)} of {len(names)}", end="\r", file=sys.stderr, flush=True)
     return [rows[number] for number in names]

@@ -1,4 +1,4 @@
-"""What other tools are made to say, where arithmetic tells the answer."""
+"""Answers of other tools and formulas against arithmetic, and the rows of the table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_mem_tracker_counts_a_linear_layer_without_rounding(calls):
     assert others.mem_tracker(lambda: linear(calls)) == 2 * PARAMETERS + INPUT + 2 * OUTPUT
 
 
-def test_mem_tracker_is_told_of_what_was_there_before_the_first_reset():
+def test_mem_tracker_counts_tensors_from_before_the_first_reset():
     def run() -> float:
         before = torch.ones(1000, device="cuda")
         torch.cuda.reset_peak_memory_stats()
@@ -60,7 +60,7 @@ def test_mem_tracker_is_told_of_what_was_there_before_the_first_reset():
         del after
         return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() + before.nbytes
 
-    # 500 floats above what is left, and the 1000 of before
+    # 500 floats above what remains, and the 1000 from before
     assert others.mem_tracker(run) == 4 * 1500
 
     def now() -> float:
@@ -71,7 +71,7 @@ def test_mem_tracker_is_told_of_what_was_there_before_the_first_reset():
     assert others.mem_tracker(now) == 4 * 1000
 
 
-def test_without_the_peaks_of_modules_mem_tracker_tells_the_same_total(monkeypatch):
+def test_mem_tracker_without_peaks_of_modules_has_the_same_total(monkeypatch):
     def run() -> float:
         model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10)).cuda()
         torch.cuda.reset_peak_memory_stats()
@@ -83,7 +83,7 @@ def test_without_the_peaks_of_modules_mem_tracker_tells_the_same_total(monkeypat
     assert others.mem_tracker(run) == totals
 
 
-def test_optimizer_states_are_told_to_mem_tracker():
+def test_mem_tracker_counts_optimizer_states():
     def run() -> float:
         layer = nn.Linear(100, 50).to("cuda")
         optimizer = torch.optim.AdamW(layer.parameters(), foreach=False)
@@ -98,14 +98,14 @@ def test_optimizer_states_are_told_to_mem_tracker():
 
 
 def test_torchinfo_counts_parameters_inputs_and_outputs_twice():
-    # and the Python list that the inputs are given in
-    assert others.summarised(found(linear)) == PARAMETERS + INPUT + 2 * OUTPUT + sys.getsizeof([INPUT])
+    # and the Python list of the inputs
+    assert others.torchinfo_total(found(linear)) == PARAMETERS + INPUT + 2 * OUTPUT + sys.getsizeof([INPUT])
 
 
-def test_torchinfo_has_no_answer_where_no_module_is_called():
+def test_torchinfo_has_no_answer_without_a_module():
     seen = found(lambda: float(torch.ones(10, device="cuda").numel()))
     assert seen.module is None
-    assert others.summarised(seen) is None
+    assert others.torchinfo_total(seen) is None
 
 
 def test_the_subject_is_the_first_model_with_its_inputs_optimizer_and_autocast():
@@ -126,7 +126,7 @@ def test_the_subject_is_the_first_model_with_its_inputs_optimizer_and_autocast()
     assert seen.autocast is torch.bfloat16
 
 
-def test_the_subject_tells_whether_its_call_keeps_a_graph():
+def test_the_subject_records_whether_gradients_were_enabled():
     def forward() -> float:
         nn.Linear(10, 20)(torch.ones(4, 10))
         return 0
@@ -146,7 +146,7 @@ def test_several_models_of_one_script_have_no_subject():
         found(run)
 
 
-def test_running_a_script_for_other_tools_puts_everything_back():
+def test_running_a_script_for_other_tools_leaves_torch_unchanged():
     functions = torch.autocast, nn.init.trunc_normal_, nn.Module._apply, torch.cuda.memory_allocated
     others.mem_tracker(linear)
     found(linear)
@@ -157,7 +157,7 @@ def test_running_a_script_for_other_tools_puts_everything_back():
     assert layer.weight.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_two_runs_of_one_process_do_not_see_each_other():
+def test_two_runs_in_one_process_are_independent():
     first = others.mem_tracker(linear)
     gc.collect()
     assert others.mem_tracker(linear) == first
@@ -201,7 +201,7 @@ def test_a_kept_graph_has_weights_and_activations_and_no_gradients():
 
 
 @pytest.mark.parametrize("model", [small_lm.SmallLm, paired_lm.PairedLm], ids=["modules", "bare parameters"])
-def test_a_language_model_tells_its_shape(model):
+def test_the_shape_of_a_language_model(model):
     with torch.device("meta"):
         built = model(vocabulary=100, width=32, layers=2, heads=4, inner=64)
         tokens = torch.zeros(3, 7, dtype=torch.int64)
@@ -225,7 +225,7 @@ def test_attention_has_one_tensor_of_scores():
 def test_an_operation_has_everything_with_a_gradient_twice():
     with others.on_fake_cpu():
         seen = others.subject(linear)
-        outputs, leaves = others.called(seen)
+        outputs, leaves = others.outputs_of(seen)
         assert formulas.operation(seen.module, seen.inputs, outputs) == 2 * PARAMETERS + INPUT + 2 * OUTPUT
         assert leaves == OUTPUT
 
@@ -249,9 +249,9 @@ def test_any_model_trained_by_adamw():
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def row(measured: float, *said: float | None) -> table.Row:
+def row(measured: float, *answers: float | None) -> table.Row:
     text = "OOM" if measured == float("inf") else f"{measured:g} B"
-    return table.Row("case", "2.13", "B", measured, text, 1000, said)
+    return table.Row("case", "2.13", "B", measured, text, 1000, answers)
 
 
 def cells(line: str) -> list[str]:
@@ -259,7 +259,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][2:]
 
 
-def test_the_summary_has_median_and_worst_of_the_rows_that_a_tool_answers():
+def test_the_summary_covers_the_rows_that_a_tool_answers():
     # errors 0, 10 and 30 % · 10 % · none · 50 %
     rows = [row(100, 100, 110, None, 50), row(100, 90, None, None, None), row(100, 130, None, None, None)]
     median, worst, answered, _ = table.summary(rows)
@@ -268,7 +268,7 @@ def test_the_summary_has_median_and_worst_of_the_rows_that_a_tool_answers():
     assert cells(answered) == ["3", "3", "1", "0", "1"]
 
 
-def test_an_out_of_memory_is_foreseen_by_what_exceeds_the_card():
+def test_out_of_memory_is_predicted_by_an_answer_above_the_capacity():
     over = row(float("inf"), float("inf"), 1001, 1000, None)
     assert [table.runs_out(over, tool) for tool in range(4)] == [True, True, False, False]
     assert cells(table.summary([over])[3]) == ["1", "1", "1", "0", "0"]
@@ -292,15 +292,15 @@ def test_a_golden_recording_becomes_a_row(tmp_path, monkeypatch):
     assert (second.measured, second.settings) == ("OOM", SCENARIOS["oom_forward"].allocator)
     result = table.row(first)
     assert result.measured == peak + 512
-    assert result.said[0] == peak
-    assert all(said is not None and said > 0 for said in result.said), result.reasons
+    assert result.answers[0] == peak
+    assert all(size is not None and size > 0 for size in result.answers), result.reasons
 
 
-def test_every_recording_that_is_compared_has_a_row():
+def test_every_compared_recording_has_a_row():
     every = [*recorded.RECORDED, *recorded_training.RECORDED, *recorded_models.RECORDED, recorded_models.LATE]
     assert list(table.RECORDINGS.values()) == every
     assert set(table.NOTES) <= set(table.RECORDINGS)
-    assert set(compared.KNOWN) <= {case.name for case in every}
+    assert set(compared.CAUSES) <= {case.name for case in every}
 
 
 def test_a_recording_has_a_row_with_its_own_peak_and_its_requests():
@@ -308,8 +308,8 @@ def test_a_recording_has_a_row_with_its_own_peak_and_its_requests():
     result = table.row(table._recording(name, table.RECORDINGS[name]))
     peak = curves.peak(recorded.measured(table.RECORDINGS[name]))[0]
     assert result.measured == peak
-    assert result.said[0] == peak
-    assert result.said[2] == formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")
+    assert result.answers[0] == peak
+    assert result.answers[2] == formulas.attention(8, 4096, 16, "max_memory_allocated fwd+bwd")
     assert result.comparison is not None
     assert result.comparison.requests == len(recorded.requests(recorded.measured(table.RECORDINGS[name])))
     assert compared.markdown([result.comparison]) in table.markdown([result])
@@ -326,24 +326,24 @@ def test_the_formula_of_a_recorded_language_model_reads_its_script():
     assert size == formulas.transformer_step(parameters, shape)
 
 
-def test_other_models_that_ran_before_are_left_to_memexplore():
+def test_only_memexplore_runs_the_earlier_models():
     case = table.RECORDINGS["recording lm-2.7b-train-seq128-h100"]
     assert table._without_others(case.run).keywords == {**case.run.keywords, "forwards": ()}
     alone = table.RECORDINGS["recording lm-2.7b-forward-seq128-h100"].run
     assert table._without_others(alone) is alone
 
 
-def comparison(allocated: tuple[int, int], requested: tuple[int, int], untold: int = 0) -> compared.Comparison:
-    return compared.Comparison("run", "2.6", 1, None, 0, 0, requested, allocated, (0, 0), untold, 0, 0, None)
+def comparison(allocated: tuple[int, int], requested: tuple[int, int], absorbed_before: int = 0) -> compared.Comparison:
+    return compared.Comparison("run", "2.6", 1, None, 0, 0, requested, allocated, (0, 0), absorbed_before, 0, 0, None)
 
 
-def notes(said: float, found: compared.Comparison) -> list[str]:
-    return list(table._notes("run", said - found.allocated[1], found))
+def notes(predicted: float, found: compared.Comparison) -> list[str]:
+    return list(table._notes("run", predicted - found.allocated[1], found))
 
 
 def test_notes_tell_why_a_recorded_peak_is_not_the_predicted_one():
     assert notes(100, comparison((100, 100), (90, 90))) == []
-    (untold,) = notes(130, comparison((130, 100), (120, 90), untold=30))
+    (untold,) = notes(130, comparison((130, 100), (120, 90), absorbed_before=30))
     assert "understates its own peak by 30 B" in untold
     assert "differs by 0 B" in untold
     # alone 97, told where the segments lie 100

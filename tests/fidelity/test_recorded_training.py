@@ -1,4 +1,4 @@
-"""Segments of recorded runs: what the driver was asked for, given back, and, told where it put them, every address."""
+"""Segments of recorded runs: allocs, frees and, with the recorded segment addresses, every block's address."""
 
 import functools
 
@@ -20,7 +20,7 @@ def tapes(name: str) -> tuple[Tape, Tape]:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_recorded_run_takes_and_gives_back_the_same_segments_in_the_same_order(name):
+def test_recorded_run_allocates_and_frees_the_same_segments_in_the_same_order(name):
     ours, theirs = tapes(name)
     assert compared.segments(ours) == compared.segments(theirs)
 
@@ -33,7 +33,7 @@ def test_recorded_run_reserves_the_same(name):
 
 
 @pytest.mark.parametrize(("name", "allocs"), [("lm-medium-train-seq128", 6526), ("lm-medium-train-seq512", 7591)])
-def test_told_where_the_segments_lie_every_block_is_at_its_recorded_address(name, allocs):
+def test_with_the_recorded_segment_addresses_every_block_has_its_recorded_address(name, allocs):
     # Six training steps, the last one recorded. The file alone leaves ten addresses of the second one open: it does not
     # tell what three blocks held when its history began.
     ours, theirs = tapes(name)
