@@ -69,7 +69,7 @@ def release_pool(segments: Segments, pool: Pool) -> None:
 
 
 def release_unused_private_pools(segments: Segments) -> None:
-    """Release the private pools that nobody uses any more, and forget those that become empty."""
+    """Release the private pools with a use count of 0, and remove those without segments."""
     for identity, private in list(segments.private.items()):
         if private.use_count == 0:
             release_pool(segments, private.small)

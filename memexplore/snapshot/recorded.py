@@ -149,17 +149,17 @@ def _devices(plain: PlainData) -> list[Recorded]:
             continue
         action, address, size, stream, time, stack = (column[of_device] for column in columns)
         action = codes[action]
-        known = action >= 0
-        _check_events(action[known], address[known], size[known])
+        supported = action >= 0
+        _check_events(action[supported], address[supported], size[supported])
         devices.append(
             Recorded(
                 device,
-                action[known],
-                address[known],
-                size[known],
-                stream[known],
-                time[known],
-                stack[known],
+                action[supported],
+                address[supported],
+                size[supported],
+                stream[supported],
+                time[supported],
+                stack[supported],
                 mine,
                 settings,
                 next((plain.device_free[row] for row in of_device.tolist() if row in plain.device_free), None),
@@ -170,8 +170,8 @@ def _devices(plain: PlainData) -> list[Recorded]:
 
 
 def _check_events(action: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]) -> None:
-    placed = (action != Action.OOM) & (action != Action.SNAPSHOT)
-    if (size < 0).any() or (size >= _LIMIT).any() or (placed & ((address < 0) | (address >= _LIMIT))).any():
+    with_address = (action != Action.OOM) & (action != Action.SNAPSHOT)
+    if (size < 0).any() or (size >= _LIMIT).any() or (with_address & ((address < 0) | (address >= _LIMIT))).any():
         raise ValueError("an event has a size or an address that no device has")
 
 

@@ -1,4 +1,4 @@
-"""Events a second of `replay`, from ten thousand events to ten million: `python -m tests.bench.bench_allocator`."""
+"""`python -m tests.bench.bench_allocator`: events a second of `replay`, from ten thousand events to ten million."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _STEP_SIZES = 400
 
 
 def training(events: int, seed: int = 0) -> Tape:
-    """A tape like a training run: parameters stay, each step allocates forwards and frees backwards, with temporaries.
+    """Return a tape like a training run: parameters stay, each step allocates in forward and frees in backward.
 
-    Steps differ a little in their sizes, so that blocks are split and merged all the time.
+    It has temporaries too, and sizes vary between steps, so blocks are split and merged all the time.
     """
     dice = random.Random(seed)
     actions: list[int] = []
@@ -61,22 +61,22 @@ def training(events: int, seed: int = 0) -> Tape:
 
 
 def main() -> None:
-    """Print the curve: seconds of one core (its processor time, so that a busy machine does not blur it)."""
+    """Print the curve in processor seconds of one core, which do not depend on the load of the machine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=10_000_000)
     parser.add_argument("--settings", default="")
-    parser.add_argument("--repeat", type=int, default=3, help="the best of so many runs counts")
+    parser.add_argument("--repeat", type=int, default=3, help="number of runs, of which the best counts")
     options = parser.parse_args()
     settings = Settings.parse(options.settings)
     print(f"{'events':>10}  {'replay':>8}  {'events/s':>10}  {'ns/event':>8}  {'block_sizes':>11}  {'events/s':>10}")
     events = 10_000
     while events <= options.most:
         tape = training(events)
-        replayed, placed = _best(lambda tape=tape: replay(tape, settings), options.repeat)  # type: ignore[misc]
-        sized, _ = _best(lambda placed=placed: block_sizes(placed), options.repeat)  # type: ignore[misc]
+        seconds, result = _best(lambda tape=tape: replay(tape, settings), options.repeat)  # type: ignore[misc]
+        sizes_seconds, _ = _best(lambda result=result: block_sizes(result), options.repeat)  # type: ignore[misc]
         print(
-            f"{events:>10}  {replayed:7.2f}s  {events / replayed:>10,.0f}  {replayed / events * 1e9:>8.0f}"
-            f"  {sized:10.2f}s  {len(placed) / sized:>10,.0f}",
+            f"{events:>10}  {seconds:7.2f}s  {events / seconds:>10,.0f}  {seconds / events * 1e9:>8.0f}"
+            f"  {sizes_seconds:10.2f}s  {len(result) / sizes_seconds:>10,.0f}",
             flush=True,
         )
         events *= 10

@@ -1,7 +1,7 @@
-"""Opening a snapshot of a million events: `python -m tests.bench.bench_snapshot`.
+"""`python -m tests.bench.bench_snapshot`: time and memory of opening a snapshot of a million events.
 
-Time and memory of each stage, each in a process of its own, beside what `torch.cuda._memory_viz.trace_plot` takes for
-the same file. The file is that of `tests.sample_tapes.big_tape`, placed by the allocator model.
+Each stage runs in a process of its own, beside `torch.cuda._memory_viz.trace_plot` with the same file. The file is
+that of `tests.sample_tapes.big_tape`, replayed by the allocator model.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ MIB = 1024**2
 
 
 def write(path: pathlib.Path, rows: int) -> None:
-    """The snapshot file of a tape with so many rows."""
+    """Write the snapshot file of a tape with about `rows` rows."""
     from memexplore.allocator import replay
     from memexplore.snapshot import save_snapshot
     from tests.sample_tapes import big_tape
 
     tape = big_tape(rows * 2 // 3)
-    # On a GPU a free is asked for and done: two rows.
-    place = np.repeat(np.arange(len(tape)), np.where(tape.action == Action.FREE_REQUESTED, 2, 1))
-    columns = {name: getattr(tape, name)[place] for name in ("address", "size", "stack")}
+    # On a GPU a free has two rows, requested and completed.
+    source = np.repeat(np.arange(len(tape)), np.where(tape.action == Action.FREE_REQUESTED, 2, 1))
+    columns = {name: getattr(tape, name)[source] for name in ("address", "size", "stack")}
     # A line of code has its op, its layer and its category; the recordings have 16 to 313 stacks each.
     for name, table in (("op", tape.ops), ("module", tape.modules), ("category", tuple(Category))):
         columns[name] = columns["stack"] % len(table)
-    action = tape.action[place]
-    action[1:][place[1:] == place[:-1]] = Action.FREE_COMPLETED
+    action = tape.action[source]
+    action[1:][source[1:] == source[:-1]] = Action.FREE_COMPLETED
     meta = tape.meta._replace(device="cuda:0")
     freed = Tape.from_columns(
         {**columns, "action": action}, meta=meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks
@@ -49,13 +49,13 @@ def write(path: pathlib.Path, rows: int) -> None:
 
 
 def resident() -> int:
-    """Bytes that this process holds now."""
+    """Return the resident bytes of this process."""
     pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def highest() -> int:
-    """The most bytes that this process ever held."""
+def peak_resident() -> int:
+    """Return the highest resident bytes of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -69,9 +69,9 @@ def ours(path: pathlib.Path) -> dict[str, Any]:
     before, begin = resident(), time.perf_counter()
     (tape,) = mx.load(path).values()
     loaded = time.perf_counter()
-    most = highest()
+    peak = peak_resident()
     gc.collect()
-    held = resident()
+    after_load = resident()
     text = summary.sentence(tape)
     figure = timeline(tape)
     data = figure.to_json()
@@ -81,9 +81,9 @@ def ours(path: pathlib.Path) -> dict[str, Any]:
         "load_s": loaded - begin,
         "first_figure_s": drawn - begin,
         "zoom_s": time.perf_counter() - drawn,
-        "highest": most - before,
-        "loaded": held - before,
-        "highest_with_figure": highest() - before,
+        "highest": peak - before,
+        "loaded": after_load - before,
+        "highest_with_figure": peak_resident() - before,
         "figure_bytes": len(data),
         "window_bytes": len(window),
         "points": max(len(trace.x) for trace in figure.data),
@@ -104,16 +104,16 @@ def viewer(path: pathlib.Path) -> dict[str, Any]:
     return {
         "load_s": loaded - begin,
         "first_figure_s": time.perf_counter() - begin,
-        "highest": highest() - before,
+        "highest": peak_resident() - before,
         "figure_bytes": len(page),
     }
 
 
 def main() -> None:
-    """Print both."""
+    """Print the results of memexplore and of PyTorch's viewer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--file", type=pathlib.Path, help="a snapshot that exists, plain or gzip")
+    parser.add_argument("--file", type=pathlib.Path, help="an existing snapshot, plain or gzip")
     parser.add_argument("--only", choices=["ours", "viewer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:

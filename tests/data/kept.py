@@ -2,8 +2,8 @@
 
 `keep` turns the devices of a snapshot (`memexplore.snapshot.recorded.Recorded`) into plain data, `devices` turns the
 file of a recording back into them. Kept are the action, address, size and stream of every event, the segments and
-blocks of the final layout, and the settings. Neither clock nor frames are kept. In place of a stack stands what the
-import decides from it (`memexplore.snapshot.stacks`):
+blocks of the final layout, and the settings. Neither clock nor frames are kept. In place of a stack stand the facts
+that the import uses (`memexplore.snapshot.stacks`):
 
 - its origin (`Origin`),
 - the innermost layer call that was open; `calls` lists the call around each call, so that two stacks share the calls
@@ -32,7 +32,7 @@ from memexplore.tape import Tape
 DATA = pathlib.Path(__file__).parent
 RECORDINGS = DATA / "recordings"
 INDEX = RECORDINGS / "index.csv"
-"""One row a recording and device: its source, what it holds and what an exact model reproduces of it."""
+"""One row a recording and device: its source, its content and what an exact model reproduces of it."""
 PUBLISHED_PEAKS = DATA / "published_peaks.csv"
 """Peaks that other people measured, with their sources."""
 COLUMNS = ("action", "address", "size", "stream")

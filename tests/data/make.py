@@ -1,7 +1,7 @@
-"""`python -m tests.data.make [FOLDER]`: the kept recordings and tables, written anew from the collection in FOLDER.
+"""`python -m tests.data.make [FOLDER]`: write the kept recordings and tables from the collection in FOLDER.
 
 FOLDER holds `recordings/*.pickle.gz`, `recordings/index.csv` and `published_peaks.csv`; by default it is `shared`
-beside the checkout. `tests/data/test_kept.py` compares what is kept with it.
+beside the checkout. `tests/data/test_kept.py` compares the kept files with it.
 """
 
 from __future__ import annotations

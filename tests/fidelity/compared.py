@@ -148,13 +148,13 @@ def compare_run(case: RecordedRun) -> Comparison:
 
 HEADS = ("recording", "torch", "requests", "requests same", "peak allocated", "peak reserved / segments")
 LEGEND = """\
-Every alloc and free in order with its bytes, both peaks and every segment taken or given back while recording (taken +
-given back), of the same script on a virtual GPU. Sizes are the recording's, in bytes, and what the virtual GPU differs
-by. Free blocks of one size are taken by address: where that decides what is split, the virtual driver puts its segments
-where the recorded one did."""
+Every alloc and free in order with its bytes, both peaks and every segment allocated or freed while recording (allocated
++ freed), of the same script on a virtual GPU. Sizes are the recording's, in bytes; in brackets the difference of the
+virtual GPU. Free blocks of equal size are ordered by address: if that decides which block is split, the virtual driver
+gives segments their recorded addresses."""
 CAUSES = {
-    "lm-forward-fp32": "earlier steps left room in segments that the file does not tell: its requests can be compared, "
-    "not where they lie, so neither blocks that are larger than asked for nor what is reserved",
+    "lm-forward-fp32": "earlier steps left room in segments that the file does not record: its requests can be "
+    "compared, but neither addresses nor blocks larger than requested nor reserved memory",
 }
 """Recording -> why more than its requests differs."""
 

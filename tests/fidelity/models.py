@@ -94,8 +94,8 @@ class SelfAttention(nn.Module):
         query, key, value = (self._split(part) for part in (query, key, value))
         query = self.rope(query)
         key = self.rope(key)
-        places = torch.arange(length, device=x.device)
-        causal = (places[:, None] >= places[None, :])[None, ...]
+        positions = torch.arange(length, device=x.device)
+        causal = (positions[:, None] >= positions[None, :])[None, ...]
         result = attention(key=key, query=query, value=value, mask=causal)
         result = result.permute(0, 2, 1, 3).reshape(batch, length, width).contiguous()
         return self.out(result)

@@ -39,9 +39,9 @@ class Rope(nn.Module):
         result = torch.stack((-second, first), dim=-1)
         return result.view(x.shape)
 
-    def forward(self, x, places):
-        cosines = self.cosines[places]
-        sines = self.sines[places]
+    def forward(self, x, positions):
+        cosines = self.cosines[positions]
+        sines = self.sines[positions]
         return (x * cosines) + (self._turned(x) * sines)
 
 
@@ -74,13 +74,13 @@ class SelfAttention(nn.Module):
         batch, length, width = x.shape
         return x.reshape(batch, length, self.heads, width // self.heads).permute(0, 2, 1, 3)
 
-    def forward(self, x, places):
+    def forward(self, x, positions):
         batch, length, width = x.shape
         key = self._split(self.key(x))
         query = self._split(self.query(x))
         value = self._split(self.value(x))
-        key = self.rope(key, places)
-        query = self.rope(query, places)
+        key = self.rope(key, positions)
+        query = self.rope(query, positions)
         mask = torch.tril(torch.ones(length, length, device=x.device)).bool()
         attended = attention(query, key, value, mask)
         joined = attended.permute(0, 2, 1, 3).reshape(batch, length, width)
@@ -109,9 +109,9 @@ class Block(nn.Module):
         self.attention = SelfAttention(width, heads, context)
         self.ffn = SwiGlu(width, inner)
 
-    def forward(self, x, places):
+    def forward(self, x, positions):
         normed = self.norm1(x)
-        attended = self.attention(normed, places)
+        attended = self.attention(normed, positions)
         between = x + attended
         normed_again = self.norm2(between)
         fed = self.ffn(normed_again)
@@ -128,10 +128,10 @@ class NormLm(nn.Module):
 
     def forward(self, tokens):
         x = self.embedding[tokens]
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
         for layer in self.layers:
             # The last layer's output outlives the final norm, as the order of the last frees shows.
-            passed = layer(x, places)
+            passed = layer(x, positions)
             x = passed
         x = self.norm(x)
         return self.head(x)

@@ -35,7 +35,7 @@ def _renamed(value: Any) -> Any:
 
 
 def _moved(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """`nn.Module._apply`, which swaps fake parameters and fails where an in-place op left a weak reference to one."""
+    """`nn.Module._apply`, which swaps fake parameters and fails if an in-place op left a weak reference to one."""
     with torch.no_grad():
         for each in module.modules():
             for name, parameter in each._parameters.items():
@@ -83,7 +83,7 @@ class _Counters:
     def reset_peak(self) -> None:
         running = self._running
         self.stop()
-        # MemTracker's hooks tie graphs that backward retained into cycles: what it counts would grow with every call.
+        # MemTracker's hooks tie graphs that backward retained into cycles: its count would grow with every call.
         gc.collect()
         if not running:
             # By type: isinstance reads __class__, at which some lazy modules warn.

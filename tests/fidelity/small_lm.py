@@ -37,9 +37,9 @@ class Rope(nn.Module):
 
     def forward(self, x):
         *front, length, width = x.shape
-        places = torch.arange(length, device="cpu")
-        sines = self.sines[places].to(x.device)[..., None]
-        cosines = self.cosines[places].to(x.device)[..., None]
+        positions = torch.arange(length, device="cpu")
+        sines = self.sines[positions].to(x.device)[..., None]
+        cosines = self.cosines[positions].to(x.device)[..., None]
         x = x.reshape(*front, length, width // 2, 2)
         first = cosines * x[..., :1] - sines * x[..., 1:]
         second = sines * x[..., :1] + cosines * x[..., 1:]
@@ -49,7 +49,7 @@ class Rope(nn.Module):
 
 def softmax(x):
     """The exponentials are computed twice."""
-    largest, _places = torch.max(x, dim=-1, keepdim=True)
+    largest, _positions = torch.max(x, dim=-1, keepdim=True)
     return torch.exp(x - largest) / torch.sum(torch.exp(x - largest), dim=-1, keepdim=True)
 
 
@@ -181,7 +181,7 @@ class Adam(torch.optim.Optimizer):
 
 def cross_entropy(logits, targets):
     rows = logits.shape[0]
-    largest, _places = torch.max(logits, dim=-1, keepdim=True)
+    largest, _positions = torch.max(logits, dim=-1, keepdim=True)
     logarithms = logits - largest - torch.log(torch.sum(torch.exp(logits - largest), dim=-1, keepdim=True))
     chosen = torch.zeros_like(logarithms)
     chosen.scatter_(-1, targets.unsqueeze(-1), 1)

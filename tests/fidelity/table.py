@@ -26,8 +26,8 @@ from tests.gpu.scenarios import SCENARIOS
 
 TOOLS = ("memexplore", "MemTracker", "formula", "torchinfo")
 LEGEND = """\
-Difference from the measured value in brackets; a dash where a tool has no answer. An out-of-memory row is right where
-the tool says more than the card gives. memexplore is compared to the printed digit, a recording to the byte.
+Difference from the measured value in brackets; a dash where a tool has no answer. An out-of-memory row is right if
+the tool's answer exceeds what the card gives. memexplore is compared to the printed digit, a recording to the byte.
 - MemTracker: the peak of its total, on fake CPU tensors (fake CUDA tensors need a CUDA build of torch), so
   without rounding to 512 bytes, and with the CPU's lists of ops under autocast: einsum is on none, so a bf16 forward
   keeps no bf16 copies of the weights, and exp and sum stay in bf16, which CUDA runs in fp32.
@@ -36,7 +36,7 @@ the tool says more than the card gives. memexplore is compared to the printed di
   gradients and AdamW for a forward pass that keeps its graph, weights + logits for one that does not; for one operation
   parameters, inputs and outputs, twice where they have a gradient; for attention Q, K, V, the softmax's result and the
   output, and gradients; for other networks parameters, inputs and what their layers return.
-- torchinfo: its estimated total size; it knows no optimizer, and only one module: a dash where a script calls none."""
+- torchinfo: its estimated total size; it knows no optimizer, and only one module: a dash if a script calls none."""
 RECORDINGS = {
     f"recording {case.name}": case
     for case in (*recorded.RECORDED, *recorded_training.RECORDED, *recorded_models.RECORDED, recorded_models.LATE)
@@ -45,8 +45,8 @@ RECORDINGS = {
 NOTES = {
     "recording small-lm-forward-seq100": "three forward passes and no backward pass: the hooks of MemTracker hold the "
     "graph of each to the end",
-    "recording small-lm-forward-seq200-bf16": "as small-lm-forward-seq100; what it says differs by some MiB with when "
-    "Python collects its garbage",
+    "recording small-lm-forward-seq200-bf16": "as small-lm-forward-seq100; its answer varies by some MiB with the "
+    "runs of Python's garbage collector",
     "recording cnn-torch21-no-time": "MemTracker puts a hook on every parameter, and frozen ones, as here, refuse it",
     "recording conv3d-inference-empty-cache": "four models in turn, and the largest state is changed by layers of a "
     "fifth; MemTracker's difference is the slide and its resized copy, which are on the CPU",
@@ -101,8 +101,8 @@ def _estimated(found: others.Subject) -> float:
         return formulas.network(found.module, found.inputs, others.outputs_of(found)[1])
     shape = formulas.shape(found.module, found.inputs[0], 4 if found.autocast is None else found.autocast.itemsize)
     parameters = sum(parameter.numel() for parameter in found.module.parameters())
-    held = formulas.Run.GRAPH if found.gradients else formulas.Run.FORWARD
-    return formulas.language_model(parameters, shape, held if found.optimizer is None else formulas.Run.STEP)
+    graph = formulas.Run.GRAPH if found.gradients else formulas.Run.FORWARD
+    return formulas.language_model(parameters, shape, graph if found.optimizer is None else formulas.Run.STEP)
 
 
 def golden_cases() -> Iterator[Case]:
@@ -177,14 +177,13 @@ def _notes(name: str, difference: float, comparison: compared.Comparison | None)
     ours, theirs = comparison.allocated
     if comparison.absorbed_before:
         yield (
-            f"the file understates its own peak by {comparison.absorbed_before} B, held by blocks that it does not "
-            "tell of; "
+            f"the file understates its own peak by {comparison.absorbed_before} B, in blocks that it does not record; "
             f"beyond them memexplore differs by {difference - comparison.absorbed_before:.0f} B"
         )
     elif difference != ours - theirs:
-        yield f"told where the driver put each segment, memexplore differs by {ours - theirs} B"
+        yield f"with the recorded segment addresses memexplore differs by {ours - theirs} B"
     elif difference and comparison.requested[0] == comparison.requested[1]:
-        yield "what differs are blocks larger than asked for: the peak requested is the same"
+        yield "the difference is in blocks larger than requested: the peak requested is the same"
 
 
 def _reason(of: str, error: Exception) -> str:

@@ -19,7 +19,7 @@ def test_published_peak_is_predicted_to_its_printed_digit(case):
 def test_recorded_run_makes_the_same_requests_in_the_same_order(case):
     ours = recorded.without_hash_order(recorded.requests(recorded.predicted(case)))
     theirs = recorded.without_hash_order(recorded.requests(recorded.measured(case)))
-    first = next((place for place, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    first = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     assert first is None, f"request {first}: predicted {ours[first]}, measured {theirs[first]}"
     assert len(ours) == len(theirs)
 

@@ -27,7 +27,7 @@ from tests.gpu import golden
 
 
 def linear(calls: int = 1) -> float:
-    """Forward and backward of 100 -> 50 on 20 rows, the first call's gradients gone."""
+    """Forward and backward of 100 -> 50 on 20 rows, the first call's gradients freed."""
     layer = nn.Linear(100, 50).to("cuda")
     x = torch.randn(20, 100, device="cuda")
     for _ in range(calls):
@@ -341,14 +341,14 @@ def notes(predicted: float, found: compared.Comparison) -> list[str]:
     return list(table._notes("run", predicted - found.allocated[1], found))
 
 
-def test_notes_tell_why_a_recorded_peak_is_not_the_predicted_one():
+def test_notes_explain_the_difference_from_a_recorded_peak():
     assert notes(100, comparison((100, 100), (90, 90))) == []
-    (untold,) = notes(130, comparison((130, 100), (120, 90), absorbed_before=30))
-    assert "understates its own peak by 30 B" in untold
-    assert "differs by 0 B" in untold
-    # alone 97, told where the segments lie 100
-    (placed,) = notes(97, comparison((100, 100), (90, 90)))
-    assert "told where the driver put each segment, memexplore differs by 0 B" in placed
+    (absorbed,) = notes(130, comparison((130, 100), (120, 90), absorbed_before=30))
+    assert "understates its own peak by 30 B" in absorbed
+    assert "differs by 0 B" in absorbed
+    # 97 by itself, 100 with the recorded segment addresses
+    (with_addresses,) = notes(97, comparison((100, 100), (90, 90)))
+    assert "with the recorded segment addresses memexplore differs by 0 B" in with_addresses
     (blocks,) = notes(110, comparison((110, 100), (90, 90)))
-    assert "larger than asked for" in blocks
+    assert "larger than requested" in blocks
     assert notes(110, comparison((110, 100), (95, 90))) == []

@@ -34,8 +34,8 @@ def test_recorded_run_reserves_the_same(name):
 
 @pytest.mark.parametrize(("name", "allocs"), [("lm-medium-train-seq128", 6526), ("lm-medium-train-seq512", 7591)])
 def test_with_the_recorded_segment_addresses_every_block_has_its_recorded_address(name, allocs):
-    # Six training steps, the last one recorded. The file alone leaves ten addresses of the second one open: it does not
-    # tell what three blocks held when its history began.
+    # Six training steps, the last one recorded. The file alone leaves ten addresses of the second one open: it does
+    # not record the sizes of three blocks from before its history.
     ours, theirs = tapes(name)
     ours_at, theirs_at = (tape.address[tape.action == Action.ALLOC].tolist() for tape in (ours, theirs))
     assert ours_at == theirs_at
