@@ -1,7 +1,7 @@
 """In-place work of the autograd engine: which ops of a backward pass reuse memory on a real GPU.
 
 InputBuffer::accumulate (torch/csrc/autograd/input_buffer.cpp) adds a second gradient into the first if nothing else
-holds it, and several formulas write into a tensor that they have just made (kernels/autograd_in_place.py). Where
+refers to it, and several formulas write into a tensor that they have just made (kernels/autograd_in_place.py). Where
 `isTensorSubclassLike` is true, as for virtual tensors, both allocate instead. In: an op that the engine calls, with its
 arguments. Out: whether it is in place, and the in-place op.
 """
@@ -31,7 +31,7 @@ _run_backward = engine_run_backward.__code__
 
 
 class _Probe(TorchDispatchMode):
-    """Notes the reference counts, seen in an op, of a gradient that only the engine holds."""
+    """Notes the reference counts, seen in an op, of a gradient that only the engine refers to."""
 
     counts: tuple[int, int] = (0, 0)
 
@@ -49,7 +49,7 @@ def _reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def sole_owner_counts() -> tuple[int, int]:
-    """Return the references to a gradient and to its storage, seen in an op, when only the engine holds it."""
+    """Return the references to a gradient and to its storage, seen in an op, when only the engine has a reference."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf, *gradients = (wrap(torch.empty(2, device="meta"), host=True) for _ in range(3))
         leaf.requires_grad_()

@@ -1,9 +1,9 @@
 """Shape rules: outputs of frequent ops in microseconds, where torch's fake kernels take milliseconds per new shape.
 
-In: an op and its arguments. Out: its planned outputs, equal to those of the fake kernels (a test holds it). A changed
-knob is a run with new shapes, which would spend most of its time in fake kernels. Two kinds of rules avoid them: ops
-with a compiled meta kernel run on plain meta tensors (`COMPILED`), and normalizations, which fake kernels decompose
-into thirty ops, have a formula (`_OUTPUTS`).
+In: an op and its arguments. Out: its planned outputs, equal to those of the fake kernels (a test compares them). A
+changed knob is a run with new shapes, which would spend most of its time in fake kernels. Two kinds of rules avoid
+them: ops with a compiled meta kernel run on plain meta tensors (`COMPILED`), and normalizations, which fake kernels
+decompose into thirty ops, have a formula (`_OUTPUTS`).
 """
 
 from __future__ import annotations

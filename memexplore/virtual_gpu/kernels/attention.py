@@ -1,8 +1,9 @@
-"""Scaled dot-product attention: which kernel a CUDA build takes, and what leads to it.
+"""Scaled dot-product attention: the choice of the kernel, and the ops before and after it.
 
-Source of the choice: transformers/cuda/sdp_utils.cpp (select_sdp_backend and its checks) and
-transformers/sdp_utils_cpp.h; of what leads to and from the kernels: transformers/attention.cpp, all below
-aten/src/ATen/native.
+In: query, key, value and options. Out: the kernel (`choose`), or the result (`scaled_dot_product_attention`); the
+memory of the kernels is in attention_memory.py. Source of the choice: transformers/cuda/sdp_utils.cpp
+(select_sdp_backend and its checks) and transformers/sdp_utils_cpp.h; of the ops before and after:
+transformers/attention.cpp, all below aten/src/ATen/native.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Kernel(enum.IntEnum):
-    """The numbers of `torch.nn.attention.SDPBackend`."""
+    """Kernels, numbered as `torch.nn.attention.SDPBackend`."""
 
     MATH = 0
     FLASH = 1
@@ -31,7 +32,7 @@ class Kernel(enum.IntEnum):
 
 
 class Call(NamedTuple):
-    """The arguments that the choice depends on."""
+    """Arguments of scaled_dot_product_attention that decide the kernel."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -40,33 +41,34 @@ class Call(NamedTuple):
     dropout: float
     causal: bool
     grouped: bool
+    """`enable_gqa`: several heads of the query share a head of key and value."""
 
     @property
-    def trains(self) -> bool:
-        """Whether autograd will want the log-sum-exp."""
+    def requires_grad(self) -> bool:
+        """Whether autograd saves the log-sum-exp for backward."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self[:3])
 
 
 def choose(call: Call) -> Kernel:
-    """The kernel that a CUDA build would run, by card, types, shapes, mask, torch release and the user's switches.
+    """Return the kernel that a CUDA build runs, by card, dtypes, shapes, mask, torch release and enabled backends.
 
-    Raises RuntimeError, in PyTorch's words, where the user allowed none that can.
+    Raises RuntimeError, as PyTorch does, if no enabled backend supports the arguments.
     """
-    for kernel in _order():
+    for kernel in _priority_order():
         if _CHECKS[kernel](call):
             return kernel
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _order() -> list[Kernel]:
-    chosen = [Kernel(number) for number in sdp_priority_order() if number in list(Kernel)]
+def _priority_order() -> list[Kernel]:
+    order = [Kernel(number) for number in sdp_priority_order() if number in list(Kernel)]
     default = [Kernel.FLASH, Kernel.EFFICIENT, Kernel.MATH, Kernel.CUDNN]
-    ours = cuda_build.current()
-    # check_prefer_cudnn_attention: releases whose wheels bring a cuDNN that it trusts (9.10 and, from 2.11 on, 9.19).
-    trusted = (2, 8) <= ours.release <= (2, 9) or ours.release >= (2, 11)
-    if chosen == default and trusted and ours.compute_capability[0] in (9, 10):
+    build = cuda_build.current()
+    # check_prefer_cudnn_attention: releases whose wheels bring a cuDNN that it accepts (9.10 and, from 2.11 on, 9.19).
+    accepted = (2, 8) <= build.release <= (2, 9) or build.release >= (2, 11)
+    if order == default and accepted and build.compute_capability[0] in (9, 10):
         return [Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT, Kernel.MATH]
-    return chosen
+    return order
 
 
 def _shapes_fit(call: Call, *, grouping: bool) -> bool:
@@ -83,18 +85,18 @@ def _shapes_fit(call: Call, *, grouping: bool) -> bool:
     return query.shape[1] == key.shape[1] == value.shape[1]
 
 
-def _last_is_dense(call: Call, *, single: bool) -> bool:
-    """The last dimension has stride 1; `single` allows any stride where its extent is 1."""
+def _last_dim_is_dense(call: Call, *, allow_extent_one: bool) -> bool:
+    """Return whether the last dimension has stride 1; `allow_extent_one`: or, with any stride, extent 1."""
     mask = () if call.mask is None else (call.mask,)
-    return all(tensor.stride(-1) == 1 or (single and tensor.shape[-1] == 1) for tensor in (*call[:3], *mask))
+    return all(tensor.stride(-1) == 1 or (allow_extent_one and tensor.shape[-1] == 1) for tensor in (*call[:3], *mask))
 
 
-def _same_type(call: Call, types: tuple[torch.dtype, ...]) -> bool:
+def _have_dtype(call: Call, dtypes: tuple[torch.dtype, ...]) -> bool:
     query, key, value = call[:3]
-    return query.dtype is key.dtype is value.dtype and query.dtype in types
+    return query.dtype is key.dtype is value.dtype and query.dtype in dtypes
 
 
-def _half_types() -> tuple[torch.dtype, ...]:
+def _half_dtypes() -> tuple[torch.dtype, ...]:
     return _HALF if cuda_build.current().compute_capability >= (8, 0) else (torch.float16,)
 
 
@@ -106,39 +108,43 @@ def _flash(call: Call) -> bool:
     capability = cuda_build.current().compute_capability
     if not width == key.shape[-1] == value.shape[-1] or width > 256 or not (8, 0) <= capability <= (12, 1):
         return False
-    small = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
-    wanted = any(tensor.requires_grad for tensor in call[:3])
-    if small and wanted and not (width <= 192 or (call.dropout == 0 and width > 224)):
+    small_shared_memory = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
+    requires_grad = any(tensor.requires_grad for tensor in call[:3])
+    if small_shared_memory and requires_grad and not (width <= 192 or (call.dropout == 0 and width > 224)):
         return False
     if call.causal and query.shape[-2] != key.shape[-2]:
         return False
-    return _same_type(call, _half_types()) and _shapes_fit(call, grouping=True) and _last_is_dense(call, single=True)
+    return (
+        _have_dtype(call, _half_dtypes())
+        and _shapes_fit(call, grouping=True)
+        and _last_dim_is_dense(call, allow_extent_one=True)
+    )
 
 
 def _alignment(dtype: torch.dtype) -> int:
-    """minimum_gemm_alignment: elements that the head dimension must be a multiple of."""
+    """Return the number of elements that must divide the head dimension: minimum_gemm_alignment."""
     major = cuda_build.current().compute_capability[0]
     half = dtype in _HALF
-    most = 4 if major >= 8 else 1
+    alignment = 4 if major >= 8 else 1
     if major >= 8 or (major >= 7 and half):
-        most = max(most, 128 // (16 if half else 32))
-    return most
+        alignment = max(alignment, 128 // (16 if half else 32))
+    return alignment
 
 
 def _efficient(call: Call) -> bool:
     if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return False
     query, key, value = call[:3]
-    ours = cuda_build.current()
-    types = (*_half_types(), torch.float32)
-    if not _same_type(call, types) or not _shapes_fit(call, grouping=ours.release >= (2, 15)):
+    build = cuda_build.current()
+    dtypes = (*_half_dtypes(), torch.float32)
+    if not _have_dtype(call, dtypes) or not _shapes_fit(call, grouping=build.release >= (2, 15)):
         return False
     alignment = _alignment(query.dtype)
     if query.shape[-1] != key.shape[-1] or 0 in (query.shape[-1], value.shape[-1]):
         return False
     if query.shape[-1] % alignment or value.shape[-1] % alignment:
         return False
-    return _last_is_dense(call, single=False)
+    return _last_dim_is_dense(call, allow_extent_one=False)
 
 
 def _cudnn(call: Call) -> bool:
@@ -146,13 +152,13 @@ def _cudnn(call: Call) -> bool:
         return False
     query, key, value, mask = call[:4]
     capability = cuda_build.current().compute_capability
-    if capability < (8, 0) or not _same_type(call, _half_types()) or call.dropout * 16 % 1:
+    if capability < (8, 0) or not _have_dtype(call, _half_dtypes()) or call.dropout * 16 % 1:
         return False
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         return False
     if mask is not None and not _mask_fits(call, mask):
         return False
-    if not _shapes_fit(call, grouping=True) or not _last_is_dense(call, single=True):
+    if not _shapes_fit(call, grouping=True) or not _last_dim_is_dense(call, allow_extent_one=True):
         return False
     widths = query.shape[-1], value.shape[-1]
     if max(widths) > 128 or any(width % 8 for width in widths):
@@ -164,7 +170,7 @@ def _mask_fits(call: Call, mask: torch.Tensor) -> bool:
     if mask.requires_grad or mask.dim() not in (2, 4):
         return False
     full = (call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2])
-    return all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(full), strict=False))
+    return all(size in (1, extent) for size, extent in zip(reversed(mask.shape), reversed(full), strict=False))
 
 
 _CHECKS: dict[Kernel, Callable[[Call], bool]] = {
@@ -175,7 +181,7 @@ _CHECKS: dict[Kernel, Callable[[Call], bool]] = {
 }
 
 
-# --- what leads to the kernels: transformers/attention.cpp ----------------------------------------------------------
+# --- ops before and after the kernels: transformers/attention.cpp ---------------------------------------------------
 
 
 def scaled_dot_product_attention(
@@ -189,7 +195,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The composite op as it runs on CUDA."""
+    """The composite op as it runs on CUDA: masks and padding, then the chosen kernel."""
     call = Call(query, key, value, mask, dropout, causal, enable_gqa)
     kernel = choose(call)
     if mask is not None and mask.dtype is torch.bool:
@@ -204,17 +210,17 @@ def scaled_dot_product_attention(
         if mask is not None:
             mask = _aligned(mask).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         return _aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, call.trains, dropout, causal, scale=scale
+            query, key, value, mask, call.requires_grad, dropout, causal, scale=scale
         )[0]
     if kernel is Kernel.CUDNN:
         return _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, call.trains, dropout, causal, False, scale=scale
+            query, key, value, mask, call.requires_grad, dropout, causal, False, scale=scale
         )[0]
     return _math(query, key, value, mask, dropout, causal, scale, enable_gqa)
 
 
 def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """convert_boolean_attn_mask: 0 where the mask holds, -inf elsewhere."""
+    """Return 0 where the mask is true, -inf elsewhere: convert_boolean_attn_mask."""
     return torch.where(mask.logical_not(), float("-inf"), torch.scalar_tensor(0.0, dtype=dtype, device=mask.device))
 
 
@@ -224,7 +230,7 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """preprocess_mask: rows that start at multiples of 8 elements; padded (by at least 1) and cut again where not."""
+    """Return a mask whose rows start at multiples of 8 elements, padded (by at least 1) and sliced: preprocess_mask."""
     if mask.stride(-1) == 1 and all(step % 8 == 0 for step in mask.stride()[:-1]):
         return mask
     width = mask.shape[-1]
@@ -241,10 +247,10 @@ def _math(
     scale: float | None,
     grouped: bool,
 ) -> torch.Tensor:
-    """_scaled_dot_product_attention_math: half precision is computed in float32 from torch 2.5 on."""
+    """The unfused kernel, from torch 2.5 on in float32 for half precision: _scaled_dot_product_attention_math."""
     release = cuda_build.current().release
-    given = query.dtype
-    if release >= (2, 5) and given in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+    dtype = query.dtype
+    if release >= (2, 5) and dtype in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = query.float(), key.float(), value.float()
     root = math.sqrt(abs(scale) if scale is not None else 1 / math.sqrt(query.shape[-1]))
     query = query * (-root if scale is not None and scale < 0 else root)
@@ -252,12 +258,12 @@ def _math(
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = _as_bias(mask, query.dtype)
     if grouped:
-        times = query.shape[-3] // key.shape[-3], query.shape[-3] // value.shape[-3]
-        key, value = key.repeat_interleave(times[0], -3), value.repeat_interleave(times[1], -3)
+        repeats = query.shape[-3] // key.shape[-3], query.shape[-3] // value.shape[-3]
+        key, value = key.repeat_interleave(repeats[0], -3), value.repeat_interleave(repeats[1], -3)
     weights = torch.matmul(query, key.transpose(-2, -1) * root)
     if mask is not None:
         weights = weights.add_(mask.to(weights.dtype) if mask.dtype is not weights.dtype else mask)
     weights = _aten._safe_softmax(weights, -1) if release >= (2, 5) else torch.softmax(weights, -1)
     if dropout > 0:
         weights = torch.dropout(weights, dropout, True)
-    return torch.matmul(weights, value).to(given)
+    return torch.matmul(weights, value).to(dtype)

@@ -27,10 +27,10 @@ def flash_forward(args: Any, kwargs: Any) -> Plan:
     query, key = args[:2]
     dropout = argument(args, kwargs, 3, "dropout_p", 0.0)
     batch, heads, length, width = query.shape
-    ours = cuda_build.current()
-    host = ours.release < (2, 7)
-    state = new((), torch.int64, host=True) if host else new((2,), torch.uint64)
-    unused = new((), torch.int64 if host else torch.uint64, host=host)
+    build = cuda_build.current()
+    on_cpu = build.release < (2, 7)
+    state = new((), torch.int64, host=True) if on_cpu else new((2,), torch.uint64)
+    unused = new((), torch.int64 if on_cpu else torch.uint64, host=on_cpu)
     outputs: list[Any] = [
         like(query),
         new((batch, heads, length), torch.float32),
@@ -47,7 +47,7 @@ def flash_forward(args: Any, kwargs: Any) -> Plan:
     if splits > 1:
         rows = 4 * splits * batch * heads * length
         requests += [Scratch(rows), Scratch(rows * _rounded(width))]
-    if dropout and not host:
+    if dropout and not on_cpu:
         # The new random state is allocated before the old one is freed.
         requests += [Scratch(16), Output(7), Output(6)]
     else:
@@ -93,10 +93,10 @@ def flash_backward(args: Any, kwargs: Any) -> Plan:
 
 def efficient_forward(args: Any, kwargs: Any) -> Plan:
     """_efficient_attention_forward in attention.cu; seed and offset are on the CPU. As recorded with torch 2.1."""
-    query, _, value, _, wants_sums = args[:5]
+    query, _, value, _, compute_log_sumexp = args[:5]
     batch, heads, length, width = query.shape
     inner = value.shape[-1]
-    rows = -(-length // 32) * 32 if wants_sums else 0
+    rows = -(-length // 32) * 32 if compute_log_sumexp else 0
     outputs: list[Any] = [
         new((batch, heads, length, inner), query.dtype, _SWAPPED),
         new((batch, heads, rows), torch.float32),
@@ -125,8 +125,8 @@ def efficient_backward(args: Any, kwargs: Any) -> Plan:
     requests: Requests = [Output(0), Output(1), Output(2)]
     if bias is not None and mask[3]:
         last = -(-bias.shape[-1] // 16) * 16
-        whole = new((*bias.shape[:-1], last), bias.dtype)
-        outputs[3] = whole._replace(shape=tuple(bias.shape))
+        padded = new((*bias.shape[:-1], last), bias.dtype)
+        outputs[3] = padded._replace(shape=tuple(bias.shape))
         requests.append(Output(3))
     sums = 4 * batch * heads * length
     start = len([entry for entry in requests if type(entry) is Scratch])
@@ -162,11 +162,11 @@ def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Te
 
 def cudnn_forward(args: Any, kwargs: Any) -> Plan:
     """_scaled_dot_product_cudnn_attention_cuda in attention.cu and run_cudnn_SDP_fprop in cudnn/MHA.cpp."""
-    query, key, value, _, wants_sums = args[:5]
+    query, key, value, _, compute_log_sumexp = args[:5]
     batch, heads, length, _ = query.shape
     outputs: list[Any] = [
         like(query, value.shape[-1]),
-        new((batch, heads, length, 1), torch.float32) if wants_sums else new((0,), torch.float32),
+        new((batch, heads, length, 1), torch.float32) if compute_log_sumexp else new((0,), torch.float32),
         Constant(None),
         Constant(None),
         Constant(length),

@@ -1,10 +1,11 @@
-"""Convolutions as cuDNN runs them: copies in its layout, the result, a workspace that is an estimate.
+"""Memory of convolutions in cuDNN: copies in its memory format, the result, a workspace that is mostly an estimate.
 
-Which plan cuDNN's heuristics choose, and so its workspace, cannot be known without the library. Recorded, in
-float32: a window of 3 x 3 on Turing by Winograd's transform, its workspace known to the byte; one of one pixel without.
-Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW) input is turned to NHWC inside the
-workspace, which then holds input, weight and output. The range is told with the tape.
-A workspace that does not fit ends nothing: the next plan is tried (try_plans and try_configs in
+In: the op's arguments. Out: `Requests`. cuDNN's heuristics choose the algorithm, and with it the workspace, inside the
+library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing (Winograd), and none for a
+1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW) input is converted to NHWC
+inside the workspace, which then holds input, weight and output. A note on the tape gives the range.
+
+A workspace that does not fit is not an error: cuDNN tries the next algorithm (try_plans and try_configs in
 cudnn/Conv_v8.cpp catch OutOfMemoryError).
 """
 
@@ -36,9 +37,9 @@ def _channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    """Depthwise convolutions in float32 and bfloat16 have a kernel of their own: ConvParams in Convolution.cpp.
+    """Return whether cuDNN runs: not for depthwise convolutions in float32 and bfloat16, nor in 3-d in float16.
 
-    In three dimensions in float16 too.
+    PyTorch has its own kernels for them. Source: ConvParams in Convolution.cpp.
     """
     depthwise = source.dim() in (4, 5) and groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
     if depthwise and (source.dim() == 5 or source.dtype is not torch.float16):
@@ -52,10 +53,10 @@ def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool
 
 
 def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
-    """Bytes of the workspace of a 3 x 3 window by Winograd's F(2 x 2, 3 x 3).
+    """Return the bytes of the workspace of a 3 x 3 window by Winograd's F(2 x 2, 3 x 3).
 
-    The weight in another order, its transform (4 x 4 for each pair of channels), and a number for each channel of the
-    result. Read off six workspaces of a torch 2.2 run on Turing: 30 to 16 channels, 16 to 32, 32 to 64 and back.
+    It holds the weight in another order, its transform (4 x 4 for each pair of channels), and a number for each output
+    channel. Derived from six workspaces of a torch 2.2 run on Turing: 30 to 16 channels, 16 to 32, 32 to 64 and back.
 
     >>> _winograd(torch.empty(16, 30, 3, 3), 30, 16), _winograd(torch.empty(16, 30, 3, 3), 16, 30)
     (82880, 50168)
@@ -66,7 +67,10 @@ def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
 def _workspace(
     source: torch.Tensor, weight: torch.Tensor, result: int, window: tuple[Any, ...], channels: tuple[int, int]
 ) -> int:
-    """An estimate, or what was recorded; `window` is stride, dilation and groups, `channels` those read and made."""
+    """Return the bytes of a workspace, as recorded or estimated.
+
+    `result` is the bytes of the result, `window` stride, dilation and groups, `channels` the channels in and out.
+    """
     capability = cuda_build.current().compute_capability
     half = source.dtype in (torch.float16, torch.bfloat16)
     tensor_cores = (half and capability >= (7, 0)) or (
@@ -74,16 +78,16 @@ def _workspace(
     )
     if tensor_cores and not _channels_last(source):
         return nbytes(source) + nbytes(weight) + result
-    plain = [set(window[0]), set(window[1]), window[2]] == [{1}, {1}, 1]
-    if source.dtype is torch.float32 and source.is_contiguous() and weight.shape[2:] == (3, 3) and plain:
+    unit_window = [set(window[0]), set(window[1]), window[2]] == [{1}, {1}, 1]
+    if source.dtype is torch.float32 and source.is_contiguous() and weight.shape[2:] == (3, 3) and unit_window:
         return _winograd(weight, *channels)
     return nbytes(weight)
 
 
 def _is_product(args: Any) -> bool:
-    """Whether a convolution is one product of matrices as they lie: no workspace was recorded for it.
+    """Return whether a convolution is one matrix product of its operands in memory: it has no workspace.
 
-    With torch 2.5 on a card of 24 GiB: float32, contiguous, a window of one pixel, 7 MB to 7 GB.
+    As recorded with torch 2.5 on a card of 24 GiB: float32, contiguous, a window of one pixel, 7 MB to 7 GB.
     """
     source, weight, _, stride, padding, _, _, _, groups = args[:9]
     one_pixel = math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and set(padding) == {0} and groups == 1
@@ -91,27 +95,27 @@ def _is_product(args: Any) -> bool:
 
 
 def _copies(tensors: list[torch.Tensor], last: bool) -> Requests:
-    """Copies of what is not in the memory format that the convolution runs in."""
-    found: Requests = []
+    """Copies of tensors that are not in the memory format of the convolution (`last`: channels_last)."""
+    copies: Requests = []
     for tensor in tensors:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        wanted = formats.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
-        if not tensor.is_contiguous(memory_format=wanted):
-            found.append(Scratch(nbytes(tensor)))
-    return found
+        memory_format = formats.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
+        if not tensor.is_contiguous(memory_format=memory_format):
+            copies.append(Scratch(nbytes(tensor)))
+    return copies
 
 
 def _in_channels_last(output: NewTensor) -> NewTensor:
-    """An output that cuDNN allocates with backend_memory_format: ConvShared.cpp."""
+    """Return an output in channels_last, as cuDNN allocates it (backend_memory_format in ConvShared.cpp)."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if len(output.shape) not in formats:
         return output
-    model = torch.empty(output.shape, device="meta", memory_format=formats[len(output.shape)])
-    return output._replace(stride=model.stride())
+    meta = torch.empty(output.shape, device="meta", memory_format=formats[len(output.shape)])
+    return output._replace(stride=meta.stride())
 
 
 def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """cudnn_convolution in cudnn/ConvShared.cpp: copies, result, workspace; the bias is added in place."""
+    """Copies, result, workspace; the bias is added in place: cudnn_convolution in cudnn/ConvShared.cpp."""
     source, weight = args[:2]
     groups = args[8]
     if type(outputs[0]) is not NewTensor or not _uses_cudnn(source, weight, groups):
@@ -120,12 +124,12 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     last = _channels_last(source) or _channels_last(weight)
     if last:
         outputs[0] = _in_channels_last(outputs[0])
-    found = [*_copies([source, weight], last), Output(0)]
+    requests = [*_copies([source, weight], last), Output(0)]
     if not _is_product(args):
         window, channels = (args[3], args[5], groups), (weight.shape[1], weight.shape[0])
         size = _workspace(source, weight, outputs[0].size, window, channels)
-        found.append(OptionalScratch(size, Category.WORKSPACE))
-    return found
+        requests.append(OptionalScratch(size, Category.WORKSPACE))
+    return requests
 
 
 def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
@@ -136,17 +140,17 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         return None
     values.note(NOTE)
     last = _channels_last(source) or _channels_last(weight)
-    found = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
+    requests = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
     for index in range(2):
         if mask[index] and type(outputs[index]) is NewTensor:
             if last:
                 outputs[index] = _in_channels_last(outputs[index])
-            number = sum(type(entry) in (Scratch, OptionalScratch) for entry in found)
+            number = sum(type(entry) in (Scratch, OptionalScratch) for entry in requests)
             result = math.prod(gradient.shape) * gradient.dtype.itemsize
-            # The gradient of the weight is another algorithm, of which nothing is recorded.
+            # Nothing is recorded of the algorithm for the gradient of the weight.
             window = (args[4], args[6], groups) if index == 0 else ((), (), groups)
             size = _workspace(source, weight, result, window, (weight.shape[0], weight.shape[1]))
-            found += [Output(index), OptionalScratch(size, Category.WORKSPACE), Free(number)]
+            requests += [Output(index), OptionalScratch(size, Category.WORKSPACE), Free(number)]
     if mask[2]:
-        found.append(Output(2))
-    return found
+        requests.append(Output(2))
+    return requests

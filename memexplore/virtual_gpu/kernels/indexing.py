@@ -48,16 +48,16 @@ def _copies(indices: Any) -> Requests:
     if any(index.dtype in (torch.bool, torch.uint8) for index in written):
         return []
     count = math.prod(torch.broadcast_shapes(*(index.shape for index in written)))
-    found: Requests = [Scratch(count * index.dtype.itemsize) for index in written if _is_on_cpu(index)]
+    requests: Requests = [Scratch(count * index.dtype.itemsize) for index in written if _is_on_cpu(index)]
     moved = 0
     for index in written:
         if index.dtype is torch.int32:
-            found.append(Scratch(count * 8))
+            requests.append(Scratch(count * 8))
         if _is_on_cpu(index):
             if index.dtype is torch.int32:
-                found.append(Free(moved))
+                requests.append(Free(moved))
             moved += 1
-    return found
+    return requests
 
 
 def _is_on_cpu(index: torch.Tensor) -> bool:
@@ -83,12 +83,12 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         return None
     count = math.prod(torch.broadcast_shapes(*(index.shape for index in written)))
     size = count * 8
-    found = first
+    requests = first
     number = 0
 
     def take(size: int) -> int:
         nonlocal number
-        found.append(Scratch(size))
+        requests.append(Scratch(size))
         number += 1
         return number - 1
 
@@ -99,14 +99,14 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             scaled = take(size)
         else:
             if not unsafe:
-                found += [Scratch(8), Free(number), Scratch(8), Free(number + 1)]
+                requests += [Scratch(8), Free(number), Scratch(8), Free(number + 1)]
                 number += 2
             wrapped = take(size)
             scaled = take(size)
-            found.append(Free(wrapped))
+            requests.append(Free(wrapped))
         if position:
-            found.append(Free(scaled))  # added to the first index in place
-    found += [Free(number) for number in converted]
+            requests.append(Free(scaled))  # added to the first index in place
+    requests += [Free(number) for number in converted]
     slices = max(target.numel() // max(math.prod(target.shape[: len(indices)]), 1), 1)
     if source.numel() < count * slices or not source.is_contiguous():
         take(count * slices * source.dtype.itemsize)
@@ -114,7 +114,7 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         take(size)
     order = take(size)
     scratch = take(sort_size(count, 8))
-    return [*found, Free(scratch), Free(order)]
+    return [*requests, Free(scratch), Free(order)]
 
 
 def embedding_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
@@ -146,18 +146,18 @@ def _summed_by_row(gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_
     item = indices.dtype.itemsize
     segments = min(count, rows)
     partial = count // 10 + segments
-    found: Requests = [] if gradient.is_contiguous() else [Scratch(nbytes(gradient))]
-    start = len(found)
-    found += [Scratch(count * item) for _ in range(3)]
-    found += [Scratch(sort_size(count, item)), Free(start + 3), Free(start + 2)]
+    requests: Requests = [] if gradient.is_contiguous() else [Scratch(nbytes(gradient))]
+    start = len(requests)
+    requests += [Scratch(count * item) for _ in range(3)]
+    requests += [Scratch(sort_size(count, item)), Free(start + 3), Free(start + 2)]
     if by_frequency:
-        found.append(Scratch(count * item))
-    after = sum(type(entry) is Scratch for entry in found)
-    found += [Output(0), Scratch(count * item), Scratch(8)]
-    found += [Scratch(_scan_size(count)), Free(after + 2), Scratch(segments * item), Scratch(segments * item)]
-    found += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * item)]
-    found.append(Scratch(partial * width * accumulator_bytes(gradient.dtype)))
-    return found
+        requests.append(Scratch(count * item))
+    after = sum(type(entry) is Scratch for entry in requests)
+    requests += [Output(0), Scratch(count * item), Scratch(8)]
+    requests += [Scratch(_scan_size(count)), Free(after + 2), Scratch(segments * item), Scratch(segments * item)]
+    requests += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * item)]
+    requests.append(Scratch(partial * width * accumulator_bytes(gradient.dtype)))
+    return requests
 
 
 def _scan_size(count: int) -> int:

@@ -33,22 +33,22 @@ def requests(
 
     `accumulator` is the bytes of what one thread accumulates in, `dtype` that of the result.
     """
-    found: Requests = []
+    scratch_requests: Requests = []
     cast = dtype is not None and dtype is not source.dtype
     if cast and not (source.dtype in (torch.float16, torch.bfloat16) and dtype is torch.float32):
         # The copy of a dense source has the source's strides.
-        found.append(Scratch(nbytes(source, dtype)))
+        scratch_requests.append(Scratch(nbytes(source, dtype)))
     buffer = scratch(
         source.shape, source.stride(), dims or (), accumulator, cuda_build.current(), int(source.storage_offset())
     )
     if buffer is not None:
-        found += [Scratch(size) for size in buffer]
-    return found
+        scratch_requests += [Scratch(size) for size in buffer]
+    return scratch_requests
 
 
-def after_outputs(outputs: list[Any], requests: Requests) -> Requests | None:
-    """Return requests that follow those of the outputs, None where there are none."""
-    return [*new_outputs(outputs), *requests] if requests else None
+def after_outputs(outputs: list[Any], further: Requests) -> Requests | None:
+    """Return the requests of the outputs and further ones after them, None if there are no further ones."""
+    return [*new_outputs(outputs), *further] if further else None
 
 
 def total(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:

@@ -30,8 +30,8 @@ NOTE = (
 )
 
 DROPOUT_NOTE = (
-    "cuDNN's random state for dropout between recurrent layers is left out: one block for each device, asked for once "
-    "(get_dropout_state in cudnn/RNN.cpp), whose size only the library knows"
+    "cuDNN's random state for dropout between recurrent layers is left out: one block for each device, allocated once "
+    "(get_dropout_state in cudnn/RNN.cpp), whose size only cuDNN gives"
 )
 
 

@@ -41,8 +41,8 @@ def grid_sampler(
 
 def _copies(expanded: list[torch.Tensor], grid: torch.Tensor) -> Requests:
     """Copies of expanded tensors (contiguousIfZeroInStrides) and of a non-contiguous grid."""
-    found: Requests = [Scratch(nbytes(tensor)) for tensor in expanded if 0 in tensor.stride()]
-    return found if grid.is_contiguous() else [*found, Scratch(nbytes(grid))]
+    copies: Requests = [Scratch(nbytes(tensor)) for tensor in expanded if 0 in tensor.stride()]
+    return copies if grid.is_contiguous() else [*copies, Scratch(nbytes(grid))]
 
 
 def forward(args: Any, kwargs: Any) -> Plan:

@@ -28,8 +28,8 @@ def to_copy(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """_to_copy (`Tensor.to`, `.cuda()`, `.cpu()`): the result, then as copy_."""
     if type(outputs[0]) is not NewTensor:
         return None
-    found = _temporaries(outputs[0], args[0], kwargs.get("non_blocking", False))
-    return [*new_outputs(outputs), *found] if found else None
+    temporaries = _temporaries(outputs[0], args[0], kwargs.get("non_blocking", False))
+    return [*new_outputs(outputs), *temporaries] if temporaries else None
 
 
 def _temporaries(target: NewTensor, source: torch.Tensor, non_blocking: bool) -> Requests:

@@ -155,7 +155,7 @@ def _found_inf(args: Any) -> SetHints:
 RULES: dict[Any, Callable[[Any], SetHints]] = {
     _aten.isnan.default: _constant(0),
     _aten.isinf.default: _constant(0),
-    # torch.distributions asks it of its arguments, which count as valid.
+    # torch.distributions checks its arguments with it: they count as valid.
     _aten._is_all_true.default: _constant(1),
     _aten.logical_not.default: _invert,
     _aten.bitwise_not.default: _invert,
