@@ -1,4 +1,4 @@
-"""A table of model families: how each is built, fed, judged and checkpointed; all small, nothing is downloaded."""
+"""Table of model families: constructor, batch, loss and checkpoints of each; all small, nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Family(NamedTuple):
     batch: Callable[[str], Batch]
     """A batch on a device."""
     losses: Losses
-    """The losses of a step, one after the other: each is asked for when the one before has run backward."""
+    """The losses of a step, in order: the next one is computed after the backward pass of the one before."""
     checkpoint: Callable[[nn.Module], None]
     """Make a model recompute its repeated blocks in the backward pass."""
     assumed: tuple[str, ...] = ()
-    """What the tape has to tell as assumed: words of each note, in no order."""
+    """Assumptions that the tape must note: words of each note, in any order."""
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class Form(enum.Enum):
 
     HOOKS = False
     REENTRANT = True
-    """Runs the forward pass without gradients; wants an input that needs one."""
+    """Runs the forward pass without gradients; needs an input that requires grad."""
 
 
 def blocks(path: str, form: Form = Form.HOOKS) -> Callable[[nn.Module], None]:
@@ -56,7 +56,7 @@ def blocks(path: str, form: Form = Form.HOOKS) -> Callable[[nn.Module], None]:
 
 
 def layers_of(kind: str) -> Callable[[nn.Module], None]:
-    """Checkpoint each module whose class has a name, wherever a release of `transformers` keeps it."""
+    """Checkpoint each module whose class has a name, at any path: releases of `transformers` differ."""
 
     def wrap(model: nn.Module) -> None:
         for module in list(model.modules()):
@@ -75,7 +75,7 @@ def both(*wraps: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
 
 
 def switch(form: Form = Form.HOOKS) -> Callable[[nn.Module], None]:
-    """The switch that models of `transformers` have."""
+    """Enable the gradient checkpointing of a `transformers` model."""
     return lambda model: model.gradient_checkpointing_enable({"use_reentrant": form.value})
 
 
@@ -166,7 +166,7 @@ def regress(model: Any, batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def own(*names: str, **further: Any) -> Losses:
-    """The loss that a model of `transformers` works out itself from its batch, given under these names."""
+    """The loss that a `transformers` model computes itself from its batch, passed under these names."""
 
     def losses(model: Any, batch: Batch) -> Iterator[torch.Tensor]:
         given = batch * len(names) if len(batch) == 1 else batch
@@ -176,7 +176,7 @@ def own(*names: str, **further: Any) -> Losses:
 
 
 def transformer(name: str, **changes: Any) -> Callable[[], nn.Module]:
-    """A model of `transformers` by its class, from its configuration with changes."""
+    """Return a constructor of a `transformers` model by class name, with changes to its configuration."""
 
     def build() -> nn.Module:
         import transformers
@@ -266,7 +266,7 @@ FAMILIES: dict[str, Family] = {
         transformer("LlamaForCausalLM", **_LANGUAGE, num_key_value_heads=2, intermediate_size=128),
         tokens(100, 4, 32), _TEXT, switch(),
     ),
-    # All experts in one grouped product: what it requests does not depend on the routing.
+    # All experts in one grouped product, whose requests do not depend on the routing.
     "mixtral": Family(
         transformer("MixtralForCausalLM", **_LANGUAGE, num_key_value_heads=2, intermediate_size=64, num_local_experts=4,
                     output_router_logits=True),

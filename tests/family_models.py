@@ -1,4 +1,4 @@
-"""Small models on pictures of the families that `transformers` does not have, written as people write them."""
+"""Small image models of families that `transformers` does not have, in common style."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class DenseLayer(nn.Module):
-    """Norm, ReLU, convolution; the result is joined to everything before it."""
+    """Norm, ReLU, convolution; the result is concatenated to the input, as in DenseNet."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class DenseNet(nn.Module):
 
 
 class TimedBlock(nn.Module):
-    """Residual block of a diffusion model: group norm, SiLU, convolution, the time added between, then attention."""
+    """Residual block of a diffusion model: group norm, SiLU, convolution, time embedding, then attention."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class TimedBlock(nn.Module):
 
 
 class Diffusion(nn.Module):
-    """A denoiser with sinusoidal time embedding; down by a strided convolution, up by nearest neighbours."""
+    """A denoiser with sinusoidal time embedding; strided convolution down, nearest neighbours up."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def detect(model: Any, batch: Any) -> Iterator[torch.Tensor]:
 
 
 class Spatial(nn.Module):
-    """A spatial transformer: the picture is warped by a predicted affine map (affine_grid, grid_sample)."""
+    """A spatial transformer: the image is warped by a predicted affine map (affine_grid, grid_sample)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Adversaries(nn.Module):
 
 
 def duel(model: Any, batch: Any) -> Iterator[torch.Tensor]:
-    """First the discriminator's hinge loss, then the generator's with a discriminator that does not learn."""
+    """The discriminator's hinge loss, then the generator's with a frozen discriminator."""
     real = batch[0]
     made = model.generator(torch.randn(len(real), model.latent, 1, 1, device=real.device))
     yield functional.relu(1 - model(real)).mean() + functional.relu(1 + model(made.detach())).mean()

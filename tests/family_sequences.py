@@ -1,4 +1,4 @@
-"""Small models on sequences, graphs and tables that `transformers` does not have, written as people write them."""
+"""Small models of sequences, graphs and tables that `transformers` does not have, in common style."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Encoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Layers of one kind, one after the other, with dropout inside each."""
+    """Stacked recurrent layers of one kind, with dropout between layers."""
 
     def __init__(self, kind: Callable[..., nn.RNNBase], layers: int, bidirectional: bool) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Wave(nn.Module):
 
 
 class GraphLayer(nn.Module):
-    """Messages along the edges, added up at their ends, weighted by a softmax over the edges of a node."""
+    """Graph attention: messages along edges, weighted by a softmax over the edges of a node and summed."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Graph(nn.Module):
 
 
 def label_nodes(model: Any, batch: Any) -> Iterator[torch.Tensor]:
-    """Only labelled nodes count: a mask chooses them."""
+    """The loss of labelled nodes, which a mask selects."""
     features, edges, labels, labelled = batch
     yield functional.cross_entropy(model(features, edges)[labelled], labels[labelled])
 
@@ -133,7 +133,7 @@ class Recommender(nn.Module):
 
 
 class Spectral(nn.Module):
-    """A Fourier layer beside a pointwise convolution."""
+    """A Fourier layer in parallel with a pointwise convolution."""
 
     def __init__(self, width: int, modes: int) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Convolution, batch norm and ReLU blocks with skips, as in the first notebook."""
+    """U-Net of convolution, batch norm and ReLU blocks, as in the first notebook."""
 
     def __init__(self, inputs: int, outputs: int, width: int = 32) -> None:
         super().__init__()
@@ -117,4 +117,4 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[str], tuple[Any, ...]
     "llama7b": (_transformers("Llama"), _language(32000, 1, 512), _own_loss),
     "lstm": (LSTMTagger, _language(1000, 4, 50), _tag),
 }
-"""Name -> how to build the model, how to make a batch on a device, how to get the loss of a batch."""
+"""Name -> constructor of the model, of a batch on a device, and function of model and batch that returns the loss."""

@@ -1,4 +1,4 @@
-"""The file of golden recordings: what one GPU and one torch release did in each scenario. Needs the standard library.
+"""Files of golden recordings: allocator events of each scenario on one GPU and torch release. Needs no packages.
 
 A file is gzipped JSON: `gpu` (properties), `versions`, and `scenarios` by name. A scenario holds its outcome and its
 events as columns, one row an event of the allocator in time order: `action` (a number into `ACTIONS`), `size` in
@@ -24,12 +24,12 @@ ACTIONS = (
 )
 FORMAT = 1
 LIMIT = 1_000_000
-"""Bytes that all golden files together may take."""
+"""Largest size of all golden files together, in bytes."""
 FOLDER = pathlib.Path(__file__).parent.parent / "data"
 
 
 def columns(events: list[dict[str, Any]]) -> dict[str, list]:
-    """Columns and frames of a `device_traces` entry of `torch.cuda.memory._snapshot()`."""
+    """Return columns and frames of a `device_traces` entry of `torch.cuda.memory._snapshot()`."""
     addresses = [event["addr"] for event in events if event.get("addr") is not None]
     lowest = min(addresses, default=0)
     frames: dict[str, int] = {}
@@ -47,7 +47,7 @@ def columns(events: list[dict[str, Any]]) -> dict[str, list]:
 
 
 def _where(stack) -> str:
-    """The innermost Python line, and the innermost one of the scenario, as `file:line function`."""
+    """Return the innermost Python frame and the innermost frame of the scenario, as `file:line function`."""
     own = next((frame for frame in stack if "/tests/gpu/" in frame["filename"].replace("\\", "/")), None)
     shown = [frame for frame in (stack[0] if stack else None, own) if frame is not None]
     texts = [f"{pathlib.PurePath(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in shown]
@@ -55,7 +55,7 @@ def _where(stack) -> str:
 
 
 def filename(gpu: str, torch: str) -> str:
-    """Name of the file of a GPU and a torch release.
+    """Return the name of the file of a GPU and a torch release.
 
     >>> filename("NVIDIA H200", "2.11.0+cu130")
     'golden_nvidia_h200_torch_2.11.0.json.gz'
@@ -71,7 +71,7 @@ def write(path: pathlib.Path, run: dict[str, Any]) -> int:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """Read a run that `write` wrote; ValueError where its format is another."""
+    """Read a run that `write` wrote. Raises ValueError for another format."""
     run = json.loads(gzip.decompress(path.read_bytes()))
     if run.get("format") != FORMAT:
         raise ValueError(f"{path.name} has format {run.get('format')}, this test reads {FORMAT}: record it anew")

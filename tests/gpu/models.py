@@ -1,4 +1,4 @@
-"""Models of the golden scenarios: plain torch, small, each with the layers that its family is known for."""
+"""Models of the golden scenarios: plain torch, small, each with the typical layers of its family."""
 
 import torch
 import torch.nn.functional as F
@@ -205,7 +205,7 @@ class Recurrent(nn.Module):
 
 
 class Bag(nn.Module):
-    """Averaged embeddings of many ids, as recommenders have them."""
+    """Averaged embeddings of many ids, as in recommenders."""
 
     def __init__(self):
         super().__init__()

@@ -1,8 +1,8 @@
 """Record the golden scenarios on a real NVIDIA GPU: `python -m tests.gpu.record`, from the repository's root.
 
-Needs torch alone (no notebook packages), and memexplore for the scenarios with knobs. Each scenario runs in a process
-of its own; one that fails is recorded as failed and stops nothing. Takes under five minutes and writes one file into
-tests/data.
+Needs torch only (no notebook packages), and memexplore for the scenarios with knobs. Each scenario runs in its own
+process; a scenario that fails is recorded as failed and the others run. Takes under five minutes and writes one file
+into tests/data.
 """
 
 import argparse
@@ -24,8 +24,8 @@ import torch
 from tests.gpu import golden
 from tests.gpu.scenarios import SCENARIOS
 
-ALONE = ("mlp_sgd", "unet_adamw", "transformer_bf16")
-"""These run while nothing else does, so that what they leave outside the allocator can be read off the device."""
+EXCLUSIVE = ("mlp_sgd", "unet_adamw", "transformer_bf16")
+"""Scenarios that run one at a time, so that memory outside the allocator can be read from the device."""
 DEADLINE_S = 270
 SCENARIO_S = 90
 MAX_EVENTS = 200_000
@@ -43,13 +43,13 @@ PROPERTIES = (
 
 
 def used_outside() -> int:
-    """Bytes in use on the device that the allocator does not hold; right where this process is alone on it."""
+    """Return the bytes in use outside the allocator; correct if no other process uses the device."""
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
 
 
 def record(name: str) -> dict:
-    """Run a scenario in this process, which has not touched CUDA yet, and return what the allocator did."""
+    """Run a scenario in this process, which has not used CUDA yet, and return the allocator's events and statistics."""
     torch.cuda.init()
     outside_before, stats_before = used_outside(), torch.cuda.memory_stats()
     torch.cuda.memory._record_memory_history(
@@ -59,7 +59,7 @@ def record(name: str) -> dict:
     started = time.perf_counter()
     torch.manual_seed(0)
     gc.collect()
-    # A collection in the middle would free at a moment that no other run repeats.
+    # A collection during the run would free at a point that differs between runs.
     gc.disable()
     try:
         SCENARIOS[name].function()
@@ -87,14 +87,14 @@ def record(name: str) -> dict:
             "stats_after": dict(torch.cuda.memory_stats()),
             "outside_before": outside_before,
             "outside_after": used_outside(),
-            "alone": name in ALONE,
+            "alone": name in EXCLUSIVE,
             "events": golden.columns(events),
         },
     }
 
 
 def plain(value):
-    """A value as JSON has it; what JSON has not becomes text."""
+    """Return a value as JSON; values that JSON does not support become text."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -128,13 +128,13 @@ def failed(name: str, message: str) -> dict:
 
 
 def record_in_process(name: str, deadline: float) -> dict:
-    """What `record` returns, from a fresh process; a failure is a result too."""
+    """Return the result of `record` in a fresh process; a failure is a result, too."""
     left = deadline - time.monotonic()
     if left < 5:
         return failed(name, f"not run: {DEADLINE_S} s were over")
     environment = {key: value for key, value in os.environ.items() if not key.endswith("ALLOC_CONF")}
     if settings := SCENARIOS[name].allocator:
-        # The old name, which every release reads, and the one that replaces it.
+        # The old name, which every release reads, and the new name.
         environment |= {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": settings}
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "result.json")
@@ -151,7 +151,7 @@ def record_in_process(name: str, deadline: float) -> dict:
 
 
 def keep(folder: pathlib.Path, name: str, result: dict) -> pathlib.Path | None:
-    """Put a result into the file of its GPU and release, beside what is there; None where no GPU was reached."""
+    """Add a result to the file of its GPU and release and return its path; None if the process found no GPU."""
     if "gpu" not in result:
         return None
     path = folder / golden.filename(result["gpu"]["name"], result["versions"]["torch"])
@@ -196,11 +196,11 @@ def record_all(names: list[str], folder: pathlib.Path, jobs: int) -> int:
         events = len(told["events"]["size"]) if "events" in told else 0
         print(f"{name}: {told['outcome']}, {events} events {told['message'].strip()[-300:]}", flush=True)
 
-    for name in filter(ALONE.__contains__, names):
+    for name in filter(EXCLUSIVE.__contains__, names):
         run(name)
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
-        list(pool.map(run, (name for name in names if name not in ALONE)))
-    # A process that died before it could tell its GPU gets that of the others.
+        list(pool.map(run, (name for name in names if name not in EXCLUSIVE)))
+    # A process that died before it reported its GPU gets the GPU of the others.
     known = next((result for result in results.values() if "gpu" in result), None)
     if known is None:
         print("no scenario reached the GPU; nothing is written", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Training steps whose memory is recorded on a real GPU and predicted on the virtual one: ordinary CUDA code.
 
-Torch alone is needed, and memexplore for the scenarios with knobs. Each scenario is a function without arguments;
-`SCENARIOS` maps its name to it and to the allocator settings it runs under. None of them makes a reference cycle
-that holds a tensor, so that memory comes back at the same moment in every run.
+They need torch only, and memexplore for the scenarios with knobs. Each scenario is a function without arguments;
+`SCENARIOS` maps its name to the function and its allocator settings. No scenario makes a reference cycle with a tensor,
+so that memory is freed at the same point in every run.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ MIB = 1024**2
 class Scenario(NamedTuple):
     function: Callable[[], None]
     allocator: str = ""
-    """Value of PYTORCH_CUDA_ALLOC_CONF; read once a process, hence one process a scenario."""
+    """Value of PYTORCH_CUDA_ALLOC_CONF, which is read once in a process: each scenario has its own."""
     outcome: str = "fits"
 
 
@@ -46,7 +46,7 @@ def scenario(allocator="", outcome="fits"):
     return register
 
 
-# --- what the scenarios share: a training loop as people write it, and data ----------------------------------------
+# --- shared by the scenarios: an ordinary training loop, and data ---------------------------------------------------
 
 
 def train(
@@ -348,11 +348,11 @@ def embedding_bag():
         optimizer.step()
 
 
-# --- knobs: what a run of the explorer does, measured here and predicted ---------------------------------------------
+# --- knobs: runs of the explorer, measured here and predicted --------------------------------------------------------
 
 
 def with_knobs(model, data, loss, **settings):
-    """Train two steps with knobs, by the code that the explorer runs on a real GPU and on a virtual one."""
+    """Train two steps with knobs, with the code that the explorer runs on real and virtual GPUs."""
     from memexplore.knobs.apply import apply
     from memexplore.knobs.knobs import Knobs
     from memexplore.steps import training_loop
@@ -442,7 +442,7 @@ def unet_changing_size_empty_cache():
 
 
 def limit_memory(size):
-    """Let the allocator reserve so many bytes; an odd number of MiB, since every segment is a multiple of 2 MiB."""
+    """Limit the bytes that the allocator reserves, to an odd number of MiB: every segment is a multiple of 2 MiB."""
     torch.cuda.set_per_process_memory_fraction(size / torch.cuda.get_device_properties(0).total_memory)
 
 
@@ -450,7 +450,7 @@ def limit_memory(size):
 def cache_given_back_at_the_limit():
     limit_memory(129 * MIB)
     for size in (40, 60, 90, 120):
-        # 40 and 60 fit side by side, 90 and 120 only when the cached segments are given back.
+        # 40 and 60 fit together, 90 and 120 only after the cached segments are freed.
         block = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
         del block
 

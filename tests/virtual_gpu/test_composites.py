@@ -17,7 +17,7 @@ EQUATIONS = [
 
 @pytest.mark.parametrize(("equation", "first", "second"), EQUATIONS)
 @pytest.mark.parametrize("release", ["2.6", "2.11"])
-def test_einsum_has_the_shape_that_its_equation_says(equation, first, second, release):
+def test_einsum_gives_the_shape_of_its_equation(equation, first, second, release):
     expected = torch.einsum(equation, torch.ones(first), torch.ones(second)).shape
     with capture.virtual("T4", release=release):
         found = torch.einsum(equation, torch.ones(first, device="cuda"), torch.ones(second, device="cuda"))
@@ -30,13 +30,13 @@ def product(release: str) -> tuple[int, ...]:
         return torch.einsum("oi,...i->...o", weight, x).stride()
 
 
-def test_until_torch_2_8_the_first_operand_stays_first_in_the_product():
+def test_until_torch_2_8_einsum_never_swaps_its_operands():
     # weight times x transposed: (5, 6), seen as (2, 3, 5). Pull request 161755 came with 2.9.
     assert product("2.8") == (3, 1, 6)
     assert product("2.9") == (15, 5, 1)
 
 
-def test_einsum_of_other_tensors_on_a_virtual_gpu_is_computed():
+def test_einsum_of_cpu_tensors_gives_values_while_a_virtual_gpu_is_on():
     weight, x = torch.randn(5, 7), torch.randn(2, 3, 7)
     expected = torch.einsum("oi,...i->...o", weight, x)
     with capture.virtual("T4", release="2.6"):

@@ -1,4 +1,4 @@
-"""Convolutions: which take a workspace, and what happens where it does not fit."""
+"""Convolutions: their workspaces, and a run in which the workspace does not fit."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ MIB = 1024**2
 
 
 def workspaces(layer: nn.Module, *shape: int, gpu: str = "A100", dtype: torch.dtype = torch.float32) -> list[int]:
-    """Bytes of the workspaces of a forward pass."""
+    """Return the bytes of the workspaces of a forward pass."""
     with capture.virtual(gpu):
         layer, x = layer.to("cuda", dtype), torch.ones(shape, device="cuda", dtype=dtype)
         with capture.record() as recording:
@@ -20,9 +20,9 @@ def workspaces(layer: nn.Module, *shape: int, gpu: str = "A100", dtype: torch.dt
     return tape.size[(tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)].tolist()
 
 
-def test_a_window_of_one_pixel_takes_none_in_float32():
+def test_a_window_of_one_pixel_has_no_workspace_in_float32():
     assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100) == []
-    # One that steps over pixels reads a copy; in half precision nothing is recorded: input, weight and result.
+    # With a stride it reads a copy; in half precision nothing is recorded: input, weight and result.
     assert len(workspaces(nn.Conv2d(32, 64, 1, stride=2), 1, 32, 100, 100)) == 1
     sizes = 32 * 100 * 100 + 64 * 32 + 64 * 100 * 100
     assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100, dtype=torch.bfloat16) == [2 * sizes]
@@ -30,12 +30,12 @@ def test_a_window_of_one_pixel_takes_none_in_float32():
 
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.Conv3d])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_convolution_of_each_channel_alone_has_a_kernel_of_its_own(layer, dtype):
+def test_a_depthwise_convolution_has_no_cudnn_workspace(layer, dtype):
     space = (20, 20) if layer is nn.Conv2d else (20, 20, 20)
     assert workspaces(layer(16, 16, 3, groups=16), 1, 16, *space, dtype=dtype) == []
 
 
-def test_a_workspace_that_does_not_fit_is_done_without():
+def test_a_convolution_runs_without_a_workspace_that_does_not_fit():
     # 64 MiB each for input and result, and a workspace that holds both: no 200 MiB do.
     def run() -> None:
         layer = nn.Conv2d(16, 16, 3, padding=1).to("cuda", torch.float16)

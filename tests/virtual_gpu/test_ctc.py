@@ -1,4 +1,4 @@
-"""Which kernel ctc_loss runs, and what it requests."""
+"""ctc_loss: the choice of the kernel, and its memory requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL, TARGETS = [STEPS] * BATCH, [LENGTH] * BATCH
 
 
 def run(targets, inputs, outputs, **options):
-    """Ops with bytes and category of each request, and the notes, of a loss and its gradient."""
+    """Return op, bytes and category of each request of a loss and its gradient, and the notes of the tape."""
     with capture.virtual("A100", release="2.13"):
         log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
         given = [value() if callable(value) else value for value in (targets, inputs, outputs)]
@@ -40,7 +40,7 @@ def numbers(values, dtype=torch.int32, device="cpu"):
     return lambda: torch.tensor(values, dtype=dtype).to(device)
 
 
-def test_cudnn_makes_the_gradient_beside_the_losses():
+def test_cudnn_computes_the_gradient_together_with_the_losses():
     # empty_like(log_probs), the workspace, one loss a sample: _cudnn_ctc_loss in cudnn/LossCTC.cpp
     found, tape = run(joined(torch.int32), FULL, TARGETS)
     assert of(found, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
@@ -48,7 +48,7 @@ def test_cudnn_makes_the_gradient_beside_the_losses():
     assert any("ctc_loss is an estimate" in note for note in tape.meta.notes)
 
 
-def test_native_keeps_forward_variables_of_every_state():
+def test_the_native_kernel_keeps_the_forward_variables_of_every_state():
     # 2·10 + 1 states a step: the log-alphas stay, the log-betas of the same size are scratch of the backward pass
     found, _ = run(joined(torch.int64), FULL, TARGETS)
     alphas = BATCH * STEPS * (2 * LENGTH + 1) * 4
@@ -67,21 +67,21 @@ def test_native_keeps_forward_variables_of_every_state():
     ],
     ids=["targets on the GPU", "shorter inputs", "another blank", "targets in rows", "64-bit lengths"],
 )
-def test_native_wherever_cudnn_s_conditions_do_not_hold(targets, inputs, outputs, options):
+def test_the_native_kernel_runs_if_a_condition_of_cudnn_fails(targets, inputs, outputs, options):
     # _use_cudnn_ctc_loss in cudnn/LossCTC.cpp
     found, _ = run(targets, inputs, outputs, **options)
     assert of(found, "_ctc_loss")
     assert not of(found, "_cudnn_ctc_loss")
 
 
-def test_lengths_as_32_bit_tensors_on_the_gpu_go_to_cudnn():
+def test_cudnn_takes_lengths_as_int32_tensors_on_the_gpu():
     lengths = (numbers(values, device="cuda") for values in (FULL, TARGETS))
     found, tape = run(joined(torch.int32, "cuda"), *lengths)
     assert of(found, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
     assert any(note.startswith("assumed: the lengths in ctc_loss") for note in tape.meta.notes)
 
 
-def test_cudnn_off_means_native():
+def test_the_native_kernel_runs_if_cudnn_is_disabled():
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
@@ -92,7 +92,7 @@ def test_cudnn_off_means_native():
 
 
 @pytest.mark.parametrize(("reduction", "size"), [("none", 4 * BATCH), ("sum", 4), ("mean", 4)])
-def test_reductions(reduction, size):
+def test_each_reduction_has_its_shape(reduction, size):
     with capture.virtual("A100"):
         log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda")
         loss = functional.ctc_loss(log_probs, joined(torch.int32)(), FULL, TARGETS, reduction=reduction)

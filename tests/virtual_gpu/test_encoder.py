@@ -1,4 +1,4 @@
-"""The fast path of transformer layers in inference: chosen when torch chooses it, requested as its CUDA kernels do."""
+"""Fast path of transformer layers in inference: when torch takes it, and the requests of its CUDA kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memexplore.tape import Action, Category
 
 BATCH, STEPS, WIDTH, HEADS, WIDE = 2, 16, 64, 4, 128
 ROWS = BATCH * STEPS * WIDTH * 4
-"""Bytes of one activation in float32; a float a row for each mean and root of a norm."""
+"""Bytes of one activation in float32; a norm has one float per row for the mean and one for the root."""
 STATISTICS = BATCH * STEPS * 4
 
 
 def taken(function, gpu="A100"):
-    """Op and bytes of each request but workspaces."""
+    """Return op and bytes of each request except workspaces."""
     with capture.virtual(gpu, release="2.13"):
         run = function()
         with capture.record() as recording:
@@ -60,20 +60,20 @@ def test_without_a_mask_attention_is_fused_and_sums_are_in_place():
     assert found == [*attention, *norm(), *FEED_FORWARD, *norm()]
 
 
-def test_a_padding_mask_leads_to_attention_written_out():
+def test_a_padding_mask_leads_to_unfused_attention():
     def call(made, x):
         return made(x, src_key_padding_mask=torch.ones(BATCH, STEPS, dtype=torch.bool, device="cuda"))
 
     found = taken(inference(call))
     scores = BATCH * HEADS * STEPS * STEPS * 4
-    # query, key and value packed; scores; the mask as bool; softmax beside its input; the heads put together again
+    # query, key and value packed; scores; the mask as bool; softmax out of place; the heads merged
     written = [("mm", 3 * ROWS), ("new_empty", 3 * ROWS), ("bmm", scores), ("_to_copy", BATCH * STEPS)]
     written += [("empty_like", scores), ("clone", ROWS), ("addmm", ROWS)]
     start = found.index(("mm", 3 * ROWS))
     assert found[start:] == [*written, *norm(), *FEED_FORWARD, *norm()]
 
 
-def test_rows_beyond_1024_are_masked_in_a_copy():
+def test_rows_of_more_than_1024_are_masked_in_a_copy():
     steps = 1032
 
     def make():
@@ -87,13 +87,13 @@ def test_rows_beyond_1024_are_masked_in_a_copy():
 
         return run
 
-    # masked_softmax_cuda: its own result is given up for that of masked_fill and softmax
+    # masked_softmax_cuda drops its own result for that of masked_fill and softmax
     scores = HEADS * steps * steps * 4
     found = [op for op, size in taken(make) if size == scores]
     assert found == ["bmm", "empty_like", "masked_fill", "_softmax"]
 
 
-def test_attention_that_returns_its_weights_is_written_out():
+def test_attention_that_returns_its_weights_is_unfused():
     def make():
         made, x = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).cuda().eval(), torch.ones(2, 16, 64).cuda()
 
@@ -140,7 +140,7 @@ def test_training_and_gradients_leave_the_fast_path():
         assert "_addmm_activation" not in dict(taken(make))
 
 
-def test_inference_mode_takes_the_fast_path_too():
+def test_inference_mode_takes_the_fast_path():
     def make():
         made, x = layer()
 
@@ -154,10 +154,10 @@ def test_inference_mode_takes_the_fast_path_too():
 
 
 class Mine(torch.Tensor):
-    """A class with a `__torch_function__` of its own, the inherited one."""
+    """A tensor class with a `__torch_function__`, the inherited one."""
 
 
-def test_the_users_tensor_classes_still_leave_it():
+def test_tensor_classes_of_the_user_leave_the_fast_path():
     before = torch.overrides.has_torch_function
     with capture.virtual("A100"):
         mine = torch.ones(2).as_subclass(Mine)
@@ -166,7 +166,7 @@ def test_the_users_tensor_classes_still_leave_it():
     assert torch.overrides.has_torch_function is before
 
 
-def test_a_real_layer_gives_the_same_numbers_beside_a_virtual_gpu():
+def test_a_cpu_layer_gives_the_same_values_while_a_virtual_gpu_is_on():
     made, x = layer("cpu")
     with torch.no_grad():
         alone = made(x)

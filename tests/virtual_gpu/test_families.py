@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 
 class Precision(enum.Enum):
-    """How a step computes; the values are the types of its matrix products."""
+    """Precision of a step; the values are the dtypes of its matrix products."""
 
     FULL = torch.float32
     HALF = torch.float16
@@ -37,24 +37,24 @@ class Memory(enum.Enum):
 class Run(NamedTuple):
     tape: mx.Tape
     allocated: list[int]
-    """`memory_allocated()` after every step, with neither gradients nor a batch left."""
+    """`memory_allocated()` after each step, after gradients and batch were freed."""
     requested: list[int]
-    """Requested bytes at the same moments."""
+    """Requested bytes at the same points."""
 
 
 class Real(NamedTuple):
-    """What a family is on the CPU, where it really trains for a step; sizes in bytes."""
+    """Sizes in bytes of a family's model on the CPU, after a real training step."""
 
     parameters: list[int]
     trained: list[int]
-    """The parameters that got a gradient."""
+    """The parameters with a gradient."""
     flat: list[int]
-    """Those parameters where all weights of a recurrent layer are one block, as cuDNN keeps them."""
+    """The same, with all weights of a recurrent layer as one block, as cuDNN keeps them."""
     buffers: list[int]
 
 
 def _flat(model: nn.Module, chosen: set[int]) -> list[int]:
-    """Bytes of the blocks in which the chosen parameters lie, recurrent layers as one."""
+    """Return the bytes of the blocks of the chosen parameters, one block per recurrent layer."""
     sizes: dict[int, int] = {}
     for module in model.modules():
         own = [weight for weight in module.parameters(recurse=False) if id(weight) in chosen]
@@ -107,7 +107,7 @@ def train(name: str, precision: Precision, memory: Memory, steps: int = 3) -> Ru
             allocated.append(torch.cuda.memory_allocated())
             requested.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
-    # From torch 2.15 on a product of matrices gives its workspace back: here the rules of one release hold everywhere.
+    # From torch 2.15 on a matrix product frees its workspace: these tests use the rules of one release.
     return Run(mx.simulate(run, gpu="A100", release="2.13"), allocated, requested)
 
 
@@ -127,24 +127,24 @@ def every(function):
 
 
 def taken(tape: mx.Tape, category: Category) -> list[int]:
-    """Bytes of the requests of a category."""
+    """Return the bytes of the requests of a category."""
     return sorted(tape.size[(tape.action == Action.ALLOC) & (tape.category == category)].tolist())
 
 
 def _begins(tape: mx.Tape, phase: Phase, step: int = 2) -> int:
-    """The row at which a step's phase begins for the first time."""
+    """Return the first row of a phase of a step."""
     return int(np.flatnonzero((tape.action == Action.MARK) & (tape.phase == phase) & (tape.step == step))[0])
 
 
 def gradients(tape: mx.Tape) -> list[int]:
-    """Bytes of the gradients that the second step's optimizer finds."""
+    """Return the bytes of the gradients alive when the second step's optimizer starts."""
     optimizer = _begins(tape, Phase.OPTIMIZER)
     found = (tape.action == Action.ALLOC) & (tape.category == Category.GRADIENT) & (free_rows(tape) > optimizer)
     return sorted(tape.size[:optimizer][found[:optimizer]].tolist())
 
 
 def alive_after_forward(tape: mx.Tape, step: int = 2) -> int:
-    """Bytes that a forward pass made and left for its backward pass."""
+    """Return the bytes that a forward pass allocated and that are alive when its backward pass starts."""
     backward = _begins(tape, Phase.BACKWARD, step)
     made = (tape.action == Action.ALLOC) & (tape.phase == Phase.FORWARD) & (tape.step == step)
     made[backward:] = False
@@ -155,7 +155,7 @@ def assumptions(tape: mx.Tape) -> list[str]:
     return [note for note in tape.meta.notes if note.startswith("assumed")]
 
 
-# --- a step runs, and what lasts is what arithmetic says ------------------------------------------------------------
+# --- steps and the memory between them ------------------------------------------------------------------------------
 
 
 @every
@@ -167,20 +167,20 @@ def test_three_steps_run_through_all_phases(name, precision, memory):
 
 
 @every
-def test_parameters_and_buffers_are_the_real_model_s(name, precision, memory):
+def test_parameters_and_buffers_have_the_sizes_of_the_cpu_model(name, precision, memory):
     tape = trained(name, precision, memory).tape
     assert taken(tape, Category.PARAMETER) == real(name).parameters
     assert taken(tape, Category.BUFFER) == real(name).buffers
 
 
 @every
-def test_gradients_are_those_that_the_cpu_really_gets(name, precision, memory):
+def test_gradients_have_the_sizes_of_the_cpu_model(name, precision, memory):
     tape = trained(name, precision, memory).tape
     assert gradients(tape) == real(name).flat
 
 
 @every
-def test_adamw_keeps_two_numbers_a_trained_parameter_on_the_gpu_and_its_count_on_the_cpu(name, precision, memory):
+def test_adamw_keeps_two_states_on_the_gpu_and_its_step_count_on_the_cpu(name, precision, memory):
     # exp_avg and exp_avg_sq on the GPU; `step` is a float on the CPU: torch/optim/adam.py, _init_group
     tape = trained(name, precision, memory).tape
     assert taken(tape, Category.OPTIMIZER_STATE) == sorted(2 * real(name).trained)
@@ -193,39 +193,39 @@ def test_every_step_ends_with_the_same_memory(name, precision, memory):
 
 
 CUBLAS = 2 * 4 * 1024**2 + 8 * 16 * 1024
-"""One cuBLAS workspace of an A100; forward and backward have one each where matrices are multiplied."""
+"""One cuBLAS workspace of an A100; a model with matrix products has one for each pass."""
 
 
 @every
-def test_what_a_step_leaves_is_a_plain_sum(name, precision, memory):
+def test_requested_bytes_after_a_step_are_the_sum_of_all_tensors(name, precision, memory):
     run, model = trained(name, precision, memory), real(name)
     workspaces = taken(run.tape, Category.WORKSPACE).count(CUBLAS)
     assert workspaces in (0, 2)
-    # GradScaler: its scale, a float, and its count of steps since it grew, an int
+    # GradScaler: its scale, a float, and its growth tracker, an int
     scaler = 8 if precision is Precision.HALF else 0
     kept = sum(model.parameters) + sum(model.buffers) + 2 * sum(model.trained)
     assert run.requested[-1] == kept + scaler + workspaces * CUBLAS
 
 
-# --- what the knobs do ----------------------------------------------------------------------------------------------
+# --- checkpoints and precision --------------------------------------------------------------------------------------
 
 
 @each
 @precise
-def test_checkpoints_leave_less_for_the_backward_pass(name, precision):
+def test_checkpoints_save_less_for_backward(name, precision):
     plain, saving = (trained(name, precision, memory).tape for memory in Memory)
     assert alive_after_forward(saving) < alive_after_forward(plain)
 
 
 @each
 @precise
-def test_checkpoints_leave_the_gradients_as_they_are(name, precision):
+def test_checkpoints_do_not_change_gradients(name, precision):
     plain, saving = (trained(name, precision, memory).tape for memory in Memory)
     assert gradients(saving) == gradients(plain)
 
 
-# What PyTorch does for float16 alone, and the ops in which it shows.
-_HALF_ALONE = {
+# Kernels that PyTorch has for float16 only, and the ops that differ.
+_FLOAT16_ONLY = {
     # Depthwise convolutions: use_cudnn_depthwise in Convolution.cpp
     "efficientnet": {"convolution", "convolution_backward"},
     # float16 to float32 within one softmax kernel: SoftMax.cpp
@@ -237,10 +237,10 @@ _HALF_ALONE = {
 
 @each
 @checkpointed
-def test_both_half_types_request_the_same_within_the_model(name, memory):
+def test_float16_and_bfloat16_make_the_same_requests_in_the_model(name, memory):
     def within(precision: Precision) -> list[int]:
         tape = trained(name, precision, memory).tape
-        apart = [f"aten::{op}" in tape.ops and tape.ops.index(f"aten::{op}") for op in _HALF_ALONE.get(name, ())]
+        apart = [f"aten::{op}" in tape.ops and tape.ops.index(f"aten::{op}") for op in _FLOAT16_ONLY.get(name, ())]
         chosen = (tape.action == Action.ALLOC) & (tape.step == 2) & (tape.module >= 0) & ~np.isin(tape.op, apart)
         return tape.size[chosen].tolist()
 
@@ -248,7 +248,7 @@ def test_both_half_types_request_the_same_within_the_model(name, memory):
 
 
 def products(tape: mx.Tape) -> int:
-    """Bytes of the results of linear layers and convolutions in the second forward pass.
+    """Return the bytes of the results of linear layers and convolutions in the second forward pass.
 
     Batched products are left out: whether there are any depends on the kernel of attention, which the type chooses.
     """
@@ -259,28 +259,28 @@ def products(tape: mx.Tape) -> int:
 
 @each
 @mixed
-def test_products_take_half_under_autocast(name, precision):
+def test_products_have_half_the_bytes_under_autocast(name, precision):
     full, half = (trained(name, kind, Memory.PLAIN).tape for kind in (Precision.FULL, precision))
     # 4 bytes a number before, 2 after
     assert products(full) == 2 * products(half)
 
 
-# Batches so small that the half copies of the weights, kept for the backward pass, outweigh what the layers save.
+# Small batches: the half-precision copies of the weights, saved for backward, outweigh what the layers save.
 _MORE_WEIGHT_THAN_WORK = {"detector", "vae", "vit", "mamba", "whisper", "lstm", "gru", "operator"}
 
 
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - _MORE_WEIGHT_THAN_WORK))
 @mixed
-def test_autocast_leaves_less_for_the_backward_pass(name, precision):
+def test_autocast_saves_less_for_backward(name, precision):
     full, half = (trained(name, kind, Memory.PLAIN).tape for kind in (Precision.FULL, precision))
     assert alive_after_forward(half) < alive_after_forward(full)
 
 
-# --- what depends on values -----------------------------------------------------------------------------------------
+# --- assumptions about values ---------------------------------------------------------------------------------------
 
 
 @every
-def test_what_depends_on_values_is_shown_as_assumed_and_nothing_else_is(name, precision, memory):
+def test_the_notes_are_the_assumptions_of_the_family(name, precision, memory):
     told = assumptions(trained(name, precision, memory).tape)
     for words in FAMILIES[name].assumed:
         assert any(words in note for note in told)
@@ -298,5 +298,5 @@ def test_an_assumption_names_its_line(name):
 @each
 def test_the_same_steps_give_the_same_tape(name):
     first, again = trained(name, Precision.FULL, Memory.PLAIN).tape, train(name, Precision.FULL, Memory.PLAIN).tape
-    # The stacks differ: this test is in those of the second run.
+    # The stacks differ: those of the second run hold this test.
     assert again.replace(stack=first.stack, stacks=first.stacks).equals(first)

@@ -1,4 +1,4 @@
-"""The virtual GPU against what real GPUs did: every request in order, and the curves row by row."""
+"""The virtual GPU compared with recordings of real GPUs: requests in order, curves row by row."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ def predicted(name: str, gpu: str, torch: str | None = None) -> Tape:
 
 
 def measured(run: dict, name: str) -> Tape:
-    """A recorded scenario as a Tape, up to its out of memory where there is one."""
+    """Return a recorded scenario as a Tape, up to its out-of-memory error if it has one."""
     events = run["scenarios"][name]["events"]
     action = np.array([Action[word.upper()] for word in golden.ACTIONS])[events["action"]]
     tape = Tape.from_columns(
@@ -50,9 +50,9 @@ def requests(tape: Tape) -> np.ndarray:
 
 
 def first_difference(ours: Tape, theirs: Tape) -> str:
-    """Where two runs part, with the requests before and after; empty where they are the same."""
+    """Return the first difference of two runs with the requests around it; empty if they are equal."""
     mine, other = requests(ours), requests(theirs)
-    # Streams are pointers on a real GPU: only their order of appearance can be compared.
+    # Streams are pointers on a real GPU: only their order of first use can be compared.
     streams = [
         {stream: number for number, stream in enumerate(dict.fromkeys(tape.stream.tolist()))} for tape in (ours, theirs)
     ]
@@ -97,7 +97,7 @@ def test_requests_and_curves_are_those_of_the_real_gpu(path, name):
 
 
 @pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
-def test_the_catalogue_knows_the_gpu_that_was_recorded(path, name):
+def test_the_catalogue_has_the_recorded_gpu(path, name):
     run = golden.read(path)
     gpu = gpu_catalogue.find(run["gpu"]["name"])
     assert gpu.compute_capability == (run["gpu"]["major"], run["gpu"]["minor"])
@@ -115,10 +115,10 @@ def test_golden_files_stay_small():
     assert sum(path.stat().st_size for path in FILES) <= golden.LIMIT
 
 
-# --- the recorder, as far as it goes without a GPU ------------------------------------------------------------------
+# --- the recording script, without a GPU ----------------------------------------------------------------------------
 
 
-def test_without_a_gpu_the_recorder_says_that_it_needs_one():
+def test_without_a_gpu_the_script_says_that_it_needs_one():
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.record"], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -128,7 +128,7 @@ def test_without_a_gpu_the_recorder_says_that_it_needs_one():
     assert "Traceback" not in done.stderr
 
 
-def test_a_scenario_that_dies_is_a_result(monkeypatch):
+def test_a_scenario_that_fails_is_a_result(monkeypatch):
     from tests.gpu import record
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -166,14 +166,14 @@ def test_events_become_columns():
     assert columns["frames"] == ["linear.py:7 forward < models.py:21 forward"]
 
 
-def test_a_run_is_written_and_read_back_the_same_to_the_byte(tmp_path):
+def test_a_run_is_written_and_read_back_unchanged(tmp_path):
     golden.write(tmp_path / "a.json.gz", run_of(EVENTS))
     assert golden.read(tmp_path / "a.json.gz") == {"format": golden.FORMAT, **run_of(EVENTS)}
     golden.write(tmp_path / "b.json.gz", run_of(EVENTS))
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
-def test_another_format_is_refused(tmp_path):
+def test_another_format_raises_value_error(tmp_path):
     golden.write(tmp_path / "a.json.gz", run_of(EVENTS) | {"format": 99})
     with pytest.raises(ValueError, match="format 99"):
         golden.read(tmp_path / "a.json.gz")
@@ -189,7 +189,7 @@ def test_results_of_a_second_run_join_the_file(tmp_path):
     assert set(golden.read(path)["scenarios"]) == {"a", "b"}
 
 
-def test_a_recorded_run_is_a_tape_and_equal_to_itself():
+def test_a_recorded_run_as_a_tape_equals_itself():
     tape = measured(run_of(EVENTS), "x")
     # 100 bytes take a block of 512 in a segment of 2 MiB.
     assert curves.curve(tape, "allocated").tolist() == [0, 512, 0, 0, 0]
@@ -197,7 +197,7 @@ def test_a_recorded_run_is_a_tape_and_equal_to_itself():
     assert first_difference(tape, tape) == ""
 
 
-def test_a_different_size_is_pointed_out():
+def test_a_different_size_is_reported():
     other = [event | {"size": 101} if event["size"] == 100 else event for event in EVENTS]
     told = first_difference(measured(run_of(other), "x"), measured(run_of(EVENTS), "x"))
     assert "> 0: ('ALLOC', 101, 0) | ('ALLOC', 100, 0)" in told

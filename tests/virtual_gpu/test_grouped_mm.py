@@ -1,4 +1,4 @@
-"""Grouped matrix products, with which experts are multiplied: shapes as on the CPU, requests as on CUDA."""
+"""Grouped matrix products: shapes as on the CPU, requests as on CUDA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def multiply(form, device, dtype=torch.bfloat16):
 
 
 def requests(form="rows by groups", gpu="A100", release="2.13", dtype=torch.bfloat16):
-    """Bytes and category of each request of a product."""
+    """Return bytes and category of each request of a product."""
     with capture.virtual(gpu, release=release):
         first, second, ends = multiply(form, "cuda", dtype)
         with capture.record() as recording:
@@ -49,7 +49,7 @@ def test_result_has_the_shape_and_padding_of_torch_s_kernel(form, dtype):
 
 
 WORKSPACE = 2 * 4 * 1024**2 + 8 * 16 * 1024
-"""cuBLAS on an A100: workspace.cublas_size."""
+"""Workspace of cuBLAS on an A100: cublas_workspace.cublas_size."""
 
 
 def test_below_hopper_groups_are_multiplied_one_after_the_other():
@@ -58,7 +58,7 @@ def test_below_hopper_groups_are_multiplied_one_after_the_other():
     assert (result, workspace, category) == ((31 * 24 + 20) * 2, WORKSPACE, Category.WORKSPACE)
 
 
-def test_from_torch_2_15_on_each_group_takes_its_workspace_and_gives_it_back():
+def test_from_torch_2_15_on_each_group_allocates_and_frees_a_workspace():
     assert [size for size, _ in requests(release="2.15")[1:]] == GROUPS * [WORKSPACE]
 
 
@@ -69,7 +69,7 @@ def test_hopper_has_one_kernel_for_bfloat16():
     assert (maps, category) == (5 * 128 * 132, Category.WORKSPACE)
 
 
-def test_hopper_s_kernel_is_for_bfloat16_alone():
+def test_the_kernel_of_hopper_takes_bfloat16_only():
     assert len(requests(gpu="H100", dtype=torch.float16)) == 2
 
 
@@ -82,13 +82,13 @@ def _gradients(device, expanded):
     return [(gradient.shape, gradient.stride()) for gradient in (rows.grad, experts.grad)]
 
 
-def test_gradients_are_grouped_products_too():
+def test_gradients_are_grouped_products():
     real = _gradients("cpu", expanded=False)
     with capture.virtual("A100"):
         assert _gradients("cuda", expanded=False) == real
 
 
-def test_an_expanded_gradient_is_refused_as_torch_refuses_it():
+def test_an_expanded_gradient_raises_the_error_of_torch():
     # The gradient of a sum has strides (0, 0): check_valid_strides_and_return_transposed
     with pytest.raises(RuntimeError, match="Invalid strides/sizes"):
         _gradients("cpu", expanded=True)
@@ -103,7 +103,7 @@ def test_an_expanded_gradient_is_refused_as_torch_refuses_it():
         ((8, 8), (2, 16, 8), "contraction dimension"),
     ],
 )
-def test_what_cuda_refuses_is_refused(first, second, message):
+def test_arguments_that_cuda_refuses_raise_its_error(first, second, message):
     with capture.virtual("A100"):
         ends = torch.ones(2, dtype=torch.int32, device="cuda")
         matrices = (torch.ones(shape, device="cuda") for shape in (first, second))
@@ -111,7 +111,7 @@ def test_what_cuda_refuses_is_refused(first, second, message):
             torch._grouped_mm(*matrices, offs=ends)
 
 
-def test_types_have_to_agree():
+def test_different_dtypes_raise_an_error():
     with capture.virtual("A100"):
         ends = torch.ones(2, dtype=torch.int32, device="cuda")
         rows, experts = torch.ones(8, 16, device="cuda"), torch.ones(2, 16, 8, device="cuda", dtype=torch.float16)

@@ -7,7 +7,7 @@ from memexplore.tape import Action
 
 
 def requests(work, release: str = "2.11") -> list[int]:
-    """Bytes asked for, negative where given back, of `work` on values of (512, 1000) and 512 indices."""
+    """Return the bytes of each request (frees negative) of `work` on values of (512, 1000) and 512 indices."""
     with capture.virtual("T4", release=release):
         values = torch.randn(512, 1000, device="cuda", requires_grad=True)
         places = torch.randint(0, 1000, (512,), device="cuda")
@@ -23,13 +23,13 @@ INDEX = 512 * 8
 RESULT = 512 * 4
 
 
-def test_an_index_on_the_cpu_is_copied_before_it_is_read_by():
-    # As recorded with torch 2.6 on an H100: copy, result, the copy is given back.
+def test_an_index_on_the_cpu_is_copied_before_the_read():
+    # As recorded with torch 2.6 on an H100: copy, result, free of the copy.
     found = requests(lambda values, places: values[torch.arange(512), places])
     assert found == [INDEX, RESULT, -INDEX, -RESULT]
 
 
-def test_an_int32_index_is_made_longer_before_it_is_read_by():
+def test_an_int32_index_is_converted_to_int64_before_the_read():
     def work(values, places):
         short = places.int()
         values[short, places]
@@ -37,7 +37,7 @@ def test_an_int32_index_is_made_longer_before_it_is_read_by():
     assert requests(work) == [INDEX // 2, INDEX, RESULT, -INDEX, -RESULT, -INDEX // 2]
 
 
-def test_writing_at_an_index_on_the_cpu_copies_it():
+def test_an_index_on_the_cpu_is_copied_before_the_write():
     def work(values, places):
         with torch.no_grad():
             values[torch.arange(512), places] = 1.0
@@ -46,7 +46,7 @@ def test_writing_at_an_index_on_the_cpu_copies_it():
 
 
 def backward(first) -> list[int]:
-    """Requests of the gradient of reading at (first, places), behind the zeros that it is summed into."""
+    """Return the requests of the gradient of a read at (first, second), after the zeros that it is summed into."""
 
     def work(values, places):
         values[first(places), places].sum().backward()
@@ -56,8 +56,8 @@ def backward(first) -> list[int]:
     return found[found.index(zeros) + 1 :]
 
 
-# The gradient of a sum is expanded, so it is copied; sorted indices, their order, the numbers that are sorted along,
-# cub's scratch of one byte, which is given back.
+# The gradient of a sum is expanded, so it is copied; then sorted indices, their order, the values that are sorted
+# with them, and cub's scratch of one byte, which is freed.
 SORTING = [RESULT, INDEX, INDEX, INDEX, 1, -1]
 
 
@@ -67,12 +67,12 @@ def test_a_second_linear_index_is_added_in_place():
     assert backward(lambda places: places)[:13] == [*wrapped, *wrapped, -INDEX, *SORTING]
 
 
-def test_an_index_on_the_cpu_is_made_linear_there_for_the_gradient():
+def test_the_gradient_makes_an_index_on_the_cpu_linear_on_the_cpu():
     # As recorded with torch 2.6 on an H100: the copy; wrapped and scaled, added; then sorting.
     assert backward(lambda places: torch.arange(512))[:11] == [INDEX, INDEX, INDEX, -INDEX, -INDEX, *SORTING]
 
 
-def test_writing_by_a_mask_beside_an_index_copies_nothing():
+def test_a_write_by_a_mask_and_an_index_copies_no_index():
     def work(values, places):
         with torch.no_grad():
             mask = torch.ones(512, 1, dtype=torch.bool, device="cuda").squeeze(1)

@@ -1,4 +1,4 @@
-"""What the CUDA kernels request beside their outputs, in the order of PyTorch's source or of a recording."""
+"""Memory requests of CUDA kernels, in the order of PyTorch's source or of a recording."""
 
 from unittest import mock
 
@@ -15,12 +15,12 @@ from memexplore.virtual_gpu.kernels.cuda_build import Build
 
 
 def use(build):
-    """Context manager in which kernels are chosen as on a torch release and a card."""
+    """Return a context manager in which kernels are chosen for a torch release and a card."""
     return mock.patch.object(cuda_build, "_current", build)
 
 
 def requests(function, gpu="A100", release="2.13"):
-    """Op and bytes of each request that `function`, called on a virtual GPU, returns a function for; frees negative."""
+    """Return op and bytes of each request (frees negative) of the function that `function` makes on a virtual GPU."""
     with capture.virtual(gpu, release=release):
         run = function()
         with capture.record() as recording:
@@ -40,7 +40,7 @@ def taken(function, **where):
     return [entry for entry in requests(function, **where) if not isinstance(entry, int)]
 
 
-# --- composite ops take CUDA's branch -------------------------------------------------------------------------------
+# --- composite ops run CUDA's branch --------------------------------------------------------------------------------
 
 
 def test_dropout_requests_the_mask_then_the_result():
@@ -69,7 +69,7 @@ def test_half_softmax_in_float_makes_no_float_copy_of_its_input():
     assert taken(make) == [("_softmax", 16384)]
 
 
-def test_batch_norm_in_training_is_cudnns():
+def test_batch_norm_in_training_is_cudnn_s():
     def make():
         layer, x = nn.BatchNorm2d(16).cuda(), torch.ones(2, 16, 8, 8, device="cuda")
         layer.num_batches_tracked = None
@@ -79,7 +79,7 @@ def test_batch_norm_in_training_is_cudnns():
     assert taken(make) == [("cudnn_batch_norm", 8192), ("cudnn_batch_norm", 64), ("cudnn_batch_norm", 64)]
 
 
-def test_batch_norm_in_bfloat16_is_the_native_one():
+def test_batch_norm_in_bfloat16_is_the_native_kernel():
     def make():
         layer, x = nn.BatchNorm2d(16).cuda(), torch.ones(2, 16, 8, 8, device="cuda", dtype=torch.bfloat16)
         layer.num_batches_tracked = None
@@ -110,7 +110,7 @@ def test_linear_on_four_dimensions_adds_its_bias_in_place():
     assert taken(make) == [("mm", 960)]
 
 
-def test_inference_mode_takes_composite_ops_apart():
+def test_inference_mode_decomposes_composite_ops():
     def make():
         x, layer = torch.ones(4, 64, device="cuda"), nn.LayerNorm(64).cuda()
 
@@ -124,7 +124,7 @@ def test_inference_mode_takes_composite_ops_apart():
     assert taken(make) == [("native_layer_norm", 1024), ("native_layer_norm", 16), ("native_layer_norm", 16)]
 
 
-def test_lstm_is_one_cudnn_op_with_a_reserve_space_told_as_an_estimate():
+def test_lstm_is_one_cudnn_op_whose_reserve_space_is_noted_as_an_estimate():
     with capture.virtual("A100"):
         layer, x = nn.LSTM(8, 16).cuda(), torch.ones(10, 4, 8, device="cuda")
         with capture.record() as recording:
@@ -176,17 +176,17 @@ def call(dtype=torch.float16, *, width=64, length=128, keys=None, mask=None, dro
         ((12, 0), (2, 13), {}, "FLASH"),
     ],
 )
-def test_attention_kernel_is_chosen_by_card_release_type_and_shape(capability, release, arguments, kernel):
+def test_attention_kernel_is_chosen_by_card_release_dtype_and_shape(capability, release, arguments, kernel):
     with use(Build(release, capability, 108)):
         assert attention.choose(call(**arguments)).name == kernel
 
 
-def test_attention_kernel_follows_the_users_switches():
+def test_attention_kernel_is_one_of_the_enabled_backends():
     with use(Build((2, 13), (8, 0), 108)), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert attention.choose(call()) is attention.Kernel.MATH
 
 
-def test_no_attention_kernel_left_raises_as_torch_does():
+def test_no_supported_attention_kernel_raises_the_error_of_torch():
     with (
         use(Build((2, 13), (7, 5), 40)),
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
@@ -229,10 +229,10 @@ def test_efficient_attention_backward_requests_what_was_recorded():
     assert sizes[: len(start)] == start
 
 
-# --- what kernels take beside their outputs -------------------------------------------------------------------------
+# --- scratch memory of kernels --------------------------------------------------------------------------------------
 
 
-def test_reduction_to_few_results_shares_each_among_blocks():
+def test_a_reduction_to_few_results_splits_each_among_blocks():
     # Recorded: mean of 1 966 080 floats on 72 multiprocessors of compute capability 7.5.
     assert reductions.scratch((1, 30, 256, 256), (1966080, 65536, 256, 1), (), 4, Build((2, 1), (7, 5), 72)) == (576, 4)
 
@@ -241,7 +241,7 @@ def test_reduction_over_the_last_dimension_needs_no_buffer():
     assert reductions.scratch((4, 512, 2560), (1310720, 2560, 1), (2,), 4, Build()) is None
 
 
-def test_sum_of_booleans_makes_a_copy_of_64_bits():
+def test_sum_of_booleans_makes_an_int64_copy():
     def make():
         mask = torch.ones(4, 1024, device="cuda", dtype=torch.bool)
         return lambda: mask.sum()
@@ -249,7 +249,7 @@ def test_sum_of_booleans_makes_a_copy_of_64_bits():
     assert taken(make) == [("sum", 8), ("sum", 4 * 1024 * 8)]
 
 
-def test_mean_squared_error_keeps_the_unreduced_loss_for_the_call():
+def test_mean_squared_error_allocates_the_unreduced_loss_for_the_call():
     def make():
         x, y = torch.ones(4, 1024, device="cuda"), torch.ones(4, 1024, device="cuda")
         return lambda: F.mse_loss(x, y)
@@ -265,7 +265,7 @@ def test_binary_cross_entropy_keeps_the_memory_of_the_unreduced_loss():
     assert requests(make) == [("binary_cross_entropy", 16384), ("binary_cross_entropy", 4), -4]
 
 
-def test_embedding_backward_sorts_beyond_3072_indices():
+def test_embedding_backward_sorts_more_than_3072_indices():
     def make():
         weight = torch.ones(1000, 64, device="cuda", requires_grad=True)
         out = F.embedding(torch.zeros(4096, device="cuda", dtype=torch.int64), weight)
@@ -293,7 +293,7 @@ def test_index_backward_requests_what_was_recorded():
     ]  # fmt: skip
 
 
-def test_gradients_are_added_in_place_where_the_engine_alone_holds_the_first():
+def test_a_gradient_that_only_the_engine_refers_to_is_added_to_in_place():
     def make():
         x = torch.ones(4, 1024, device="cuda", requires_grad=True)
         y = x * 2
@@ -304,24 +304,24 @@ def test_gradients_are_added_in_place_where_the_engine_alone_holds_the_first():
     assert taken(make) == [("mul", 16384)] * 3
 
 
-def test_gradient_that_somebody_else_holds_is_added_into_new_memory():
+def test_a_gradient_with_another_reference_is_added_to_out_of_place():
     def make():
         x = torch.ones(4, 1024, device="cuda", requires_grad=True)
         y = x * 2
         out, gradient = (y * 5, y + 3), torch.ones(4, 1024, device="cuda")
         return lambda: torch.autograd.grad(out, x, (gradient, gradient))
 
-    # The last op comes first: y + 3 hands the caller's own gradient on
+    # Backward starts with the last op: y + 3 passes on the caller's gradient
     assert ("add", 16384) in taken(make)
 
 
-def test_reference_counts_of_a_gradient_are_known_for_this_torch():
+def test_reference_counts_of_a_gradient_hold_for_the_installed_torch():
     references, storages = autograd_engine.sole_owner_counts()
     assert references > 0
     assert storages > 0
 
 
-def test_product_with_an_expanded_gradient_copies_it():
+def test_a_product_with_an_expanded_gradient_copies_the_gradient():
     # Recorded with torch 2.6: output, then the copy that cuBLAS can read.
     def make():
         first = torch.ones(8, 64, 32, device="cuda")
@@ -332,7 +332,7 @@ def test_product_with_an_expanded_gradient_copies_it():
     assert taken(make) == [("bmm", 8 * 64 * 16 * 4), ("bmm", 8 * 32 * 16 * 4)]
 
 
-def test_addmm_takes_a_mebibyte_for_its_epilogue_until_torch_2_7():
+def test_addmm_allocates_1_mib_for_its_epilogue_until_torch_2_7():
     def make():
         layer, x = nn.Linear(64, 32).cuda(), torch.ones(8, 64, device="cuda")
         layer(x)
@@ -343,7 +343,7 @@ def test_addmm_takes_a_mebibyte_for_its_epilogue_until_torch_2_7():
 
 
 @pytest.mark.parametrize(("rows", "columns", "epilogue"), [(1, 32, [1024**2]), (8, 1, [])])
-def test_addmm_goes_without_an_epilogue_only_where_the_weight_has_one_row_or_column(rows, columns, epilogue):
+def test_addmm_has_no_epilogue_only_if_the_weight_has_one_row_or_column(rows, columns, epilogue):
     def make():
         layer, x = nn.Linear(64, columns).cuda(), torch.ones(rows, 64, device="cuda")
         layer(x)
@@ -361,7 +361,7 @@ def test_a_number_to_the_power_of_a_tensor_becomes_a_tensor_on_the_device():
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5), (2, 4, 5, 6), (2, 4, 5, 6, 7)])
-def test_padding_by_reflection_copies_what_is_not_contiguous(shape):
+def test_reflection_padding_copies_a_non_contiguous_input(shape):
     def make():
         x = torch.ones(shape, device="cuda")
         padding = (1, 1) * (len(shape) - 2)
@@ -385,7 +385,7 @@ def test_nearest_upsampling_of_channels_last_volumes_works_on_copies():
     assert requests(make)[:5] == [*[("upsample_nearest3d", size) for size in (large, large, large, small)], -small]
 
 
-def test_clipping_norms_all_gradients_at_once():
+def test_clipping_computes_all_norms_at_once():
     def make():
         parameters = [nn.Parameter(torch.ones(size, device="cuda")) for size in (1000, 200_000)]
         for parameter in parameters:
@@ -396,7 +396,7 @@ def test_clipping_norms_all_gradients_at_once():
     assert taken(make)[:3] == [("_foreach_norm", 32), ("_foreach_norm", 4), ("_foreach_norm", 4)]
 
 
-def test_convolution_workspace_has_a_category_of_its_own_and_says_it_is_an_estimate():
+def test_a_convolution_workspace_has_category_workspace_and_is_noted_as_an_estimate():
     with capture.virtual("T4"):
         layer, x = nn.Conv2d(16, 32, 3).cuda(), torch.ones(2, 16, 64, 64, device="cuda")
         with capture.record() as recording:

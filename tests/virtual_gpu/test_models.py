@@ -1,4 +1,4 @@
-"""Real models on the virtual GPU: parameters, gradients and optimizer state to the byte, and no step leaves a byte."""
+"""Real models on the virtual GPU: parameters, gradients and optimizer state to the byte; no step leaks a byte."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def rounded(size: int) -> int:
 class Run(NamedTuple):
     tape: mx.Tape
     parameters: list[int]
-    """Bytes of every parameter, tied ones once."""
+    """Bytes of each parameter, tied parameters once."""
     trained: list[int]
-    """Bytes of every parameter that has got a gradient."""
+    """Bytes of each parameter with a gradient."""
     buffers: list[int]
     allocated: list[int]
-    """`memory_allocated()` after every step, with neither gradients nor a batch left."""
+    """`memory_allocated()` after each step, after gradients and batch were freed."""
     requested: list[int]
-    """Requested bytes at the same moments."""
+    """Requested bytes at the same points."""
     outcome: str
 
 
@@ -62,7 +62,7 @@ def run(name: str, steps: int = 3, gpu: str = "T4", optimizer: type[torch.optim.
             noted["allocated"].append(torch.cuda.memory_allocated())
             noted["requested"].append(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
-    # From torch 2.15 on a product of matrices gives its workspace back: here the rules of one release hold everywhere.
+    # From torch 2.15 on a matrix product frees its workspace: these tests use the rules of one release.
     tape = mx.simulate(train, gpu=gpu, release="2.13")
     outcome = "oom" if (tape.action == Action.OOM).any() else "fits"
     return Run(tape, **noted, outcome=outcome)
@@ -81,7 +81,7 @@ def trained(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
 
 
 def _requested(tape: mx.Tape, category: Category, step: int | None = None) -> list[int]:
-    """Bytes of the blocks of a category, of one step or of all."""
+    """Return the bytes of the blocks of a category, in one step or in all."""
     chosen = (tape.action == Action.ALLOC) & (tape.category == category)
     if step is not None:
         chosen &= tape.step == step
@@ -95,10 +95,10 @@ def test_three_steps_run(trained: Run) -> None:
 
 
 def blocks(tape: mx.Tape, sizes: list[int]) -> list[int]:
-    """Bytes of the blocks in which parameters of these sizes lie, or their gradients."""
+    """Return the bytes of the blocks of parameters of these sizes, or of their gradients."""
     if "aten::_cudnn_rnn_flatten_weight" not in tape.ops:
         return sorted(sizes)
-    # cuDNN keeps all weights of a LSTM in one block, and so it gives their gradients: here 2 layers of 4 tensors.
+    # cuDNN keeps all weights of an LSTM in one block, and their gradients too: here 2 layers of 4 tensors.
     return sorted([sizes[0], sum(sizes[1:9]), *sizes[9:]])
 
 
@@ -114,7 +114,7 @@ def test_gradients_of_a_step_to_the_byte(trained: Run) -> None:
     assert _requested(trained.tape, Category.GRADIENT, step=2) == blocks(trained.tape, trained.trained)
 
 
-def test_adam_keeps_two_states_for_each_trained_parameter(trained: Run) -> None:
+def test_adam_keeps_two_states_per_trained_parameter(trained: Run) -> None:
     # exp_avg and exp_avg_sq on the GPU, the step counter on the CPU: torch/optim/adam.py, _init_group
     assert _requested(trained.tape, Category.OPTIMIZER_STATE) == sorted(2 * trained.trained)
 
@@ -125,20 +125,20 @@ def test_memory_is_the_same_after_every_step(trained: Run) -> None:
 
 
 CUBLAS = 2 * 4 * MIB + 8 * 16 * 1024
-"""One cuBLAS workspace on compute capability 7.5; forward and backward have one each where matrices are multiplied."""
+"""One cuBLAS workspace on compute capability 7.5; a model with matrix products has one for each pass."""
 
 
-def test_requested_after_a_step_is_the_plain_sum(trained: Run) -> None:
+def test_requested_bytes_after_a_step_are_the_sum_of_all_tensors(trained: Run) -> None:
     workspaces = 2 * CUBLAS if "aten::addmm" in trained.tape.ops or "aten::mm" in trained.tape.ops else 0
     kept = sum(trained.parameters) + sum(trained.buffers) + 2 * sum(trained.trained)
     assert trained.requested[-1] == kept + workspaces
 
 
-def test_allocated_after_a_step_is_the_rounded_sum(trained: Run) -> None:
+def test_allocated_bytes_after_a_step_are_the_rounded_sum(trained: Run) -> None:
     workspaces = 2 * CUBLAS if "aten::addmm" in trained.tape.ops or "aten::mm" in trained.tape.ops else 0
     kept = [*trained.parameters, *trained.buffers, *trained.trained, *trained.trained]
     exact = sum(map(rounded, kept)) + workspaces
-    # A block of the large pool keeps up to 1 MiB that is too little to split off: should_split in the allocator
+    # A block of the large pool keeps a rest of up to 1 MiB: should_split in the allocator
     large = sum(size > MIB for size in kept) + bool(workspaces) * 2
     assert 0 <= trained.allocated[-1] - exact <= large * MIB
 
@@ -146,7 +146,7 @@ def test_allocated_after_a_step_is_the_rounded_sum(trained: Run) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "states"), [(torch.optim.SGD, 0), (torch.optim.RMSprop, 1), (torch.optim.AdamW, 2)]
 )
-def test_optimizers_keep_what_their_formula_says(optimizer: type[torch.optim.Optimizer], states: int) -> None:
+def test_optimizers_keep_the_states_of_their_formula(optimizer: type[torch.optim.Optimizer], states: int) -> None:
     done = run("lenet", steps=1, optimizer=optimizer)
     assert _requested(done.tape, Category.OPTIMIZER_STATE) == sorted(states * done.trained)
 
@@ -167,7 +167,7 @@ def test_tied_weights_count_once() -> None:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -188,7 +188,7 @@ def test_a_seven_billion_parameter_model_does_not_fit_a_t4() -> None:
     assert run("llama7b", steps=1).outcome == "oom"
 
 
-def test_a_real_module_stays_real_beside_a_virtual_one() -> None:
+def test_a_cpu_module_keeps_its_values_while_a_virtual_gpu_is_on() -> None:
     with mx.virtual("T4"):
         real, moved = nn.Linear(4, 4), nn.Linear(4, 4).cuda()
         assert real(torch.ones(1, 4)).isfinite().all()

@@ -1,4 +1,4 @@
-"""Bags of embeddings, sampling on a grid, dropout between recurrent layers: which kernel runs, what it requests."""
+"""Memory of embedding bags, grid_sample, and dropout between recurrent layers."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def bags(mode, **options):
     return [[size for op, size in found if op == name] for name in ("_embedding_bag", "_embedding_bag_backward")]
 
 
-def test_a_bag_keeps_its_size_and_the_owners_of_its_rows():
+def test_a_bag_keeps_its_size_and_the_bag_of_each_index():
     # cuda/EmbeddingBag.cu: bag_size, offset2bag, output; 64 and 192 indices of 8 bytes
     assert bags("sum")[0] == [BAGS * 8, COUNT * 8, BAGS * WIDTH * 4]
 
 
-def test_the_maximum_keeps_where_it_was_found():
+def test_a_maximum_keeps_its_indices():
     assert bags("max")[0] == [BAGS * 8, COUNT * 8, BAGS * WIDTH * 4, BAGS * WIDTH * 8]
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_gradients_of_sums_are_sorted_and_summed_in_parts(mode):
+def test_gradients_of_sums_are_sorted_and_summed_in_segments(mode):
     backward = bags(mode)[1]
-    # sorted and original indices and a range; the gradient; in the end one row a part, 192 / 10 + 192 of them
+    # sorted and original indices and a range; the gradient; at the end one row per segment, 192 / 10 + 192 rows
     assert backward[:3] == 3 * [COUNT * 8]
     assert backward[4] == ROWS * WIDTH * 4
     assert backward[-2:] == [(COUNT // 10 + COUNT) * 8, (COUNT // 10 + COUNT) * WIDTH * 4]
 
 
-def test_gradients_by_frequency_are_counted_too():
+def test_gradients_scaled_by_frequency_count_the_indices():
     assert bags("sum", scale_grad_by_freq=True)[1].count(COUNT * 8) == bags("sum")[1].count(COUNT * 8) + 1
 
 
-def test_gradients_of_a_maximum_are_added_where_it_was():
+def test_gradients_of_a_maximum_need_no_sort():
     assert bags("max")[1] == [ROWS * WIDTH * 4]
 
 
@@ -77,14 +77,14 @@ def sampled(dtype=torch.float32, shape=(2, 3, 16, 16), grid=(2, 8, 8, 2), **opti
     return [entry for entry in taken(make) if "grid_sampler" in entry[0]]
 
 
-def test_cudnn_gives_both_gradients_though_one_is_wanted():
+def test_cudnn_computes_both_gradients_if_one_is_needed():
     forward, *backward = sampled(align_corners=True)
     assert forward == ("cudnn_grid_sampler", SAMPLED)
     assert backward == [("cudnn_grid_sampler_backward", PICTURE), ("cudnn_grid_sampler_backward", GRID)]
 
 
-def test_native_gives_the_same_sizes():
-    # grid_sampler_2d_backward_cuda in cuda/GridSampler.cpp: grad_input where it is wanted, grad_grid always
+def test_the_native_kernel_has_the_same_sizes():
+    # grid_sampler_2d_backward_cuda in cuda/GridSampler.cpp: grad_input if it is needed, grad_grid always
     forward, *backward = sampled(align_corners=False)
     assert forward == ("grid_sampler_2d", SAMPLED)
     assert backward == [("grid_sampler_2d_backward", PICTURE), ("grid_sampler_2d_backward", GRID)]
@@ -101,7 +101,7 @@ def test_native_gives_the_same_sizes():
         ({"shape": (1, 2, 4, 4, 4), "grid": (1, 2, 2, 2, 3)}, "grid_sampler_3d"),
     ],
 )
-def test_which_kernel_samples(changes, kernel):
+def test_the_kernel_of_grid_sample_follows_its_arguments(changes, kernel):
     # cond_cudnn_grid_sampler in GridSamplerUtils.h
     assert sampled(align_corners=True, **changes)[0][0] == kernel
 
@@ -123,11 +123,11 @@ def reserved(dropout):
     return int(tape.size[(tape.action == Action.ALLOC) & (tape.op == forward)].max())
 
 
-def test_dropout_keeps_what_it_let_through_between_layers():
-    # 10 steps, 4 sequences, 32 numbers of 4 bytes, for the one border between two layers
+def test_dropout_keeps_its_result_between_layers():
+    # 10 steps, 4 sequences, 32 numbers of 4 bytes, once between two layers
     assert reserved(0.2) - reserved(0.0) == 10 * 4 * 32 * 4
 
 
-def test_cudnn_s_random_state_is_told_to_be_left_out():
+def test_a_note_says_that_cudnn_s_random_state_is_left_out():
     told = [any("random state" in note for note in recurrent(dropout).meta.notes) for dropout in (0.2, 0.0)]
     assert told == [True, False]

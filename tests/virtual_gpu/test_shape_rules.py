@@ -1,4 +1,4 @@
-"""The shortcuts to a plan say what torch's fake kernels say."""
+"""Shape rules give the same plans as torch's fake kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step_of(name: str, **autocast: Any) -> Callable[[], None]:
 
 
 def odd_shapes() -> None:
-    """Views, broadcasts and memory formats that no tidy model has."""
+    """Views, broadcasts and memory formats beyond those of ordinary models."""
     images = torch.randn(2, 6, 4, 4, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
     norm = nn.BatchNorm2d(6).cuda()
     norm(images).relu().sum().backward()
@@ -65,7 +65,7 @@ STEPS = {
 }
 
 
-def found(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
+def plans_of(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
     with mx.virtual("24GiB"):
         device = active()
         assert device is not None
@@ -78,21 +78,21 @@ def found(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_shortcuts_say_what_the_fake_kernels_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = found(STEPS[name])
+def test_shape_rules_give_the_plans_of_the_fake_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_rules = plans_of(STEPS[name])
     monkeypatch.setattr(shape_rules, "_OUTPUTS", {})
     monkeypatch.setattr(shape_rules, "COMPILED", frozenset())
-    long = found(STEPS[name])
-    assert short.keys() == long.keys()
-    for key, plan in short.items():
-        assert plan == long[key], key
+    by_fake_kernels = plans_of(STEPS[name])
+    assert by_rules.keys() == by_fake_kernels.keys()
+    for key, plan in by_rules.items():
+        assert plan == by_fake_kernels[key], key
 
 
-def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_shape_rules_replace_fake_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = []
     original = fake_kernels.execute
-    monkeypatch.setattr(fake_kernels, "execute", lambda func, *rest: asked.append(func) or original(func, *rest))
-    found(odd_shapes)
-    assert not shape_rules.COMPILED & set(asked)
-    assert torch.ops.aten.cudnn_batch_norm.default not in asked
-    assert torch.ops.aten.native_layer_norm.default in asked  # the one of a transposed tensor
+    monkeypatch.setattr(fake_kernels, "execute", lambda func, *rest: executed.append(func) or original(func, *rest))
+    plans_of(odd_shapes)
+    assert not shape_rules.COMPILED & set(executed)
+    assert torch.ops.aten.cudnn_batch_norm.default not in executed
+    assert torch.ops.aten.native_layer_norm.default in executed  # that of a transposed tensor has no rule

@@ -1,4 +1,4 @@
-"""Copies between the CPU and the device: what has to be put in one piece first takes memory on the device."""
+"""Copies between CPU and GPU: temporaries on the GPU for tensors that are not contiguous."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ COUNT = 600
 
 
 def taken(function):
-    """Bytes of every request that `function` makes of two tensors of 20 x 30 numbers, one on each side."""
+    """Return the bytes of each request of `function` on two tensors of 20 x 30 numbers, one on each device."""
     with capture.virtual("A100"):
         host, device = torch.zeros(20, 30), torch.zeros(20, 30, device="cuda")
         with capture.record() as recording:
@@ -22,28 +22,28 @@ def taken(function):
 @pytest.mark.parametrize(
     ("function", "sizes"),
     [
-        # In one piece, or with equal strides: straight over.
+        # Contiguous, or with equal strides: a direct copy.
         (lambda host, device: device.copy_(host), []),
         (lambda host, device: device.t().copy_(host.t()), []),
         (lambda host, device: device.copy_(host[:1]), []),
         (lambda host, device: host.t().to("cuda"), [4 * COUNT]),
         (lambda host, device: device.t().cpu(), []),
         (lambda host, device: device[:10].cpu(), []),
-        # Into a part of a tensor: by way of a tensor of the part's size.
+        # Into a slice: through a temporary of the slice's size.
         (lambda host, device: device[:, :15].copy_(host[:, :15]), [4 * COUNT // 2]),
         (lambda host, device: device.t().copy_(host.reshape(30, 20)), [4 * COUNT]),
-        # From a part, or a view that repeats: by way of a copy on the device.
+        # From a slice or an expanded view: through a copy on the GPU.
         (lambda host, device: device[:, :15].cpu(), [4 * COUNT // 2]),
         (lambda host, device: device[:1].expand(20, 30).cpu(), [4 * COUNT]),
-        # Types are converted on the CPU where the call waits, else on the device.
+        # A blocking copy converts the dtype on the CPU, a non-blocking one on the GPU.
         (lambda host, device: host.to("cuda", torch.float16), [2 * COUNT]),
         (lambda host, device: host.to("cuda", torch.float16, non_blocking=True), [2 * COUNT, 4 * COUNT]),
         (lambda host, device: device.to("cpu", torch.float16), []),
         (lambda host, device: device.to("cpu", torch.float16, non_blocking=True), [2 * COUNT]),
         (lambda host, device: device[:, :15].to("cpu", torch.float64, non_blocking=True), [4 * COUNT, 4 * COUNT]),
-        # On the same side nothing is needed.
+        # On one device nothing is needed.
         (lambda host, device: device[:, :15].copy_(device[:, 15:]), []),
     ],
 )
-def test_what_is_not_in_one_piece_goes_by_way_of_a_copy(function, sizes):
+def test_a_non_contiguous_copy_goes_through_a_temporary(function, sizes):
     assert taken(function) == sizes

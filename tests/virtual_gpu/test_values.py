@@ -1,4 +1,4 @@
-"""What user code sees of values that a virtual tensor does not have: one rule, and one clear error."""
+"""Values of virtual tensors in user code: every value counts as 1, and loops on a value end in one clear error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loss(device: str) -> torch.Tensor:
 
 
 def _notes(function: Callable[[], object]) -> str:
-    """What the tape of a function says was assumed."""
+    """Return the notes of the tape of a function."""
     return "\n".join(mx.simulate(function).meta.notes)
 
 
@@ -58,7 +58,7 @@ def test_a_printed_value_keeps_its_column(loss: torch.Tensor) -> None:
     assert f"|{loss.item():12.4f}|{loss.item():<10.2f}|" == "|     virtual|virtual   |"
 
 
-def test_a_printed_tensor_says_shape_and_device_and_no_number(device: str) -> None:
+def test_a_printed_tensor_has_shape_and_device_and_no_number(device: str) -> None:
     assert str(torch.ones(2, 3, device=device)) == "virtual(shape=(2, 3), dtype=torch.float32, device='cuda:0')"
     assert str(torch.ones((), device=device)) == "virtual(float32, device='cuda:0')"
     assert "Parameter containing" in str(nn.Linear(2, 2).to(device).weight)
@@ -71,7 +71,7 @@ def test_a_numpy_array_shows_no_number(device: str) -> None:
     assert not np.isnan(array).any()
 
 
-def test_numpy_of_a_gpu_tensor_is_refused_as_on_a_real_one(device: str) -> None:
+def test_numpy_of_a_gpu_tensor_raises_the_error_of_torch(device: str) -> None:
     with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy"):
         torch.ones(2, device=device).numpy()
 
@@ -85,7 +85,7 @@ def test_values_copied_into_a_real_tensor_count_as_one_and_that_is_noted() -> No
     assert "copied from the virtual GPU into a tensor on the CPU counts as 1" in _notes(run)
 
 
-def test_accuracy_is_virtual_too(device: str) -> None:
+def test_a_computed_accuracy_prints_as_virtual(device: str) -> None:
     scores, labels = torch.randn(8, 10, device=device), torch.randint(10, (8,), device=device)
     correct = total = 0
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_anomaly_detection_finds_nothing(device: str) -> None:
     assert model.weight.grad is not None
 
 
-def test_truth_of_several_values_is_ambiguous_as_ever(device: str) -> None:
+def test_truth_of_several_values_is_ambiguous_as_in_torch(device: str) -> None:
     with pytest.raises(RuntimeError, match="ambiguous"):
         bool(torch.ones(2, device=device))
 
@@ -182,13 +182,13 @@ def test_a_loop_on_a_value_ends_in_one_clear_error(device: str, loop: Callable[[
         loop(torch.rand((), device=device))
 
 
-def test_a_loop_without_source_ends_too(device: str) -> None:
+def test_a_loop_without_source_ends_in_an_error(device: str) -> None:
     names = {"x": torch.rand((), device=device)}
     with pytest.raises(NotSimulated, match="this loop depends on a tensor's value"):
         exec("while x > 0: pass", names)
 
 
-def test_a_loop_that_counts_its_rounds_is_left_alone(device: str) -> None:
+def test_a_loop_that_counts_its_rounds_runs(device: str) -> None:
     x, rounds = torch.rand((), device=device), 0
     while rounds < 200 and x > 0:
         rounds += 1
@@ -266,7 +266,7 @@ def test_routing_is_balanced(device: str, mask: Callable[[torch.Tensor], torch.T
     assert tokens.shape == (32,)  # 64 tokens with 2 choices each among 4 experts: 64 * 2 / 4
 
 
-def test_comparing_two_tensors_keeps_neither() -> None:
+def test_comparing_two_tensors_keeps_no_reference_to_them() -> None:
     with mx.virtual("T4"):
         one, other = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
         _ = one >= other

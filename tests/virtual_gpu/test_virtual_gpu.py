@@ -1,4 +1,4 @@
-"""Ordinary CUDA code on the virtual GPU: devices, the CPU beside it, and `torch.cuda`."""
+"""Ordinary CUDA code on the virtual GPU: devices, CPU tensors, and `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPELLINGS = ["cuda", "cuda:0", 0, torch.device("cuda"), torch.device("cuda", 0)]
         lambda device: torch.randperm(3, device=device),
     ],
 )
-def test_every_spelling_of_the_device_is_understood(device: Any, make: Callable[[Any], torch.Tensor]) -> None:
+def test_every_spelling_of_the_device_means_the_gpu(device: Any, make: Callable[[Any], torch.Tensor]) -> None:
     if device == "cuda" and make.__code__.co_names[-1:] == ("cuda",):
         device = None  # `.cuda("cuda")` has no index, which torch refuses
     made = make(device) if device is not None else torch.ones(3).cuda()
@@ -82,11 +82,11 @@ def test_every_spelling_of_the_device_is_understood(device: Any, make: Callable[
         lambda x: torch.empty(3, pin_memory=True).to("cuda", non_blocking=True),
     ],
 )
-def test_what_is_made_from_a_gpu_tensor_is_on_the_gpu(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_tensor_made_from_a_gpu_tensor_is_on_the_gpu(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert make(torch.ones(3, device="cuda")).is_cuda
 
 
-def test_types_are_kept() -> None:
+def test_dtypes_are_kept() -> None:
     assert torch.tensor([[1, 2], [3, 4]], device="cuda").dtype is torch.int64
     assert torch.tensor(np.ones(2), device="cuda").dtype is torch.float64
     assert torch.tensor(3.0, device="cuda", requires_grad=True).is_leaf
@@ -96,13 +96,13 @@ def test_types_are_kept() -> None:
     assert not isinstance(torch.ones(3), torch.cuda.FloatTensor)
 
 
-def test_a_tensor_comes_back_to_the_cpu() -> None:
+def test_a_tensor_moves_back_to_the_cpu() -> None:
     for back in (torch.ones(3, device="cuda").cpu(), torch.ones(3, device="cuda").to("cpu")):
         assert back.is_cpu
         assert back.device == torch.device("cpu")
 
 
-def test_a_default_device_holds_until_it_is_taken_back() -> None:
+def test_a_default_device_holds_until_it_is_reset() -> None:
     torch.set_default_device("cuda")
     assert torch.get_default_device() == torch.device("cuda", 0)
     assert torch.ones(3).is_cuda
@@ -113,7 +113,7 @@ def test_a_default_device_holds_until_it_is_taken_back() -> None:
     assert torch.ones(3).is_cpu
 
 
-def test_a_device_context_holds_inside() -> None:
+def test_a_device_context_holds_in_its_block() -> None:
     with torch.device("cuda"):
         assert torch.zeros(3).is_cuda
         assert torch.tensor([1.0]).is_cuda
@@ -145,7 +145,7 @@ def test_meta_tensors_of_the_user_stay_meta() -> None:
         lambda: torch.cuda.memory_allocated("cuda:1"),
     ],
 )
-def test_a_second_gpu_is_not_there(use: Callable[[], object]) -> None:
+def test_a_second_gpu_raises_an_error(use: Callable[[], object]) -> None:
     with pytest.raises(RuntimeError, match=r"invalid device ordinal.* one device, cuda:0"):
         use()
 
@@ -168,14 +168,14 @@ def test_a_second_gpu_is_not_there(use: Callable[[], object]) -> None:
         (lambda: torch.ones(3)[torch.tensor([0], device="cuda")], r".* \(3,\) is on the CPU: move it"),
     ],
 )
-def test_mixed_devices_give_one_sentence_that_says_what_to_move(mix: Callable[[], object], advice: str) -> None:
+def test_mixed_devices_raise_an_error_that_says_what_to_move(mix: Callable[[], object], advice: str) -> None:
     with pytest.raises(RuntimeError, match=r"on the same device, but found .* cuda:0 and cpu! In \w+, " + advice):
         mix()
 
 
-def test_a_tensor_used_after_the_device_is_off_gives_one_sentence() -> None:
+def test_a_tensor_used_while_the_gpu_is_off_raises_one_clear_error() -> None:
     kept: list[torch.Tensor] = []
-    # The fixture's device is on: this one is met in a thread, where no mode reaches.
+    # The fixture's device is on: the tensor is used in a thread, which has no modes.
     x = torch.ones(3, device="cuda")
     errors: list[Exception] = []
 
@@ -192,10 +192,10 @@ def test_a_tensor_used_after_the_device_is_off_gives_one_sentence() -> None:
     assert "in a thread without the virtual GPU" in str(errors[0])
 
 
-# The CPU beside it.
+# CPU tensors.
 
 
-def test_a_loop_on_the_cpu_really_converges() -> None:
+def test_a_loop_on_the_cpu_converges() -> None:
     torch.manual_seed(0)
     x, truth = torch.randn(256, 4), torch.tensor([1.0, -2.0, 3.0, 0.5])
     y, model = x @ truth, nn.Linear(4, 1)
@@ -222,7 +222,7 @@ def test_a_shuffled_loader_feeds_the_device(workers: int) -> None:
     assert batches == 4  # 64 / 16
 
 
-def test_generators_of_both_devices_draw() -> None:
+def test_generators_of_both_devices_work() -> None:
     generator = torch.Generator(device="cuda")
     assert isinstance(generator.manual_seed(3), torch.Generator)
     assert generator.device.type == "cuda"
@@ -235,7 +235,7 @@ def test_generators_of_both_devices_draw() -> None:
 # torch.cuda.
 
 
-def test_the_card_is_the_one_that_was_asked_for() -> None:
+def test_device_properties_are_those_of_the_named_gpu() -> None:
     assert torch.cuda.is_available()
     assert torch.cuda.device_count() == 1
     assert torch.cuda.current_device() == 0
@@ -268,7 +268,7 @@ def test_memory_is_counted_as_pytorch_counts_it() -> None:
     assert torch.cuda.max_memory_reserved() == 20 * 1024**2
 
 
-def test_the_summary_is_pytorchs_own() -> None:
+def test_the_memory_summary_is_pytorch_s() -> None:
     x = torch.ones(1024, 1024, device="cuda")
     summary = torch.cuda.memory_summary()
     assert "PyTorch CUDA memory summary, device ID 0" in summary
@@ -277,7 +277,7 @@ def test_the_summary_is_pytorchs_own() -> None:
     del x
 
 
-def test_streams_and_events_answer() -> None:
+def test_streams_and_events_work() -> None:
     side = torch.cuda.Stream()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -291,7 +291,7 @@ def test_streams_and_events_answer() -> None:
     assert side.query()
 
 
-def test_random_state_can_be_set_and_kept() -> None:
+def test_random_state_can_be_read_and_set() -> None:
     torch.cuda.manual_seed(0)
     torch.cuda.manual_seed_all(0)
     torch.cuda.set_rng_state(torch.cuda.get_rng_state())
@@ -315,10 +315,10 @@ def test_random_state_can_be_set_and_kept() -> None:
         lambda: torch.cuda.memory_snapshot(),
     ],
 )
-def test_what_scripts_call_on_the_side_is_there(call: Callable[[], object]) -> None:
+def test_further_functions_of_torch_cuda_work(call: Callable[[], object]) -> None:
     call()
 
 
-def test_cuda_graphs_end_in_one_clear_error() -> None:
+def test_cuda_graphs_raise_one_clear_error() -> None:
     with pytest.raises(RuntimeError, match="a CUDA graph cannot be simulated on a virtual GPU"):
         torch.cuda.CUDAGraph()

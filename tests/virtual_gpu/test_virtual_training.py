@@ -1,4 +1,4 @@
-"""Training loops on the virtual GPU: mixed precision, checkpoints, optimizers, views, memory that runs out."""
+"""Training loops on the virtual GPU: mixed precision, checkpoints, optimizers, views, out of memory."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ def test_a_checkpoint_keeps_only_its_input() -> None:
     plain = allocated()
     del out
     out = checkpoint(layers, x, use_reentrant=False)
-    # Of the four results of 1 MiB only the last one is there.
+    # Of the four results of 1 MiB only the last is allocated.
     assert plain - allocated() == 3 * 1024**2
     out.sum().backward()
     checkpoint_sequential(layers, 2, x, use_reentrant=False).sum().backward()
 
 
-def test_micro_batches_add_up_without_growing() -> None:
+def test_micro_batches_accumulate_without_growing_memory() -> None:
     model = network().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     sizes = []
@@ -137,7 +137,7 @@ def test_micro_batches_add_up_without_growing() -> None:
     assert sizes[3] == sizes[4] == sizes[5]
 
 
-def test_gradients_set_to_zero_stay_and_set_to_none_go() -> None:
+def test_gradients_stay_allocated_if_zeroed_and_are_freed_if_set_to_none() -> None:
     model = network().cuda()
     loss_of(model).backward()
     optimizer, held = torch.optim.SGD(model.parameters(), lr=0.1), allocated()
@@ -147,7 +147,7 @@ def test_gradients_set_to_zero_stay_and_set_to_none_go() -> None:
     assert held - allocated() == 32_768 + 512 + 5_120 + 512  # 4-byte numbers: 128 * 64, 128, 10 * 128 and 10
 
 
-def test_a_retained_graph_runs_twice_and_a_freed_one_does_not() -> None:
+def test_a_retained_graph_runs_twice_and_a_freed_graph_does_not() -> None:
     loss = loss_of(network().cuda())
     loss.backward(retain_graph=True)
     loss.backward()
@@ -155,7 +155,7 @@ def test_a_retained_graph_runs_twice_and_a_freed_one_does_not() -> None:
         loss.backward()
 
 
-def test_a_penalty_on_gradients_runs_backward_twice() -> None:
+def test_a_gradient_penalty_runs_backward_twice() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 1)).cuda()
     x = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
     (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -181,7 +181,7 @@ def test_clipping_returns_a_norm_on_the_device() -> None:
     nn.utils.clip_grad_value_(model.parameters(), 1.0)
 
 
-def test_no_graph_is_kept_without_gradients() -> None:
+def test_no_graph_is_saved_without_gradients() -> None:
     model, (x, _) = network().cuda().eval(), batch()
     with torch.no_grad():
         model(x)
@@ -212,13 +212,13 @@ STATES: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {
 
 
 def _large(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of optimizer state on the device, counters left out."""
+    """Return the bytes of optimizer state on the GPU without step counters."""
     states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     return sum(value.nbytes for value in states if value.is_cuda and value.dim())
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_optimizers_keep_so_many_copies_of_the_parameters(name: str) -> None:
+def test_optimizers_keep_their_number_of_copies_of_the_parameters(name: str) -> None:
     make, copies = STATES[name]
     model = network().cuda()
     optimizer = make(model.parameters())
@@ -286,12 +286,12 @@ def test_in_place_ops_and_views_take_no_memory() -> None:
     assert allocated() == before
 
 
-def test_a_view_that_cannot_be_is_refused_as_on_a_real_gpu() -> None:
+def test_an_impossible_view_raises_the_error_of_torch() -> None:
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         torch.ones(3, 4, device="cuda").t().view(-1)
 
 
-def test_resize_asks_for_a_new_block_and_frees_the_old_one() -> None:
+def test_resize_allocates_the_new_block_and_frees_the_old() -> None:
     x = torch.empty(100, device="cuda")
     x.resize_(1000)
     assert allocated() == 4_096  # 4000 bytes rounded up
@@ -305,7 +305,7 @@ def test_an_output_argument_is_filled() -> None:
     assert out.shape == (3, 5)
 
 
-# Memory that runs out.
+# Out of memory.
 
 MESSAGE = re.compile(
     r"CUDA out of memory\. Tried to allocate 8\.00 GiB\. GPU 0 has a total capacity of 14\.56 GiB of which "
@@ -314,7 +314,7 @@ MESSAGE = re.compile(
 )
 
 
-def test_a_request_beyond_the_capacity_fails_with_pytorchs_words() -> None:
+def test_a_request_beyond_the_capacity_raises_pytorch_s_message() -> None:
     kept = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.OutOfMemoryError) as error:
         torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
@@ -324,7 +324,7 @@ def test_a_request_beyond_the_capacity_fails_with_pytorchs_words() -> None:
     assert torch.cuda.memory_stats()["num_ooms"] == 1
 
 
-def test_a_smaller_batch_is_tried_after_out_of_memory() -> None:
+def test_a_smaller_batch_runs_after_out_of_memory() -> None:
     model, size, tried = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)).cuda(), 1 << 20, []
     while size > 1:
         tried.append(size)
@@ -340,7 +340,7 @@ def test_a_smaller_batch_is_tried_after_out_of_memory() -> None:
     assert model[0].weight.grad is not None
 
 
-def test_an_op_that_fails_half_way_keeps_nothing() -> None:
+def test_an_op_that_runs_out_of_memory_keeps_no_output() -> None:
     x = torch.empty(6 * GIB // 4, device="cuda")
     before = allocated()
     with pytest.raises(torch.OutOfMemoryError):
@@ -348,7 +348,7 @@ def test_an_op_that_fails_half_way_keeps_nothing() -> None:
     assert allocated() == before
 
 
-def test_a_fraction_of_the_memory_is_a_limit() -> None:
+def test_a_memory_fraction_is_a_limit() -> None:
     torch.cuda.set_per_process_memory_fraction(0.1)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
