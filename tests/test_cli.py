@@ -193,11 +193,11 @@ def test_the_tape_and_the_page_are_written(write, tmp_path):
         ([], "required"),
         (["fly"], "invalid choice"),
         (["run"], "required"),
-        (["run", "missing.py"], "there is no script 'missing.py'"),
+        (["run", "missing.py"], "no script 'missing.py'"),
         (["run", __file__, "--gpu", "RTX 4091"], "did you mean RTX 4090"),
-        (["run", __file__, "--release", "new"], "no torch release"),
-        (["run", __file__, "--epochs", "3"], "behind --"),
-        (["run", __file__, "--html", "/no/such/folder/page.html"], "there is no folder"),
+        (["run", __file__, "--release", "new"], "not a torch release"),
+        (["run", __file__, "--epochs", "3"], "after --"),
+        (["run", __file__, "--html", "/no/such/folder/page.html"], "no folder"),
         (["gpus", "banana"], "no GPU 'banana'"),
     ],
 )
@@ -231,13 +231,13 @@ def test_one_gpu_is_shown_with_its_sources():
 def test_one_gpu_is_shown_under_a_torch_release():
     # T4 under 2.11: 14.54 GiB - 13.90 GiB - 504.07 MiB = 151 MiB; 124 - 15 to 205 + 15 MiB were read in all.
     shown = memexplore("gpus", "t4", "--release", "2.11").stdout
-    assert "outside the allocator: 151 MiB (109 MiB to 220 MiB by what a process runs; torch 2.11, training" in shown
+    assert "outside the allocator: 151 MiB (109 MiB to 220 MiB, depending on the program; torch 2.11, training" in shown
 
 
 def test_gpus_refuses_what_is_no_release():
     done = memexplore("gpus", "--release", "new")
     assert done.returncode == 2
-    assert "'new' is no torch release" in done.stderr
+    assert "'new' is not a torch release" in done.stderr
 
 
 def test_listing_gpus_needs_no_torch():

@@ -1,4 +1,4 @@
-"""The command `memexplore`: run, open, verify, gpus, lab, doctor."""
+"""The commands `run`, `open`, `verify`, `gpus`, `lab` and `doctor`: text or JSON to stdout, an exit status."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import memexplore
 from memexplore import doctor, gpu_catalogue, script
+from memexplore.cli.report_text import report_text, text_table
 from memexplore.doctor import INSTALL_LAB
 from memexplore.units import size_text
 
@@ -24,20 +25,21 @@ if TYPE_CHECKING:
     from memexplore.tape import Tape
 
 FITS, ERROR, USAGE, OOM, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit statuses; 130 is the shell's own for Ctrl-C."""
+"""Exit statuses; 130 is the shell's status for Ctrl-C."""
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = pathlib.Path(memexplore.__file__).parent
 _FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 fine or fits, 1 error, 2 usage, 3 out of memory."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own, script_arguments = words, []
-    if words[:1] == ["run"] and "--" in words:
-        own, script_arguments = words[: words.index("--")], words[words.index("--") + 1 :]
+    """Run one command and return its exit status: 0 success or fits, 1 error, 2 usage error, 3 out of memory."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    script_arguments: list[str] = []
+    if arguments[:1] == ["run"] and "--" in arguments:
+        split = arguments.index("--")
+        arguments, script_arguments = arguments[:split], arguments[split + 1 :]
     parser = _parser()
-    options, rest = parser.parse_known_args(own)
+    options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "lab":
         parser.error(f"unrecognized arguments: {' '.join(rest)}" + _hint(options.command))
     try:
@@ -58,17 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"memexplore {options.command}: {error}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); the interpreter must not trip over it once more at its end.
+        # The reader closed the pipe (`| head`): without a new stdout the interpreter would fail to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
 
 
 class _UsageError(Exception):
-    """The command line asks for something that cannot be had; the message says what to write instead."""
+    """Invalid command line; the message says what to write instead."""
 
 
 def _hint(command: str) -> str:
-    return " (the script's own arguments stand behind --)" if command == "run" else ""
+    return " (give the arguments of the script after --)" if command == "run" else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,21 +81,21 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, help_text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
 
-    run = command("run", "Run a training script and say where the memory goes; exit status 0 fits, 3 out of memory.")
-    run.add_argument("script", type=pathlib.Path, help="a Python file; its own arguments stand behind --")
+    run = command("run", "Run a training script and report its memory; exit status 0 fits, 3 out of memory.")
+    run.add_argument("script", type=pathlib.Path, help="a Python file; give its own arguments after --")
     run.add_argument(
         "--gpu",
         help="a catalogue name, a size such as 24GiB, cuda or cpu; default: the real GPU if usable, else a virtual T4",
     )
-    run.add_argument("--release", metavar="RELEASE", help="follow another torch release's rules, such as 2.11")
-    run.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone page")
+    run.add_argument("--release", metavar="RELEASE", help="follow the rules of this torch release, such as 2.11")
+    run.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
     run.add_argument("--json", action="store_true", help="print one JSON object; the script's output goes to stderr")
     run.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")
 
     opened = command("open", "Show a PyTorch memory snapshot or a saved tape.")
     opened.add_argument("file", type=pathlib.Path)
     opened.add_argument("--json", action="store_true", help="print one JSON object")
-    opened.add_argument("--html", type=pathlib.Path, metavar="OUT", help="write a stand-alone page per device")
+    opened.add_argument("--html", type=pathlib.Path, metavar="OUT", help="write a stand-alone HTML page per device")
 
     verify = command("verify", "Replay a recorded snapshot through the allocator model and compare.")
     verify.add_argument("file", type=pathlib.Path)
@@ -101,13 +103,11 @@ def _parser() -> argparse.ArgumentParser:
 
     gpus = command("gpus", "List the GPU catalogue, or one GPU with the source of each number.")
     gpus.add_argument("gpu", nargs="?", help="a name or a size")
-    gpus.add_argument(
-        "--release", metavar="RELEASE", help="under another torch release than the installed, such as 2.11"
-    )
+    gpus.add_argument("--release", metavar="RELEASE", help="a torch release, such as 2.11; default: the installed one")
     gpus.add_argument("--json", action="store_true", help="print one JSON object")
 
-    command("lab", "Open JupyterLab on the first notebook; further arguments are JupyterLab's.")
-    command("doctor", "Say what this machine has and what is missing.")
+    command("lab", "Open JupyterLab on the first notebook; further arguments go to JupyterLab.")
+    command("doctor", "Report what this machine has and what is missing.")
     return parser
 
 
@@ -116,13 +116,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if not options.script.is_file():
-        raise _UsageError(f"there is no script {str(options.script)!r}")
+        raise _UsageError(f"no script {str(options.script)!r}; give the path of a Python file")
     _check_release(options.release)
     if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
         _gpu(options.gpu)
     for path in (options.html, options.output):
         if path is not None and not path.absolute().parent.is_dir():
-            raise _UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name} into")
+            raise _UsageError(f"no folder {str(path.absolute().parent)!r} for {path.name}; create it first")
     output = _private_stdout() if options.json else sys.stdout
     status = 0
 
@@ -146,9 +146,9 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         tape.save(options.output)
     if options.html is not None:
         _write_html(tape, options.html)
-    told = summary.summary(tape)
-    print(json.dumps(told, indent=2) if options.json else _report(tape, told), file=output, flush=True)
-    return status or (OOM if told["outcome"] == "oom" else FITS)
+    result = summary.summary(tape)
+    print(json.dumps(result, indent=2) if options.json else report_text(tape), file=output, flush=True)
+    return status or (OOM if result["outcome"] == "oom" else FITS)
 
 
 def _gpu(text: str) -> gpu_catalogue.Gpu:
@@ -160,13 +160,13 @@ def _gpu(text: str) -> gpu_catalogue.Gpu:
 
 def _check_release(text: str | None) -> None:
     if text is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
-        raise _UsageError(f"{text!r} is no torch release: write one such as 2.11")
+        raise _UsageError(f"{text!r} is not a torch release; write one such as 2.11")
 
 
 def _private_stdout() -> Any:
-    """A stream to where stdout went; from now on everything written to stdout goes to stderr.
+    """Return a stream to the present stdout, and redirect stdout to stderr.
 
-    For good: what the script's threads and exit handlers print later would spoil the one JSON object as well.
+    The redirection stays, because threads and exit handlers of the script may print after the JSON object.
     """
     sys.stdout.flush()
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -180,13 +180,13 @@ def _record(function: Callable[[], None], gpu: str | None, release: str | None) 
 
     from memexplore import capture, targets
 
-    place = gpu or targets.default_target()
-    if not targets.is_real(place):
-        return capture.simulate(function, gpu=place, release=release)
+    target = gpu or targets.default_target()
+    if not targets.is_real(target):
+        return capture.simulate(function, gpu=target, release=release)
     if release is not None:
-        raise _UsageError("--release changes the rules of a virtual GPU: name one with --gpu")
+        raise _UsageError("--release needs a virtual GPU; name one with --gpu")
     try:
-        device = targets.real_device(place)
+        device = targets.real_device(target)
     except ValueError as error:
         raise _UsageError(str(error)) from None
     with contextlib.suppress(torch.OutOfMemoryError), capture.record(device) as recording:
@@ -194,81 +194,7 @@ def _record(function: Callable[[], None], gpu: str | None, release: str | None) 
     return recording.tape
 
 
-# --- text ----------------------------------------------------------------------------------------------------------
-
-
-def _table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Lines of a table; one letter a column, `l` or `r`."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(align))]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if side == "r" else cell.ljust(width)
-            for cell, width, side in zip(row, widths, align, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _report(tape: Tape, told: dict[str, Any]) -> str:
-    """Sentence, categories at the peak, and the largest tensors then."""
-    from memexplore.analysis import groups, summary
-
-    lines = [summary.sentence(tape)]
-    if died := groups.oom_text(tape):
-        lines += ["", died]
-    if peak := told["peak_allocated"]:
-        shares = [(kind, size) for kind, size in told["at_peak"]["by_category"].items() if size]
-        rows = [(kind, size_text(size), f"{size / peak * 100:.0f} %") for kind, size in shares]
-        lines += ["", "At the peak:", *_table(rows, "lrr")]
-        lines += ["", "The largest tensors then:", *_largest(tape)]
-        lines += _where_from(tape)
-    lines += [f"Note: {note}" for note in tape.meta.notes]
-    return "\n".join(lines)
-
-
-def _largest(tape: Tape) -> list[str]:
-    """A table of the largest tensors at the peak, without the columns that the tape has no values for."""
-    from memexplore.analysis import tables
-
-    table = tables.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
-    table["size"] = table["size"].map(size_text)
-    table["line"] = table["line"].map(_nearby)
-    table = table.loc[:, (table != "").any()]
-    rows = [list(table.columns), *table.to_numpy().tolist()]
-    return _table(rows, "r" + "l" * (len(rows[0]) - 1))
-
-
-def _where_from(tape: Tape) -> list[str]:
-    """Who was alive at the peak by line, how the segments are filled, and what grew; each only where it is known."""
-    from memexplore.analysis import addresses, curves, groups
-
-    lines = []
-    if any(tape.stacks):
-        held = groups.by_line(tape).head(10)
-        rows = [
-            (size_text(size), f"{count:,}", category, _nearby(line))
-            for size, count, category, line in zip(*(held[name].tolist() for name in held.columns), strict=True)
-        ]
-        lines += ["", "By line of code:", *_table([("size", "blocks", "mostly", "line"), *rows], "rrll")]
-    if addresses.has_segments(tape):
-        lines += ["", addresses.fragmentation_text(tape, curves.peak(tape)[1])]
-    if grew := groups.growth_text(tape):
-        table = groups.growth(tape).head(10)
-        rows = [
-            (f"+{size_text(size)}", category, layer, _nearby(line))
-            for size, category, layer, line in zip(
-                *(table[name].tolist() for name in ("grew", "category", "layer", "line")), strict=True
-            )
-        ]
-        lines += ["", grew, *_table([("grew", "category", "layer", "line"), *rows], "rlll")]
-    return lines
-
-
-def _nearby(line: str) -> str:
-    """`file:line` relative to the current folder where the file lies below it."""
-    here = os.getcwd() + os.sep
-    return line.removeprefix(here)
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def _write_html(tape: Tape, path: pathlib.Path) -> None:
@@ -282,7 +208,7 @@ def _write_html(tape: Tape, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _reading(path: pathlib.Path) -> Iterator[None]:
-    """Turn what a bad file raises into one sentence and the exit status of an error."""
+    """Print the error of an unreadable file as one sentence, and exit with the status of an error."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -299,24 +225,22 @@ def _open(options: argparse.Namespace) -> int:
         for number, tape in enumerate(tapes.values()):
             suffix = f"-{number}" if number else ""
             _write_html(tape, options.html.with_stem(options.html.stem + suffix))
-    told = [_device(device, tape) for device, tape in tapes.items()]
+    devices = [_device_summary(device, tape) for device, tape in tapes.items()]
     if options.json:
-        print(json.dumps({"devices": told}, indent=2))
+        print(json.dumps({"devices": devices}, indent=2))
         return FITS
-    from memexplore.analysis import summary
-
-    for of_device, tape in zip(told, tapes.values(), strict=True):
+    for device, tape in zip(devices, tapes.values(), strict=True):
         print(
-            f"Device {of_device['device']}: {of_device['events']} events, {of_device['segments']} segments, "
-            f"{size_text(of_device['current_allocated'])} allocated of "
-            f"{size_text(of_device['current_reserved'])} reserved at the end, {of_device['ooms']} out of memory"
+            f"Device {device['device']}: {device['events']} events, {device['segments']} segments, "
+            f"{size_text(device['current_allocated'])} allocated of "
+            f"{size_text(device['current_reserved'])} reserved at the end, {device['ooms']} out of memory"
         )
-        print(_report(tape, summary.summary(tape)), end="\n\n")
+        print(report_text(tape), end="\n\n")
     return FITS
 
 
-def _device(device: Any, tape: Tape) -> dict[str, Any]:
-    """What `memexplore open --json` says of one device."""
+def _device_summary(device: Any, tape: Tape) -> dict[str, Any]:
+    """Return the object that `memexplore open --json` prints for one device."""
     import numpy as np
 
     from memexplore import snapshot
@@ -342,17 +266,17 @@ def _verify(options: argparse.Namespace) -> int:
     from memexplore import snapshot
 
     with _reading(options.file):
-        told = snapshot.verify(options.file)
+        result = snapshot.verify(options.file)
     if options.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(result, indent=2))
     else:
         rows = [("device", "", "as recorded", "of")] + [
-            (str(of_device["device"]), name.replace("_", " "), *map(str, value))
-            for of_device in told["devices"]
-            for name, value in of_device.items()
+            (str(device["device"]), name.replace("_", " "), *map(str, value))
+            for device in result["devices"]
+            for name, value in device.items()
             if isinstance(value, (list, tuple))
         ]
-        print("\n".join(_table(rows, "llrr")))
+        print("\n".join(text_table(rows, "llrr")))
     return FITS
 
 
@@ -361,7 +285,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _gpus(options: argparse.Namespace) -> int:
     _check_release(options.release)
-    # Read off the package: importing torch takes a second.
+    # From the package metadata: importing torch takes a second.
     release = options.release or importlib.metadata.version("torch")
     if options.gpu is not None:
         gpu = _gpu(options.gpu).under(release)
@@ -372,9 +296,9 @@ def _gpus(options: argparse.Namespace) -> int:
             return FITS
         print(f"{gpu.key}: {gpu.name}, compute capability {'.'.join(map(str, gpu.compute_capability))}")
         low, high = map(size_text, gpu.outside_range)
-        between = f"{low} to {high} by what a process runs; " if gpu.outside else ""
+        span = f"{low} to {high}, depending on the program; " if gpu.outside else ""
         print(f"  total: {size_text(gpu.total)} ({gpu.sources.total})")
-        print(f"  outside the allocator: {size_text(gpu.outside)} ({between}{gpu.sources.outside})")
+        print(f"  outside the allocator: {size_text(gpu.outside)} ({span}{gpu.sources.outside})")
         print(f"  capacity: {size_text(gpu.capacity)}\n  speed: {gpu.sources.performance}")
         if gpu.note:
             print(f"  {gpu.note}")
@@ -384,7 +308,7 @@ def _gpus(options: argparse.Namespace) -> int:
         print(json.dumps({"gpus": json.loads(table.reset_index().to_json(orient="records"))}, indent=2))
         return FITS
 
-    def tera(rate: float) -> str:
+    def teraflops(rate: float) -> str:
         return "-" if rate != rate else f"{rate / 1e12:.0f}"
 
     rows = [("GPU", "capacity", "total", "outside", "cc", "SMs", "GB/s", "fp32", "tf32", "fp16", "bf16")] + [
@@ -396,19 +320,19 @@ def _gpus(options: argparse.Namespace) -> int:
             row.compute_capability,
             str(row.multiprocessors),
             f"{row.bandwidth / 1e9:.0f}",
-            *(tera(getattr(row, f"flops_{kind}")) for kind in ("fp32", "tf32", "fp16", "bf16")),
+            *(teraflops(getattr(row, f"flops_{kind}")) for kind in ("fp32", "tf32", "fp16", "bf16")),
         )
         for row in table.itertuples()
     ]
-    print("\n".join(_table(rows, "l" + "r" * 10)))
+    print("\n".join(text_table(rows, "l" + "r" * 10)))
     print("Rates in dense TFLOP/s. ~ is estimated. `memexplore gpus NAME` gives the source of each number.")
     return FITS
 
 
 def _notebook() -> pathlib.Path | None:
-    """The first notebook: beside the package in a checkout, inside it, or below the current folder."""
-    homes = (pathlib.Path(_PACKAGE).parent, pathlib.Path(_PACKAGE), pathlib.Path.cwd())
-    paths = (home / "notebooks" / _FIRST_NOTEBOOK for home in homes)
+    """Return the first notebook: beside the package in a checkout, inside it, or below the working directory."""
+    folders = (_PACKAGE.parent, _PACKAGE, pathlib.Path.cwd())
+    paths = (folder / "notebooks" / _FIRST_NOTEBOOK for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -425,13 +349,9 @@ def _lab(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return ERROR
-    # JupyterLab refuses to start as root unless told so; in a container root is all there is.
+    # JupyterLab refuses to run as root without --allow-root, and in a container root is often the only user.
     as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments
     command = [sys.executable, "-m", "jupyterlab", str(notebook), *(["--allow-root"] if as_root else []), *arguments]
     with contextlib.suppress(KeyboardInterrupt):
         return subprocess.call(command)
     return INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,11 @@
+"""The command line ``memexplore``.
+
+- `commands`: the parser, and one function per command
+- `report_text`: tables and the report of a tape as text
+
+To add a command, add a parser in `commands._parser`, a function, and a case in `commands.main`.
+"""
+
+from memexplore.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,85 @@
+"""Plain text of the command line: tables with aligned columns, and the report of a tape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memexplore.units import size_text
+
+if TYPE_CHECKING:
+    from memexplore.tape import Tape
+
+
+def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Return the lines of a table; `align` has one letter per column, `l` or `r`."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(align))]
+    return [
+        "  "
+        + "  ".join(
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, align, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def report_text(tape: Tape) -> str:
+    """Return the report of a tape: sentence, what is alive at the peak, fragmentation, growth, notes."""
+    from memexplore.analysis import groups, summary
+
+    result, lines = summary.summary(tape), [summary.sentence(tape)]
+    if failure := groups.oom_text(tape):
+        lines += ["", failure]
+    if peak := result["peak_allocated"]:
+        shares = [(kind, size) for kind, size in result["at_peak"]["by_category"].items() if size]
+        rows = [(kind, size_text(size), f"{size / peak * 100:.0f} %") for kind, size in shares]
+        lines += ["", "At the peak:", *text_table(rows, "lrr")]
+        lines += ["", "Largest tensors at the peak:", *_largest_tensors(tape)]
+        lines += _origin_lines(tape)
+    lines += [f"Note: {note}" for note in tape.meta.notes]
+    return "\n".join(lines)
+
+
+def _largest_tensors(tape: Tape) -> list[str]:
+    """Return a table of the largest tensors at the peak, without columns that are empty."""
+    from memexplore.analysis import tables
+
+    table = tables.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
+    table["size"] = table["size"].map(size_text)
+    table["line"] = table["line"].map(_relative)
+    table = table.loc[:, (table != "").any()]
+    rows = [list(table.columns), *table.to_numpy().tolist()]
+    return text_table(rows, "r" + "l" * (len(rows[0]) - 1))
+
+
+def _origin_lines(tape: Tape) -> list[str]:
+    """Return bytes by line at the peak, fragmentation and growth, each if the tape has the columns for it."""
+    from memexplore.analysis import addresses, curves, groups
+
+    lines = []
+    if any(tape.stacks):
+        held = groups.by_line(tape).head(10)
+        rows = [
+            (size_text(size), f"{count:,}", category, _relative(line))
+            for size, count, category, line in zip(*(held[name].tolist() for name in held.columns), strict=True)
+        ]
+        lines += ["", "By line of code:", *text_table([("size", "blocks", "category", "line"), *rows], "rrll")]
+    if addresses.has_segments(tape):
+        lines += ["", addresses.fragmentation_text(tape, curves.peak(tape)[1])]
+    if growth := groups.growth_text(tape):
+        table = groups.growth(tape).head(10)
+        rows = [
+            (f"+{size_text(size)}", category, layer, _relative(line))
+            for size, category, layer, line in zip(
+                *(table[name].tolist() for name in ("grew", "category", "layer", "line")), strict=True
+            )
+        ]
+        lines += ["", growth, *text_table([("grew", "category", "layer", "line"), *rows], "rlll")]
+    return lines
+
+
+def _relative(line: str) -> str:
+    """Return ``file:line`` relative to the working directory if the file is below it."""
+    return line.removeprefix(os.getcwd() + os.sep)
