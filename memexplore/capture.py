@@ -1,4 +1,4 @@
-"""Recording a step: `record` on a real device, `virtual` and `simulate` on a GPU that is not there."""
+"""Recording of code as a Tape: `record` on a real or virtual device, `virtual` and `simulate` on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Recording:
     _failure: Exception | None = None
 
     def events(self) -> list[tuple[int, ...]]:
-        """What was noted so far, as `recorder.ops.Event`s.
+        """Return the rows recorded so far, as `recorder.events.Event`s.
 
-        Raises RuntimeError where the block has ended.
+        Raises RuntimeError after the block has ended.
         """
         if self._recorder is None:
             raise RuntimeError("the recording has ended: its tape has all events")
         return self._recorder.events
 
     def end_stacks_at(self, frame: FrameType) -> None:
-        """Leave out of all stacks what lies outside a frame: whoever called there has nothing to do with the step."""
+        """Cut all stacks at a frame: the frames that called it are not part of the recorded code."""
         if self._recorder is not None:
             self._recorder.stacks.end_at(frame)
 
@@ -62,7 +62,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _finishing(self, finish: Callable[[], Tape]) -> Iterator[None]:
-        """Build the tape after the block; an exception of the block is raised also where that fails."""
+        """Build the tape after the block; if that fails too, raise the exception of the block."""
         try:
             yield
         except BaseException as error:
@@ -83,7 +83,7 @@ class Recording:
 
 
 def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "") -> Patched[VirtualGpu]:
-    """Run the code of the block on a virtual GPU: `cuda` is there, tensors on it have shapes and no values.
+    """Run the block on a virtual GPU: `cuda` is available, and tensors on it have shapes but no values.
 
     `gpu` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`. `release` is the torch release whose rules
     apply, by default the installed one. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, by default the
@@ -95,7 +95,7 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
     ...     torch.cuda.memory_allocated()
     4000256
 
-    Raises ValueError for an unknown GPU or release, RuntimeError where a virtual GPU is on already.
+    Raises ValueError for an unknown GPU or release, RuntimeError if a virtual GPU is already on.
     """
 
     def make() -> VirtualGpu:
@@ -106,9 +106,9 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
 
 
 def release_or_installed(asked: str | None) -> str:
-    """The torch release whose rules apply: the one asked for, else the installed one.
+    """Return the torch release asked for, else the installed one.
 
-    Raises ValueError for what is no release.
+    Raises ValueError for a text that is not a release.
     """
     release = asked or torch.__version__.partition("+")[0]
     release_of(release)
@@ -116,7 +116,7 @@ def release_or_installed(asked: str | None) -> str:
 
 
 def settings_of(text: str) -> Settings:
-    """Allocator settings from a string, those of the environment where it is empty."""
+    """Return the allocator settings of a string, or of the environment if it is empty."""
     import os
 
     conf = text or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
@@ -125,10 +125,11 @@ def settings_of(text: str) -> Settings:
 
 @contextlib.contextmanager
 def record(device: str | torch.device | None = None, unrelated: Unrelated = Unrelated.KEPT) -> Iterator[Recording]:
-    """Record the memory of the code in the block: on the virtual GPU that is on, else the real one, else the CPU.
+    """Record the memory of the block on the running virtual GPU, else on the real GPU, else on the CPU.
 
-    `device` names a real one, such as ``cpu`` where there is a GPU too. `unrelated` says whether the tape of a GPU has
-    the tensors that were there before and that the block does not use.
+    `device` names a real device, such as ``cpu`` on a machine with a GPU. `unrelated` says whether the tape of a GPU
+    keeps older tensors that the block does not use. An exception of the block is always raised; if the tape cannot be
+    built then, the exception has a note that says why.
 
     >>> with record() as recording:
     ...     x = torch.zeros(1000)
@@ -136,10 +137,10 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
     >>> tape.meta.device, int(tape.size.max())
     ('cpu', 4000)
 
-    Raises RuntimeError where a recording is running already, or the CPU is named while a virtual GPU is on.
+    Raises RuntimeError if a recording is already running, or if `device` is the CPU while a virtual GPU is on.
     """
     if _running:
-        raise RuntimeError("a recording is running already; end it before another begins")
+        raise RuntimeError("a recording is already running: end its block before another begins")
     check.warn_if_untested()
     recording = Recording()
     virtual_gpu = active()
@@ -160,9 +161,9 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         tape_builder.store_origins(recorder, tape)
         return tape if virtual_gpu is not None else real.finish(tape)
 
-    _running.append(recorder)
-    recording._recorder = recorder
     try:
+        _running.append(recorder)
+        recording._recorder = recorder
         with recording._finishing(finish), module_hooks.hooks(recorder), watching:
             yield recording
     finally:
@@ -174,7 +175,7 @@ def _versions(release: str) -> dict[str, str]:
 
 
 def predicted(device: VirtualGpu) -> Meta:
-    """What is true of every tape of a virtual GPU."""
+    """Return the metadata of tapes of a virtual GPU."""
     gpu = device.gpu
     return Meta(
         source=Source.PREDICTED,
@@ -191,8 +192,8 @@ def predicted(device: VirtualGpu) -> Meta:
 def simulate(function: Callable[[], Any], *, gpu: str = "T4", release: str | None = None, settings: str = "") -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
-    An out-of-memory error ends the run and is a row of the tape; every other exception comes through. For the
-    arguments see `virtual`. What the function returns is dropped.
+    An out-of-memory error ends the run and is a row of the tape; every other exception is raised. For the arguments see
+    `virtual`. The value that the function returns is dropped.
 
     >>> import torch
     >>> from memexplore.tape import Action

@@ -1,1 +1,10 @@
-"""Notes what every op allocated and freed, with layer, phase, step and line; judges nothing until afterwards."""
+"""Recorder: every allocation and free of a run, with op, layer, phase, step and stack, as a Tape.
+
+- `recorder`: notes what ops, module hooks and optimizers report; `events` has the rows it writes.
+- `module_hooks`: global hooks of torch that report module calls and optimizer steps, and the names of layers.
+- `stacks`: Python stacks interned as numbers.
+- `tape_builder`: the recorded rows as a Tape; `categories` decides the category of each block.
+- `real_device`: recording on the CPU, or on a GPU with the history of its allocator; `cuda` joins the two.
+- `isolation`: a run on a GPU that other code shares: segments of its own, unrelated tensors dropped.
+- `history_api`: `torch.cuda.memory._record_memory_history` and its like on the virtual GPU.
+"""

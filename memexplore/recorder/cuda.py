@@ -1,4 +1,7 @@
-"""The real allocator's own history, explained by what was noted of ops and layers."""
+"""The history of the real CUDA allocator, annotated with the ops and layers that a recorder noted.
+
+In: the tape of the allocator's history and the tape of the recorder, of the same run. Out: one tape.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "
 
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
-    """What is true of a recording on a CUDA device."""
+    """Return the metadata of a recording on a CUDA device."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     return Meta(
@@ -37,9 +40,9 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
 
 
 def catalogue_gpu(device: torch.device) -> Gpu:
-    """The virtual GPU that is like a CUDA device: its entry in the catalogue with the memory that this one has.
+    """Return the catalogue entry of a CUDA device, with the memory of this device.
 
-    A card that the catalogue does not know is like one of its size and compute capability.
+    A card missing in the catalogue is a `Gpu` of its size and compute capability.
     """
     properties = torch.cuda.get_device_properties(device)
     table = gpu_catalogue.gpus()
@@ -52,16 +55,16 @@ def catalogue_gpu(device: torch.device) -> Gpu:
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,
-        note="The catalogue does not know this card: its memory outside the allocator and its speed are not known.",
+        note="This card is not in the catalogue: its memory outside the allocator and its speed are unknown.",
     )
 
 
 @contextlib.contextmanager
 def history(device: torch.device) -> Iterator[Callable[[], Tape]]:
-    """Let the allocator record its history in the block; the yielded function takes it as a Tape."""
+    """Record the history of the allocator in the block; yield a function that returns it as a Tape."""
     RECORD_HISTORY.value(max_entries=MAX_EVENTS, stacks="python")
 
-    def taken() -> Tape:
+    def read() -> Tape:
         torch.cuda.synchronize(device)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "history.pickle")
@@ -69,18 +72,18 @@ def history(device: torch.device) -> Iterator[Callable[[], Tape]]:
             return snapshot.load(path)[device.index or 0]
 
     try:
-        yield taken
+        yield read
     finally:
         RECORD_HISTORY.value(enabled=None)
 
 
 def annotate(history: Tape, noted: Tape) -> Tape:
-    """The allocator's rows, with op, layer, phase, step and category of the noted row each belongs to.
+    """Return the allocator's rows, each with op, layer, phase, step and category of the noted row it belongs to.
 
-    Both tapes tell the same run: ``history`` every request with its address, ``noted`` those that became storages, with
-    their meaning. A noted block is the next request of the history with its address and size. What lies between is what
-    kernels took beside their outputs: it belongs to the op before it, as a temporary where it is freed again and as a
-    workspace where it stays. Marks of the noted tape come in front of the request that follows them.
+    Both tapes are of one run: `history` has every request with its address, `noted` the requests that became storages,
+    with op and layer. A noted block is the next request of the history with its address and size. Requests in between
+    were made by kernels beside their outputs: they belong to the op before them, as a temporary if they are freed and
+    as a workspace if they stay. A mark of the noted tape comes in front of the request that follows it.
     """
     match = _matches(history, noted)
     columns: dict[str, Any] = {name: getattr(history, name).copy() for name in COLUMNS}
@@ -107,29 +110,29 @@ def annotate(history: Tape, noted: Tape) -> Tape:
 
 
 def _matches(history: Tape, noted: Tape) -> Any:
-    """For each noted row that makes or frees a block or finds no memory the history row that does so, -1 for none."""
-    places: dict[tuple[int, int], list[int]] = {}
+    """For each noted allocation, free and out-of-memory row the same row of the history, -1 for none."""
+    candidates: dict[tuple[int, int], list[int]] = {}
     born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
     for row in np.flatnonzero(born)[::-1].tolist():
-        places.setdefault((int(history.address[row]), int(history.size[row])), []).append(row)
+        candidates.setdefault((int(history.address[row]), int(history.size[row])), []).append(row)
     result = np.full(len(noted), -1, dtype=np.int64)
     for row in np.flatnonzero(np.isin(noted.action, (Action.ALLOC, Action.PREEXISTING))).tolist():
-        waiting = places.get((int(noted.address[row]), int(noted.size[row])))
+        waiting = candidates.get((int(noted.address[row]), int(noted.size[row])))
         if waiting:
             result[row] = waiting.pop()
     freed = _frees(history)
     for block, row in _frees(noted).items():
         if result[block] >= 0:
             result[row] = freed.get(int(result[block]), -1)
-    # Backwards, as an op may find no memory for a first try and for a second with less.
+    # From the last to the first, as an op may run out of memory and try again with a smaller request.
     failed = [np.flatnonzero(tape.action == Action.OOM)[::-1] for tape in (noted, history)]
-    for row, found in zip(*failed, strict=False):
-        result[row] = found
+    for row, history_row in zip(*failed, strict=False):
+        result[row] = history_row
     return result
 
 
 def _frees(tape: Tape) -> dict[int, int]:
-    """For each block's row the row that asks for its free."""
+    """For the row of each block the row that requests its free."""
     result: dict[int, int] = {}
     open_blocks: dict[int, int] = {}
     for row in np.flatnonzero(np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING, Action.FREE_REQUESTED))).tolist():
@@ -142,26 +145,26 @@ def _frees(tape: Tape) -> dict[int, int]:
 
 
 def _fill(history: Tape, columns: dict[str, Any], matched: Any) -> None:
-    """Give what nobody noted the op before it, and frees the category of their block."""
-    known = np.zeros(len(history), dtype=bool)
-    known[matched] = True
-    last = np.maximum.accumulate(np.where(known, np.arange(len(history)), -1))
+    """Give rows that were not noted the op before them, and frees the category of their block."""
+    noted = np.zeros(len(history), dtype=bool)
+    noted[matched] = True
+    last = np.maximum.accumulate(np.where(noted, np.arange(len(history)), -1))
     born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
-    between = (history.action == Action.ALLOC) & ~known & (last >= 0)
+    between = (history.action == Action.ALLOC) & ~noted & (last >= 0)
     for name in ("op", "module"):
         columns[name][between] = columns[name][last[between]]
     for name in ("phase", "step"):
         columns[name][last >= 0] = columns[name][last[last >= 0]]
     open_blocks: dict[int, int] = {}
     category = columns["category"]
-    category[(history.action == Action.ALLOC) & ~known] = Category.WORKSPACE
+    category[(history.action == Action.ALLOC) & ~noted] = Category.WORKSPACE
     for row in np.flatnonzero(born | np.isin(history.action, (Action.FREE_REQUESTED, Action.FREE_COMPLETED))).tolist():
         address = int(history.address[row])
         if born[row]:
             open_blocks[address] = row
         elif address in open_blocks:
             block = open_blocks[address]
-            if not known[block] and history.action[block] == Action.ALLOC:
+            if not noted[block] and history.action[block] == Action.ALLOC:
                 category[block] = Category.TEMPORARY
             category[row] = category[block]
 
@@ -176,12 +179,12 @@ def _with_marks(tape: Tape, noted: Tape, match: Any) -> Tape:
     columns: dict[str, Any] = {}
     for name in COLUMNS:
         columns[name] = np.insert(getattr(tape, name), following[marks], getattr(noted, name)[marks])
-    place = np.insert(np.zeros(len(tape), dtype=bool), following[marks], True)
-    columns["stack"][place] = -1
-    # A phase goes on until the next mark, whatever the row before it was part of.
-    border = np.maximum.accumulate(np.where(place, np.arange(len(place)), -1))
-    inside = border >= 0
+    is_mark = np.insert(np.zeros(len(tape), dtype=bool), following[marks], True)
+    columns["stack"][is_mark] = -1
+    # A phase lasts until the next mark, whatever phase the rows were matched to.
+    last_mark = np.maximum.accumulate(np.where(is_mark, np.arange(len(is_mark)), -1))
+    inside = last_mark >= 0
     for name in ("phase", "step"):
-        columns[name][inside] = columns[name][border[inside]]
+        columns[name][inside] = columns[name][last_mark[inside]]
     columns["time"] = np.maximum.accumulate(columns["time"])
     return Tape.from_columns(columns, meta=tape.meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks)

@@ -1,4 +1,7 @@
-"""Which layer is running, and what belongs to it: global hooks that need no change to the user's code."""
+"""Global hooks that report module calls and optimizer steps to a recorder, and the names of modules.
+
+They need no change to the user's code.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 class Names:
     """Qualified names of modules, interned as numbers.
 
-    A model's layers have their names inside the model (`layer3.5.conv2`), the model itself that of its class. Layers of
-    a second model are told apart by the model's name in front.
+    A layer has its name inside the model (`layer3.5.conv2`), the model itself the name of its class. Layers of a second
+    model have the model's name in front.
     """
 
     def __init__(self) -> None:
@@ -33,7 +36,7 @@ class Names:
         self._plain = True
 
     def intern(self, name: str) -> int:
-        """The number of a name."""
+        """Return the number of a name."""
         number = self._interned.get(name)
         if number is None:
             number = self._interned[name] = len(self.table)
@@ -41,7 +44,7 @@ class Names:
         return number
 
     def root(self, module: torch.nn.Module) -> bool:
-        """Name all modules of a model that is called from outside any module; whether it was new."""
+        """Name all modules of a model that is called from outside any module; return whether it is new."""
         if module in self._roots or module in self._numbers:
             return False
         self._roots.add(module)
@@ -59,7 +62,7 @@ class Names:
         return True
 
     def number(self, module: torch.nn.Module, parent: int) -> int:
-        """The number of a module's name; one that its model does not list is named after its class."""
+        """Return the number of a module's name; a module that its model does not list is named after its class."""
         number = self._numbers.get(module)
         if number is None:
             outer = f"{self.table[parent]}." if parent >= 0 else ""
@@ -68,7 +71,7 @@ class Names:
 
 
 def hooks(recorder: Recorder) -> contextlib.ExitStack:
-    """Install the global hooks that tell `recorder` of calls and optimizer steps; closing the stack removes them."""
+    """Install global hooks that report to `recorder`; closing the returned stack removes them."""
     undo = contextlib.ExitStack()
 
     def before_call(module: torch.nn.Module, args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Recording on a real device: the CPU, or a CUDA GPU whose own allocator adds what it saw."""
+"""Recording on a real device: the CPU by a dispatch mode, a CUDA GPU with the history of its allocator beside it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from memexplore.units import size_text
 from memexplore.virtual_gpu.tensors.tensor import StorageRef
 
 _UNKNOWN = Category.UNKNOWN
-# `torch.tensor` fills its memory out of the dispatcher's sight and hands it in by this op.
+# `torch.tensor` fills its memory without the dispatcher and passes it in by this op.
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
 class Unrelated(enum.Enum):
-    """What becomes of tensors on a GPU that were there before and that the recorded code does not use."""
+    """Whether a tape keeps tensors of a GPU that are older than the recording and not used by the recorded code."""
 
     KEPT = "kept"
     DROPPED = "dropped"
 
 
 class RealMode(TorchDispatchMode):
-    """Runs every op as it is and notes the storages that appear on one device, and when they die."""
+    """Runs every op unchanged and records the storages that appear on one device, and when they are freed."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class RealMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.recorder.op(func, args)
-        self.meet(args)
+        self.record_arguments(args)
         try:
             result = func(*args, **(kwargs or {}))
         except torch.OutOfMemoryError:
@@ -55,13 +55,13 @@ class RealMode(TorchDispatchMode):
             outputs = result if isinstance(result, tuple | list) else (result,)
             for index, output in enumerate(outputs):
                 if isinstance(output, torch.Tensor):
-                    self._note(output, func, args, index)
+                    self._record_output(output, func, args, index)
         return result
 
-    def meet(self, args: Any) -> None:
-        """Take notice of what an op is given; on the CPU nobody knows whether it was there before."""
+    def record_arguments(self, args: Any) -> None:
+        """Record the storages of an op's arguments; a CPU tensor may be new or old, so this does nothing."""
 
-    def _note(self, output: torch.Tensor, func: Any, args: Any, index: int) -> None:
+    def _record_output(self, output: torch.Tensor, func: Any, args: Any, index: int) -> None:
         if output.device != self.device or output.layout is not torch.strided:
             return
         storage = untyped_storage(output)
@@ -79,7 +79,7 @@ class RealMode(TorchDispatchMode):
             self._keep(storage, size)
 
     def adopt(self, tensor: torch.Tensor) -> StorageRef | None:
-        """Note a storage that was there before the recording began."""
+        """Record a storage older than the recording."""
         if tensor.device != self.device or tensor.layout is not torch.strided:
             return None
         storage = untyped_storage(tensor)
@@ -102,10 +102,10 @@ class RealMode(TorchDispatchMode):
 
 
 class CudaMode(RealMode):
-    """A `RealMode` that notes what an op is given too: the allocator's history tells since when it was there."""
+    """A `RealMode` that records arguments too: the allocator's history has the time at which each was made."""
 
-    def meet(self, args: Any) -> None:
-        """Note the storages that an op is given and nobody saw made."""
+    def record_arguments(self, args: Any) -> None:
+        """Record the storages of an op's arguments that are older than the recording."""
         for value in args:
             if isinstance(value, torch.Tensor):
                 if value.layout is torch.strided and value.device == self.device:
@@ -113,7 +113,7 @@ class CudaMode(RealMode):
                         if storage_key(untyped_storage(value)) not in self.live:
                             self.adopt(value)
             elif isinstance(value, tuple | list):
-                self.meet(value)
+                self.record_arguments(value)
 
 
 def _shares(key: int, args: Any) -> bool:
@@ -136,7 +136,7 @@ def note_failure(error: BaseException, what: str) -> Iterator[None]:
 
 
 class RealDevice:
-    """A recording on a device: the current CUDA device where there is one, else the CPU, unless another is named."""
+    """A recording on a device, by default the current CUDA device, or the CPU if there is none."""
 
     def __init__(
         self, versions: Mapping[str, str], device: torch.device | None = None, unrelated: Unrelated = Unrelated.KEPT
@@ -154,29 +154,29 @@ class RealDevice:
 
     @property
     def recorder(self) -> Recorder:
-        """Who takes the notes."""
+        """The recorder of the dispatch mode."""
         return self.mode.recorder
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what the block does; on a GPU the allocator's own history is taken beside it."""
+        """Record the block; on a GPU the history of the allocator is recorded beside it."""
         if self.device.type == "cpu":
             with self.mode:
                 yield
             return
-        with cuda.history(self.device) as taken:
+        with cuda.history(self.device) as read_history:
             try:
                 with self.mode:
                     yield
             except BaseException as error:
                 with note_failure(error, "memexplore could not read the allocator's history"):
-                    self.history = taken()
+                    self.history = read_history()
                 raise
             else:
-                self.history = taken()
+                self.history = read_history()
 
     def finish(self, noted: Tape) -> Tape:
-        """The tape of the recording: on a GPU the allocator's rows, explained by the noted ones."""
+        """Return the tape of the recording: on a GPU the allocator's rows, annotated with the noted ones."""
         self.mode.live.clear()
         if self.history is None:
             return noted

@@ -1,4 +1,7 @@
-"""The recorder: notes storages as they appear and die, with op, module, phase, step and stack. It judges nothing."""
+"""The recorder: ops, module calls and optimizer steps go in; rows of allocated and freed blocks come out.
+
+Each row has the op, module, phase, step and stack; `tape_builder` decides the categories afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
-from memexplore.recorder import module_hooks as hook_sites
+from memexplore.recorder.events import Origin
+from memexplore.recorder.module_hooks import Names
 from memexplore.recorder.stacks import Stacks, caller
 from memexplore.tape import Action, Category, Phase
 from memexplore.torch_internals.modules import buffers_of, parameters_of
@@ -33,87 +37,51 @@ _ALLOC, _FREE, _MARK, _OOM, _PREEXISTING = (
 )
 
 
-class Event(NamedTuple):
-    """One noted event; `grad` tells whether gradients were enabled, `call` which module call was open.
-
-    In the forward of a `torch.autograd.Function` both are those of the code that applied it.
-    """
-
-    time: int
-    action: int
-    address: int
-    size: int
-    phase: int
-    step: int
-    op: int
-    module: int
-    stack: int
-    grad: int
-    call: int
-    category: int
-
-
-class Origin(NamedTuple):
-    """Where a block that outlives its recording came from, in words."""
-
-    op: str
-    module: str
-    stack: tuple[Any, ...]
-    category: Category
-
-
-class Ref(Protocol):
-    """A storage that lives on the recorded device."""
-
-    address: int
-    size: int
-    origin: Any
-
-
 class Recorder:
-    """What happened, noted as plain numbers; no tensor is kept.
+    """The rows of one recording, as plain numbers; no tensor is kept.
 
-    ``live`` maps a storage's C++ address to its `Ref`; whoever runs the ops keeps it. Events are tuples in the order of
-    `Event`; `capture` makes the Tape of them.
+    `live` maps a storage's C++ address to its `Ref` and is updated by the dispatch mode that runs the ops. `events` are
+    tuples in the order of `Event`.
     """
 
     def __init__(self, live: dict[int, Any], adopt: Callable[[torch.Tensor], Any] | None = None) -> None:
         self.live = live
         self._adopt = adopt
-        """Makes the `Ref` of a storage that was there before and is met only now; None where all are known."""
+        """Makes the `Ref` of a storage older than the recording; None if `live` has all storages."""
         self.events: list[tuple[int, ...]] = []
         self.ops: dict[str, int] = {}
-        self.names = hook_sites.Names()
+        self.names = Names()
         self.stacks = Stacks()
         self.tags: dict[int, int] = {}
-        """Row -> category that somebody knew for certain: parameters, gradients, optimizer state, inputs."""
+        """Row -> category of parameters, gradients, optimizer state and inputs, which need not be derived."""
         self.owners: dict[int, int] = {}
-        """Row -> number of the module that owns it, where that is not the module that was running."""
+        """Row -> number of the module whose parameter, gradient or state the block holds."""
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
         self.open_rows: dict[int, int] = {}
-        """Address -> row of the block that is there now."""
+        """Address -> row of the block that is alive there."""
         self._op_numbers: dict[Any, int] = {}
         self._calls: list[tuple[int, int, tuple[int, int], int, int]] = []
-        """Open calls: module, number, stack, identity, and the call outside of the autograd function that runs it."""
+        """Open calls: module, number, stack, id, and the call outside of the autograd function that runs it."""
         self._enabled = True
         """Whether gradients were enabled when code outside the forward of an autograd function last ran."""
         self._forwards: dict[int, dict[int, tuple[int, int, str]]] = {}
         self._sequences: dict[int, int] = {}
         self._phase = _OTHER
-        self._border = (0, _OTHER)
+        self._marked = (0, _OTHER)
+        """Step and phase of the last mark."""
         self._step_ended = True
         self._in_backward = False
-        """Whether the optimizer that steps was called by a hook of the backward pass."""
+        """Whether a hook of the backward pass called the optimizer that is stepping."""
         self._states: dict[int, int] = {}
         self._stack = -2
         self._epoch = time.perf_counter_ns()
 
-    # What the dispatch mode tells.
+    # -- called by the dispatch mode
 
     def op(self, func: Any, args: Any) -> None:
-        """An op is about to run: remember who made the autograd node that its forward just created."""
+        """Record that an op is about to run: module and stack of the autograd node that its forward just created."""
         self._stack = -2
         thread = threading.get_ident()
         sequence = next_sequence_number()
@@ -128,12 +96,12 @@ class Recorder:
         if func is _DETACH:
             node = current_autograd_node()
             if node is not None and sequence_number_of(node) == _ACCUMULATE:
-                # AccumulateGrad keeps the gradient it was given by detaching it: accumulate_grad.h.
+                # AccumulateGrad detaches the incoming gradient to keep it: accumulate_grad.h.
                 self._tag(args[0], Category.GRADIENT, self._owner(node.variable))
 
     def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category) -> None:
-        """A block was handed out."""
-        phase, module, stack, grad, call = self._where(func, args, index)
+        """Record an allocated block."""
+        phase, module, stack, grad, call = self._attribution(func, args, index)
         row = self.open_rows[address] = len(self.events)
         if category == _UNKNOWN and phase == _BACKWARD and call == -2:
             self.tags[row] = Category.GRADIENT
@@ -158,7 +126,7 @@ class Recorder:
     def preexisting(
         self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN
     ) -> None:
-        """A block was there when the recording began."""
+        """Record a block older than the recording."""
         self._from_before(_PREEXISTING, 0, address, size, origin, category)
 
     def reallocated(self, address: int, size: int, origin: Origin | None) -> None:
@@ -174,36 +142,36 @@ class Recorder:
         if origin is not None:
             op = self.ops.setdefault(origin.op, len(self.ops)) if origin.op else -1
             module = self.names.intern(origin.module) if origin.module else -1
-            stack = self.stacks.given(origin.stack) if origin.stack else -1
+            stack = self.stacks.intern_frames(origin.stack) if origin.stack else -1
             category = origin.category
-        phase, step = (_OTHER, 0) if action == _PREEXISTING else (self._border[1], self.step)
+        phase, step = (_OTHER, 0) if action == _PREEXISTING else (self._marked[1], self.step)
         self.events.append((now, action, address, size, phase, step, op, module, stack, 0, -1, category))
 
     def free(self, address: int, size: int) -> None:
-        """A block was given back."""
-        phase, step = self._border[1], self.step
+        """Record a freed block."""
+        phase, step = self._marked[1], self.step
         row = self.open_rows.pop(address, -1)
         self.events.append(
             (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
         )
 
     def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
-        """The allocator got or gave back a segment."""
+        """Record a segment that the allocator got or returned."""
         if action is not Action.OOM:
-            phase, step = self._border[1], self.step
+            phase, step = self._marked[1], self.step
             self.events.append(
                 (time.perf_counter_ns() - self._epoch, action, address, size, phase, step, -1, -1, -1, 0, -1, _UNKNOWN)
             )
 
     def out_of_memory(self, size: int, func: Any, args: Any) -> None:
-        """A request did not fit."""
-        phase, module, stack, grad, _ = self._where(func, args, 0)
+        """Record a request that did not fit."""
+        phase, module, stack, grad, _ = self._attribution(func, args, 0)
         now = time.perf_counter_ns() - self._epoch
         number = self._op_number(func)
         self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))
 
-    def _where(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
-        """Phase, module, stack, whether gradients are enabled, and the open call (-2: in AccumulateGrad)."""
+    def _attribution(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
+        """Phase, module, stack, 1 if gradients are enabled, and open call (-2: in AccumulateGrad) of an op's output."""
         node = current_autograd_node()
         calls = self._calls
         module, call = calls[-1][:2] if calls else (-1, -1)
@@ -224,20 +192,20 @@ class Recorder:
             phase = self._phase = _BACKWARD
             sequence = sequence_number_of(node)
             if grad and (calls or sequence == _ACCUMULATE or self._stack >= 0):
-                # Recomputation in a checkpoint's backward: the forward's own frames are running.
+                # A checkpoint recomputes its forward in backward: the frames of the forward are running.
                 stack = self._stack_now()
             elif sequence == _ACCUMULATE:
                 module, stack, call = self._owner(node.variable), -1, -2
             else:
                 module, stack = self._made_by(node, sequence, module)
-        if (self.step, phase) != self._border:
+        if (self.step, phase) != self._marked:
             self._mark(phase)
         return phase, module, stack, int(grad), call
 
     def _gradients(self, node: Any) -> bool:
-        """Whether gradients are enabled, or were where the autograd function was applied whose forward runs.
+        """Whether gradients are enabled, in the forward of an autograd function whether they were where it was applied.
 
-        Such a forward, a checkpoint with re-entrance among them, runs without gradients and, unlike `no_grad`, without
+        Such a forward, that of a re-entrant checkpoint included, runs without gradients and, unlike `no_grad`, without
         forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.
         """
         if torch.is_grad_enabled():
@@ -246,7 +214,7 @@ class Recorder:
         if forward_gradients_enabled() or torch.is_inference_mode_enabled():
             self._enabled = False
             return False
-        # In backward only a recomputation runs forwards, and it calls modules.
+        # In backward a forward runs only as a recomputation, which calls modules.
         return self._enabled and (node is None or bool(self._calls))
 
     def _stack_now(self) -> int:
@@ -256,14 +224,14 @@ class Recorder:
 
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
         """Module and stack of the forward op that made the running autograd node."""
-        found = [entry for forward in self._forwards.values() if (entry := forward.get(sequence)) is not None]
-        if not found:
+        entries = [entry for forward in self._forwards.values() if (entry := forward.get(sequence)) is not None]
+        if not entries:
             return module, -1
-        if len(found) > 1:
-            # Sequence numbers count per thread, and recomputation runs in another: the op's name decides.
+        if len(entries) > 1:
+            # Sequence numbers count per thread, and recomputation may run in another: the op's name decides.
             name = node.name().lower()
-            found.sort(key=lambda entry: not name.startswith(str(entry[2]).split(".")[1].strip("_").replace("_", "")))
-        return found[0][0], found[0][1]
+            entries.sort(key=lambda entry: not name.startswith(str(entry[2]).split(".")[1].strip("_").replace("_", "")))
+        return entries[0][0], entries[0][1]
 
     def _op_number(self, func: Any) -> int:
         number = self._op_numbers.get(func)
@@ -274,7 +242,7 @@ class Recorder:
         return number
 
     def _mark(self, phase: int) -> None:
-        self._border = (self.step, phase)
+        self._marked = (self.step, phase)
         now = time.perf_counter_ns() - self._epoch
         self.events.append((now, _MARK, -1, 0, phase, self.step, -1, -1, -1, 0, -1, _UNKNOWN))
 
@@ -284,10 +252,10 @@ class Recorder:
             self.step += 1
             self._forwards.clear()
 
-    # What the hooks tell.
+    # -- called by the module and optimizer hooks
 
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
-        """A module is called."""
+        """Record that a module is called."""
         calls, node = self._calls, current_autograd_node()
         applied = self._gradients(node) and not torch.is_grad_enabled()
         if not calls:
@@ -297,10 +265,10 @@ class Recorder:
                 self._in_backward = False
                 self._phase = _FORWARD
                 self._step_begins()
-                if self._border != (self.step, _FORWARD):
+                if self._marked != (self.step, _FORWARD):
                     self._mark(_FORWARD)
                 for value in args:
-                    self._note_input(value)
+                    self._tag_input(value)
         number = self.names.number(module, calls[-1][0] if calls else -1)
         call = len(self.call_ends_at)
         self.call_ends_at.append(-1)
@@ -308,7 +276,7 @@ class Recorder:
         calls.append((number, call, self.stacks.enter(frame), id(module), outside))
 
     def call_ends(self, module: torch.nn.Module) -> None:
-        """A module returned, or raised."""
+        """Record that a module returned or raised."""
         while self._calls:
             _, call, before, identity, _ = self._calls.pop()
             self.call_ends_at[call] = len(self.events)
@@ -319,7 +287,7 @@ class Recorder:
             self._phase = _OTHER
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Record that an optimizer is about to step."""
         self._in_backward = current_autograd_node() is not None
         if not self._in_backward:
             self._step_begins()
@@ -328,20 +296,20 @@ class Recorder:
                 self._tag(parameter, Category.PARAMETER, None)
                 if parameter.grad is not None:
                     self._tag(parameter.grad, Category.GRADIENT, self._owner(parameter))
-        self._note_state(optimizer)
+        self._tag_state(optimizer)
         self._phase = _OPTIMIZER
         self._mark(_OPTIMIZER)
 
     def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
-        self._note_state(optimizer)
+        """Record that an optimizer has stepped."""
+        self._tag_state(optimizer)
         self._phase = _BACKWARD if self._in_backward else _OTHER
         self._in_backward = False
         self._step_ended = True
         self._mark(self._phase)
 
     def tag_model(self, root: torch.nn.Module) -> None:
-        """Note which storages are the parameters and buffers of a model."""
+        """Tag the storages of a model's parameters, buffers and gradients with category and module."""
         self.names.root(root)
         for module in root.modules():
             parameters = parameters_of(module)
@@ -357,7 +325,7 @@ class Recorder:
                     if buffer is not None:
                         self._tag(buffer, Category.BUFFER, number)
 
-    def _note_input(self, value: Any) -> None:
+    def _tag_input(self, value: Any) -> None:
         if isinstance(value, torch.Tensor) and not value.requires_grad:
             ref = self._ref(value)
             if ref is not None:
@@ -372,7 +340,7 @@ class Recorder:
         ref = self.live.get(key)
         return self._adopt(tensor) if ref is None and self._adopt is not None else ref
 
-    def _note_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def _tag_state(self, optimizer: torch.optim.Optimizer) -> None:
         count = sum(map(len, optimizer.state.values()))
         if self._states.get(id(optimizer)) == count:
             return
@@ -393,13 +361,13 @@ class Recorder:
             self.owners[row] = owner
 
     def _owner(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
-        """The number of the module that owns the block under a tensor."""
+        """The number of the module that owns the block of a tensor."""
         # By the block that is alive now: the C++ address of a freed storage soon belongs to another storage.
         ref = self.live.get(storage_key(untyped_storage(tensor)))
         return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
 
     def _owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:
-        """The module whose parameter, gradient or state an optimizer's op works on."""
+        """The number of the module whose parameter, gradient or state an op of an optimizer reads first."""
         first = args[0] if args else None
         if isinstance(first, list | tuple) and first:
             first = first[index if index < len(first) else 0]
@@ -408,7 +376,7 @@ class Recorder:
         return otherwise
 
     def finish(self) -> None:
-        """End all calls that an exception left open."""
+        """Close the calls that an exception left open."""
         for _, call, *_ in self._calls:
             self.call_ends_at[call] = len(self.events)
         self._calls.clear()

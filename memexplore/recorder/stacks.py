@@ -1,4 +1,4 @@
-"""Python stacks as small numbers: a stack is a chain of frames, walked only as far as it is new."""
+"""Python stacks interned as numbers: a running frame goes in, the number of its stack comes out."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ DEPTH = 128
 
 
 class Stacks:
-    """Interns the stacks of running code.
+    """Interned stacks of running code.
 
-    While a module's call is open, its outer frames cannot move, so they are interned once (`enter`) and the stacks of
-    the ops inside are walked only down to that call.
+    While a module call is open, its outer frames do not change, so they are interned once (`enter`); the stacks of the
+    ops inside are walked only up to that call.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._chains: list[tuple[int, tuple[Any, ...]]] = []
         self._base = 0
-        """id of the frame at which a walk stops, 0 for none."""
+        """The id of the frame at which a walk stops, 0 for none."""
         self._parent = -1
-        """Number of the stack from that frame outwards."""
+        """The number of the stack from that frame outwards."""
 
     def number(self, frame: FrameType | None) -> int:
-        """The number of the stack from `frame` outwards."""
+        """Return the number of the stack from `frame` outwards."""
         base = self._base
         key: list[Any] = [-1]
         while frame is not None:
@@ -46,22 +46,22 @@ class Stacks:
         return number
 
     def enter(self, frame: FrameType | None) -> tuple[int, int]:
-        """Begin a call made by `frame`: intern from there outwards. The answer is for `leave`."""
+        """Begin a module call made by `frame` and intern the stack from there outwards; return a value for `leave`."""
         before = (self._base, self._parent)
         number = self.number(frame)
         self._base, self._parent = id(frame), number
         return before
 
     def end_at(self, frame: FrameType) -> None:
-        """Leave out what lies outside a frame that stays for the whole recording."""
+        """Cut all stacks at a frame that runs for the whole recording."""
         self._base, self._parent = id(frame), -1
 
     def leave(self, before: tuple[int, int]) -> None:
-        """End the call that `enter` began."""
+        """End the module call that `enter` began."""
         self._base, self._parent = before
 
-    def given(self, frames: tuple[Frame, ...]) -> int:
-        """The number of a stack that is known in words already."""
+    def intern_frames(self, frames: tuple[Frame, ...]) -> int:
+        """Return the number of a stack given as `Frame` values."""
         number = self._numbers.get(frames)
         if number is None:
             number = self._numbers[frames] = len(self._chains)
@@ -69,7 +69,7 @@ class Stacks:
         return number
 
     def resolve(self, number: int, own: tuple[str, ...]) -> tuple[Frame, ...]:
-        """The frames of a stack, innermost first, without those of files that begin with one of `own`."""
+        """Return the frames of a stack, innermost first, without files whose path starts with one of `own`."""
         frames: list[Frame] = []
         while number >= 0 and len(frames) < DEPTH:
             number, chain = self._chains[number]
@@ -97,7 +97,7 @@ def _line(code: CodeType, instruction: int) -> int:
 
 
 def caller(depth: int) -> FrameType | None:
-    """The frame `depth` calls above the caller's own; None in a thread with fewer frames, such as autograd's."""
+    """Return the frame `depth` calls above the caller's; None in a thread with fewer frames, such as autograd's."""
     frame: FrameType | None = sys._getframe(1)
     while depth > 0 and frame is not None:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Noted events become a Tape."""
+"""A recorder goes in, the Tape of its rows comes out, with categories decided."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from memexplore.recorder import categories
-from memexplore.recorder.recorder import Event, Origin, Recorder
+from memexplore.recorder.events import Event, Origin
+from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Frame, Meta, Tape
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
@@ -16,23 +17,22 @@ _OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
 
 
 def build(recorder: Recorder, meta: Meta) -> Tape:
-    """Make the Tape of what a recorder noted, with categories decided; a free becomes two rows, asked for and done."""
+    """Return the Tape of a recorder's rows; a free becomes two rows, requested and completed."""
     table = _in_order(recorder)
     field = {name: table[:, column] for name, column in _FIELD.items()}
     action = field["action"]
     is_block = (action == Action.ALLOC) | (action == Action.PREEXISTING)
     is_free = action == Action.FREE_REQUESTED
-    category, module = _judge(recorder, field, is_block, is_free)
+    category, module = _categories_and_modules(recorder, field, is_block, is_free)
 
     stacks, stack_of = _stacks(recorder)
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
 
-    # Frees carry the row of their block in `call`: they repeat its category, so that a tape can be cut anywhere.
+    # A free has the row of its block as `call` and repeats its category, so that a tape can be cut anywhere.
     block = np.where(is_free, field["call"], -1)
     category[is_free] = np.where(block[is_free] >= 0, category[block[is_free]], Category.UNKNOWN)
-    times = np.where(is_free, 2, 1)
-    rows = np.repeat(np.arange(len(table)), times)
+    rows = np.repeat(np.arange(len(table)), np.where(is_free, 2, 1))
     second = np.zeros(len(rows), dtype=bool)
     second[1:] = (rows[1:] == rows[:-1]) & is_free[rows[1:]]
     actions = action[rows].copy()
@@ -58,83 +58,82 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
 
 
 def _in_order(recorder: Recorder) -> Any:
-    """The events as one array, blocks that were there before first: some are met only when they are first used."""
+    """The events as one array, preexisting blocks first: some are recorded only when they are first used."""
     table = np.array(recorder.events, dtype=np.int64).reshape(len(recorder.events), len(_FIELD))
     action = table[:, _FIELD["action"]]
-    before = action == Action.PREEXISTING
-    # The segments that were there stay in front of the blocks in them, as in a tape from a file: they tell their ends.
-    first = before | np.logical_and.accumulate((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
+    preexisting = action == Action.PREEXISTING
+    # Preexisting segments stay in front of their blocks, as in a tape from a file: they give the ends of the blocks.
+    first = preexisting | np.logical_and.accumulate((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
     if first[: int(first.sum())].all():
         return table
     order = np.argsort(~first, kind="stable")
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    new_row = np.empty(len(order), dtype=np.int64)
+    new_row[order] = np.arange(len(order))
     is_free = action == Action.FREE_REQUESTED
     block = table[:, _FIELD["call"]]
-    block[is_free & (block >= 0)] = place[block[is_free & (block >= 0)]]
-    table[before, _FIELD["time"]] = 0
-    recorder.tags = {int(place[row]): category for row, category in recorder.tags.items()}
-    recorder.owners = {int(place[row]): owner for row, owner in recorder.owners.items()}
-    shift = np.append(np.cumsum(before[::-1])[::-1], 0)
-    # A call ended after so many events; those met later have moved in front of it.
+    block[is_free & (block >= 0)] = new_row[block[is_free & (block >= 0)]]
+    table[preexisting, _FIELD["time"]] = 0
+    recorder.tags = {int(new_row[row]): category for row, category in recorder.tags.items()}
+    recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
+    shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
+    # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
-    recorder.open_rows = {address: int(place[row]) for address, row in recorder.open_rows.items()}
+    recorder.open_rows = {address: int(new_row[row]) for address, row in recorder.open_rows.items()}
     recorder.events = [tuple(event) for event in table[order].tolist()]
     return table[order]
 
 
-def _judge(recorder: Recorder, field: dict[str, Any], is_block: Any, is_free: Any) -> tuple[Any, Any]:
+def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block: Any, is_free: Any) -> tuple[Any, Any]:
     """Category and module of every event."""
     count = len(is_block)
-    given = field["category"].copy()
+    certain = field["category"].copy()
     module = field["module"].copy()
     for row, tag in recorder.tags.items():
-        if 0 <= row < count and (given[row] == Category.UNKNOWN or tag != Category.INPUT):
-            given[row] = tag
+        if 0 <= row < count and (certain[row] == Category.UNKNOWN or tag != Category.INPUT):
+            certain[row] = tag
     for row, owner in recorder.owners.items():
         if 0 <= row < count:
             module[row] = owner
     dies = np.full(count, count, dtype=np.int64)
     freed = field["call"][is_free]
-    known = freed >= 0
-    dies[freed[known]] = np.flatnonzero(is_free)[known]
+    recorded = freed >= 0
+    dies[freed[recorded]] = np.flatnonzero(is_free)[recorded]
     ends = np.array([*recorder.call_ends_at, -1], dtype=np.int64)
     ends[:-1][ends[:-1] < 0] = count
     call = np.where(is_block, field["call"], -1)
     marks = np.flatnonzero(field["action"] == Action.MARK)
     rows = np.flatnonzero(is_block)
     category = np.full(count, Category.UNKNOWN, dtype=np.uint8)
-    categories_of_rows = categories.decide(
+    category[rows] = categories.decide(
         field["phase"][rows],
         field["grad"][rows],
-        given[rows],
+        certain[rows],
         rows,
         dies[rows],
         ends[call[rows]],
         marks,
         field["phase"][marks],
     )
-    category[rows] = categories_of_rows
     return category, module
 
 
 def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
-    """The stacks that rows point at, without frames of ours, and for each interned stack its place among them."""
+    """The stacks of the rows without frames of memexplore, and the index of each interned stack among them."""
     used = sorted({event[_FIELD["stack"]] for event in recorder.events} - {-1})
     table: dict[tuple[Frame, ...], int] = {}
-    place = np.full(max(used, default=-1) + 1, -1, dtype=np.int64)
+    index = np.full(max(used, default=-1) + 1, -1, dtype=np.int64)
     for number in used:
         frames = recorder.stacks.resolve(number, _OWN)
         if frames:
-            place[number] = table.setdefault(frames, len(table))
-    return list(table), place
+            index[number] = table.setdefault(frames, len(table))
+    return list(table), index
 
 
 def store_origins(recorder: Recorder, tape: Tape) -> None:
-    """Write on the blocks that outlive the recording where they came from, in words, for the recordings to come."""
-    doubles = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
-    row_of = np.arange(len(doubles)) + np.concatenate(([0], np.cumsum(doubles)[:-1])) if len(doubles) else doubles
-    # Making an Origin may start the garbage collector, whose victims leave `live`.
+    """Set the `Origin` of every storage that outlives the recording, for later recordings."""
+    is_free = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
+    row_of = np.arange(len(is_free)) + np.concatenate(([0], np.cumsum(is_free)[:-1])) if len(is_free) else is_free
+    # A copy: making an Origin may start the garbage collector, which removes storages from `live`.
     for ref in list(recorder.live.values()):
         number = recorder.open_rows.get(ref.address, -1)
         if number >= 0:

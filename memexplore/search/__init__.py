@@ -1,0 +1,9 @@
+"""Search: many settings of a step, each of them run.
+
+- `sweep` runs given settings; `advise` searches for settings that fit a GPU and returns an `advice.Advice`.
+- `candidates`: which knobs and which batch to try next; `batch_extrapolation` estimates the largest batch.
+- `batch_search`: the largest batch of several settings at once; `larger_gpus`: the smallest GPU that fits.
+- `run_log`: all runs of one search; `progress`: how far it is.
+- `executors`: in which processes settings run; `workers`: what is sent to a process and back.
+- `results_table`: sweeps and advice as text and HTML tables.
+"""

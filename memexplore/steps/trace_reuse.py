@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from memexplore.allocator import Settings, assign_addresses
-from memexplore.recorder.recorder import Event
+from memexplore.recorder.events import Event
 from memexplore.tape import Action, Category, Meta, Phase, Tape
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
-from memexplore.recorder.recorder import Event, Recorder
+from memexplore.recorder.events import Event
+from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Phase, Source, Tape
 
 

@@ -1,0 +1,45 @@
+"""The rows that a recorder writes, the storages it reads, and where a storage of an earlier recording came from."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from memexplore.tape import Category
+
+
+class Event(NamedTuple):
+    """One recorded event, as plain numbers.
+
+    `grad` is 1 if gradients were enabled, `call` the number of the innermost open module call; in the forward of a
+    `torch.autograd.Function` both are those of the code that applied it. A free has the row of its block as `call`.
+    """
+
+    time: int
+    action: int
+    address: int
+    size: int
+    phase: int
+    step: int
+    op: int
+    module: int
+    stack: int
+    grad: int
+    call: int
+    category: int
+
+
+class Origin(NamedTuple):
+    """Op, module, stack and category of a block that outlives its recording, for the next recording."""
+
+    op: str
+    module: str
+    stack: tuple[Any, ...]
+    category: Category
+
+
+class Ref(Protocol):
+    """A storage that is alive on the recorded device."""
+
+    address: int
+    size: int
+    origin: Any
