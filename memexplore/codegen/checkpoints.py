@@ -22,7 +22,7 @@ from torch import nn
 from memexplore.codegen.region import NORMS, REGION, REGION_IMPORTS, SEGMENTS
 from memexplore.knobs.checkpoints import norms
 from memexplore.knobs.checkpoints.blocks import has_weights
-from memexplore.knobs.checkpoints.checkpointing import Piece, goes_on, pieces_of, segments_of
+from memexplore.knobs.checkpoints.pieces import Piece, follows, pieces_of, segments_of
 from memexplore.knobs.knobs import Checkpoint, CheckpointKind
 from memexplore.torch_internals.modules import BatchNorm, children_of
 
@@ -235,7 +235,7 @@ def _sqrt(model: nn.Module | None, call: _Call) -> Iterator[str]:
     for segment, piece in zip(segments, pieces, strict=True):
         if piece.parent is None:
             called.setdefault(segment, []).append(piece.name)
-        elif runs and segment_of_run[-1] == segment and goes_on(runs[-1], piece):
+        elif runs and segment_of_run[-1] == segment and follows(piece, runs[-1]):
             runs[-1] = runs[-1]._replace(modules=(*runs[-1].modules, *piece.modules))
         else:
             runs.append(piece)

@@ -90,10 +90,10 @@ def _in_place(choice: InPlace, sites: Sites | None) -> Iterator[str]:
         )
         return
     form = Form.IN_PLACE if on else Form.OUT_OF_PLACE
-    changed = [site.place for site in sites.sites if not site.reason and site.written is not form]
-    modules = tuple(place.module for place in changed if not place.file)
+    changed = [site.call for site in sites.sites if not site.reason and site.written is not form]
+    modules = tuple(call.module for call in changed if not call.file)
     if modules:
         yield _for_layers(modules, f"model.get_submodule(name).inplace = {on}")
-    for place in changed:
-        if place.file:
-            yield f"# {place}: use the form of {place.function} that {'overwrites' if on else 'keeps'} its input."
+    for call in changed:
+        if call.file:
+            yield f"# {call}: use the form of {call.function} that {'overwrites' if on else 'keeps'} its input."

@@ -1,159 +1,191 @@
-"""Knobs onto a model, real or virtual, and off again."""
+"""`apply`: the knobs of a model put onto it for a block, and a report of what they changed."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from memexplore.knobs import adapters, precision
-from memexplore.knobs.checkpoints.checkpointing import checkpointed
-from memexplore.knobs.forward import device_of, forward_inside, inputs_through
-from memexplore.knobs.inplace.legal import in_place
+from memexplore.knobs.checkpoints.checkpointing import set_checkpoints
+from memexplore.knobs.facts import Change, Note, NoteKind
+from memexplore.knobs.forward import change_inputs, device_of, run_forward_inside
+from memexplore.knobs.inplace.in_place import set_in_place
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import Checkpoint, InPlace, Knobs, MemoryFormat, Mode, Offload, Precision
-from memexplore.knobs.report import Applied, LeftOut
+from memexplore.knobs.knobs import Checkpoint, Knobs, Mode, Precision
+from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.scope import Off, inside, open_scope
+from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.torch_internals.modules import BatchNorm
 
-__all__ = ["OF_THE_LOOP", "Applied", "LeftOut", "apply"]
+LOOP_FIELDS = (
+    "batch",
+    "accumulation",
+    "optimizer",
+    "update",
+    "zero_grad",
+    "input_size",
+    "settings",
+    "gpu",
+    "variables",
+)
+"""Fields of `Knobs` that concern the training loop or the machine, and not the model."""
 
-OF_THE_LOOP = tuple("batch accumulation optimizer update zero_grad input_size settings gpu variables".split())
-"""Fields that say something about the training loop or the machine, and nothing about the model."""
 
+def apply(knobs: Knobs, model: nn.Module, sites: Sites | None = None) -> contextlib.AbstractContextManager[ApplyReport]:
+    """Put knobs onto a model for a block and take them off afterwards, after an exception or an interrupt too.
 
-@contextlib.contextmanager
-def apply(knobs: Knobs, model: nn.Module, sites: Sites | None = None) -> Iterator[Applied]:
-    """Put knobs onto a model for the block, and take them off again, after an exception too.
-
-    The model is on the CPU, a GPU or a virtual one. `sites` are the places where activations may overwrite their input
-    (`inplace.legal_sites`); without them the model's first call is rehearsed. Make the optimizer inside the
-    block: weights may be new or of another type there. Knobs of the loop (`OF_THE_LOOP`) are for the loop to follow;
-    the notes name those that were given.
+    The model is on the CPU, a GPU or a virtual one; other models, the loss and other threads are unaffected (see
+    `knobs.scope`). `sites` are the activations that may overwrite their input (`inplace.legal_sites`); without them the
+    model's first call is run on fake tensors to find them. Make the optimizer inside the block: weights may be new or
+    of another dtype there. Fields of the training loop (`LOOP_FIELDS`) are left to the loop; notes name those given.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-    >>> with apply(Knobs(precision="all bf16", frozen="0"), model) as applied:
-    ...     print(applied.texts, model(torch.ones(1, 8)).dtype)
+    >>> with apply(Knobs(precision="all bf16", frozen="0"), model) as report:
+    ...     print(report.texts, model(torch.ones(1, 8)).dtype)
     ('2 weights frozen', 'all in bf16') torch.bfloat16
     >>> [(weight.dtype, weight.requires_grad) for weight in model[0].parameters()]
     [(torch.float32, True), (torch.float32, True)]
 
-    Raises ValueError for a layer that the model does not have, with names that are close.
+    Raises ValueError, with similar names, for a layer that the model does not have.
     """
+    return undone_after(lambda log: _put_on(log, knobs, model, sites))
+
+
+def _put_on(log: UndoLog, knobs: Knobs, model: nn.Module, sites: Sites | None) -> ApplyReport:
     adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
-    applied = Applied((), (), (*_for_the_loop(knobs), *micro_batch_notes(knobs, model)))
-    with contextlib.ExitStack() as stack:
-        for part in _parts(knobs, model, sites):
-            applied += stack.enter_context(part)
-        yield applied
+    report = ApplyReport((), (), (*_loop_field_notes(knobs), *micro_batch_notes(knobs, model)))
+    changed = knobs.changed()
+    for field, put_on in MODEL_FIELDS.items():
+        if field in changed:
+            report += put_on(Target(log, model, knobs, sites))
+    return report
 
 
-def _parts(knobs: Knobs, model: nn.Module, sites: Sites | None) -> Iterator[contextlib.AbstractContextManager[Applied]]:
-    """What is put on, in this order; each is made when those before it are on."""
-    if knobs.frozen:
-        yield adapters.frozen(model, knobs.frozen)
-    if knobs.lora:
-        yield adapters.adapted(model, knobs.lora, knobs.lora_rank)
-    if knobs.precision is Precision.ALL_BF16:
-        yield precision.all_bf16(model)
-    if knobs.memory_format is MemoryFormat.CHANNELS_LAST:
-        yield _channels_last(model)
-    if knobs.inplace is not InPlace.AS_WRITTEN:
-        yield in_place(model, knobs.inplace, sites)
-    if knobs.checkpoint != Checkpoint():
-        yield checkpointed(model, knobs.checkpoint)
-    if knobs.offload is Offload.SAVED_TENSORS:
-        yield _offloading(model)
-    if knobs.precision in precision.AUTOCAST:
-        yield precision.autocasting(model, knobs.precision)
-    if knobs.precision is Precision.OFF:
-        yield precision.no_autocast(model)
-    if knobs.mode is Mode.INFERENCE:
-        yield _inference(model)
+class Target(NamedTuple):
+    """What a knob is put onto."""
+
+    log: UndoLog
+    """Restores the model."""
+    model: nn.Module
+    knobs: Knobs
+    sites: Sites | None
 
 
 def of_model(knobs: Knobs) -> Knobs:
-    """The knobs that a model can follow, those of the loop as written.
+    """Return knobs with the fields of the training loop as written.
 
     >>> of_model(Knobs(batch=4, offload="saved tensors on the CPU")).changed()
     {'offload': <Offload.SAVED_TENSORS: 'saved tensors on the CPU'>}
     """
     defaults = Knobs()
-    return knobs.replace(**{name: getattr(defaults, name) for name in OF_THE_LOOP})
-
-
-def micro_batch_notes(knobs: Knobs, model: nn.Module) -> tuple[str, ...]:
-    """A note where batch norm makes micro-batches different from the whole batch."""
-    normed = any(isinstance(module, BatchNorm) for module in model.modules())
-    if not normed or (knobs.accumulation or 1) == 1 or knobs.mode is Mode.INFERENCE:
-        return ()
-    return ("Batch norm sees one micro-batch at a time: losses and gradients are not those of the whole batch.",)
-
-
-def _for_the_loop(knobs: Knobs) -> tuple[str, ...]:
-    given = knobs.changed()
-    return tuple(
-        f"{Knobs(**{name: given[name]})} belongs to the training loop: apply changes the model alone."
-        for name in OF_THE_LOOP
-        if name in given
-    )
+    return knobs.replace(**{name: getattr(defaults, name) for name in LOOP_FIELDS})
 
 
 @contextlib.contextmanager
-def _channels_last(model: nn.Module) -> Iterator[Applied]:
-    before = [
-        (tensor, tensor.stride())
-        for tensor in {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-        if tensor.dim() == 4
-    ]
-    notes = () if before else ("No weight has four dimensions: only inputs change their memory format.",)
-    with inputs_through(model, _channels_last_of):
-        try:
-            for tensor, _ in before:
-                _change(tensor, _channels_last_of)
-            yield Applied(("channels last",), (), notes)
-        finally:
-            for tensor, stride in before:
-                _change(tensor, functools.partial(_strided, stride=stride))
+def training_loop_scope(knobs: Knobs, device: torch.device) -> Iterator[None]:
+    """Extend to a whole training loop what `apply` switches off in a model's forward.
+
+    Inside the block, in this thread, the checkpoints and the autocast of the loop's own code, such as a loss function,
+    are switched off where the knobs say so for the model.
+    """
+    off = Off.NOTHING
+    if knobs.checkpoint != Checkpoint():
+        off |= Off.CHECKPOINTS
+    if knobs.precision in (Precision.OFF, Precision.ALL_BF16):
+        off |= Off.AUTOCAST
+    if off is Off.NOTHING:
+        yield
+        return
+    with undone_after(lambda log: open_scope(log, off)) as scope:
+        if Off.AUTOCAST in off:
+            with precision.without_autocast(scope, device.type):
+                yield
+        else:
+            with inside(scope):
+                yield
 
 
-def _channels_last_of(value: torch.Tensor) -> torch.Tensor:
+def micro_batch_notes(knobs: Knobs, model: nn.Module) -> tuple[Note, ...]:
+    """Return a note if batch norm makes training on micro-batches differ from training on the whole batch."""
+    normed = any(isinstance(module, BatchNorm) for module in model.modules())
+    if not normed or (knobs.accumulation or 1) == 1 or knobs.mode is Mode.INFERENCE:
+        return ()
+    return (Note(NoteKind.BATCH_NORM_PER_MICRO_BATCH),)
+
+
+def _loop_field_notes(knobs: Knobs) -> Iterator[Note]:
+    given = knobs.changed()
+    for name in LOOP_FIELDS:
+        if name in given:
+            yield Note(NoteKind.LOOP_FIELD, (str(Knobs(**{name: given[name]})),))
+
+
+# --- the knobs that need no module of their own ---------------------------------------------------------------------
+
+
+def _set_memory_format(target: Target) -> ApplyReport:
+    model, log = target.model, target.log
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dim() == 4}
+    for tensor in tensors.values():
+        log.add(_change_layout, tensor, functools.partial(_with_stride, stride=tensor.stride()))
+        _change_layout(tensor, _as_channels_last)
+    change_inputs(log, model, _as_channels_last)
+    notes = () if tensors else (Note(NoteKind.NO_IMAGE_WEIGHTS),)
+    return ApplyReport((Change("memory_format", target.knobs.memory_format),), (), notes)
+
+
+def _as_channels_last(value: torch.Tensor) -> torch.Tensor:
     return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
 
 
-def _strided(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+def _with_stride(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     if value.stride() == stride:
         return value
     return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _change(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Change a tensor and its gradient; the objects stay the same."""
+def _change_layout(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the memory of a tensor and of its gradient; both stay the same objects."""
     with torch.no_grad():
         for value in (tensor, tensor.grad):
             if value is not None:
                 value.data = change(value.data)
 
 
-@contextlib.contextmanager
-def _offloading(model: nn.Module) -> Iterator[Applied]:
-    if device_of(model).type == "cpu":
+def _offload(target: Target) -> ApplyReport:
+    change = Change("offload", target.knobs.offload)
+    if device_of(target.model).type == "cpu":
         # There `save_on_cpu` keeps the tensor itself, and a result that its own node holds is never freed.
-        yield Applied(("saved tensors on the CPU",), (), ("The model is on the CPU: nothing had to be moved there.",))
-        return
-    with forward_inside(model, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True)):
-        yield Applied(("saved tensors on the CPU",))
+        return ApplyReport((change,), (), (Note(NoteKind.OFFLOAD_ON_CPU),))
+    run_forward_inside(target.log, target.model, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
+    return ApplyReport((change,))
 
 
-@contextlib.contextmanager
-def _inference(model: nn.Module) -> Iterator[Applied]:
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with forward_inside(model, torch.no_grad):
-            yield Applied(("inference",))
-    finally:
-        for module, training in before:
-            module.training = training
+def _set_mode(target: Target) -> ApplyReport:
+    for module in target.model.modules():
+        target.log.add(setattr, module, "training", module.training)
+    target.model.eval()
+    run_forward_inside(target.log, target.model, torch.no_grad)
+    return ApplyReport((Change("mode", target.knobs.mode),))
+
+
+MODEL_FIELDS: dict[str, Callable[[Target], ApplyReport]] = {
+    "frozen": lambda target: adapters.freeze(target.log, target.model, target.knobs.frozen),
+    "lora": lambda target: adapters.add_adapters(target.log, target.model, target.knobs.lora, target.knobs.lora_rank),
+    "memory_format": _set_memory_format,
+    "inplace": lambda target: set_in_place(target.log, target.model, target.knobs.inplace, target.sites),
+    "offload": _offload,
+    "checkpoint": lambda target: set_checkpoints(target.log, target.model, target.knobs.checkpoint),
+    "precision": lambda target: precision.set_precision(target.log, target.model, target.knobs.precision),
+    "mode": _set_mode,
+}
+"""Field of `Knobs` -> the function that puts it onto a model, in this order.
+
+Adapters come before what wraps the forward of modules. A later function wraps outside an earlier one: the hooks of
+`offload` are inside those of `checkpoint="norms"` and get the saved tensors first.
+"""

@@ -1,66 +1,76 @@
-"""Around a model's forward: a context it runs in, a change to its inputs; both off again after the block."""
+"""The forward of a model: replaced, run inside a context, or given changed inputs, until an undo log is restored."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from memexplore.knobs.undo import UndoLog
 from memexplore.torch_internals.dispatch import pytree
 
+Wrapper = Callable[..., Any]
+"""Runs instead of a forward: takes the forward, then its positional arguments, then its keyword arguments."""
 
-@contextlib.contextmanager
-def forward_inside(model: torch.nn.Module, context: Callable[[], Any]) -> Iterator[None]:
-    """Run the forward of a model inside a new `context()` each time it is called, for the block.
 
-    >>> model = torch.nn.Linear(2, 2)
-    >>> with forward_inside(model, torch.no_grad):
-    ...     print(model(torch.ones(1, 2)).requires_grad)
-    False
-    >>> "forward" in model.__dict__
-    False
+def wrap_forward(log: UndoLog, module: nn.Module, wrapper: Wrapper) -> None:
+    """Have `wrapper(forward, *args, **kwargs)` run instead of `forward(*args, **kwargs)`; the signature stays.
+
+    >>> log, model = UndoLog(), nn.Identity()
+    >>> wrap_forward(log, model, lambda forward, value: forward(value) + 1)
+    >>> model(1)
+    2
+    >>> log.restore()
+    >>> model(1), "forward" in vars(model)
+    (1, False)
     """
-    before = {name: value for name, value in model.__dict__.items() if name == "forward"}
-    inner = model.forward
+    inner = module.forward
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with context():
-            return inner(*args, **kwargs)
+        return wrapper(inner, *args, **kwargs)
 
-    model.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del model.__dict__["forward"]
-        model.__dict__.update(before)
+    log.set_item(module.__dict__, "forward", forward)
 
 
-@contextlib.contextmanager
-def inputs_through(model: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Give a model's forward every input tensor changed, those inside lists and dicts too, for the block.
+def run_forward_inside(log: UndoLog, model: nn.Module, context: Callable[[], Any]) -> None:
+    """Run the forward of a model inside a new `context()` at each call.
 
-    >>> model = torch.nn.Identity()
-    >>> with inputs_through(model, torch.neg):
-    ...     print(model(torch.ones(1)))
-    tensor([-1.])
+    >>> log, model = UndoLog(), nn.Linear(2, 2)
+    >>> run_forward_inside(log, model, torch.no_grad)
+    >>> model(torch.ones(1, 2)).requires_grad
+    False
+    >>> log.restore()
     """
 
-    def before_forward(_: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return forward(*args, **kwargs)
+
+    wrap_forward(log, model, run)
+
+
+def change_inputs(log: UndoLog, model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change each input tensor of a model's forward, those inside lists and dicts too.
+
+    >>> log, model = UndoLog(), nn.Identity()
+    >>> change_inputs(log, model, torch.neg)
+    >>> model(torch.ones(1))
+    tensor([-1.])
+    >>> log.restore()
+    """
+
+    def changed(_: nn.Module, args: Any, kwargs: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, change, (args, kwargs))
 
-    hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
+    log.add_pre_hook(model, changed)
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
-    """Where a model is: the device of its first weight or buffer; where it has none, the GPU if there is one."""
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first weight or buffer; for a model without any, the GPU if there is one."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

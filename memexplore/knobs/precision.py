@@ -1,101 +1,79 @@
-"""In which precision a model runs: autocast around its forward, no autocast at all, or weights in bf16."""
+"""Precision knob: the forward of a model in autocast or without any, or weights, buffers and inputs in bf16."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from memexplore.knobs.forward import device_of, forward_inside, inputs_through
+from memexplore.knobs.facts import Change, Note, NoteKind
+from memexplore.knobs.forward import change_inputs, device_of, run_forward_inside
 from memexplore.knobs.knobs import Precision
-from memexplore.knobs.report import Applied
+from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.scope import Off, Scope, inside, open_scope
+from memexplore.knobs.undo import UndoLog
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 
 AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+"""The precisions that are an autocast, with its dtype."""
 
-_Autocast = torch.amp.autocast_mode.autocast
 
+def set_precision(log: UndoLog, model: nn.Module, precision: Precision) -> ApplyReport:
+    """Run a model's forward in a precision.
 
-@contextlib.contextmanager
-def autocasting(model: nn.Module, kind: Precision) -> Iterator[Applied]:
-    """Run a model's forward in autocast, in the block; for FP16 a note tells of the scaler that the loop needs.
-
-    >>> model = nn.Linear(2, 2)
-    >>> with autocasting(model, Precision.BF16):
-    ...     print(model(torch.ones(1, 2)).dtype)
+    >>> log, model = UndoLog(), nn.Linear(2, 2)
+    >>> set_precision(log, model, Precision.BF16).texts
+    ('bf16 autocast',)
+    >>> model(torch.ones(1, 2)).dtype
     torch.bfloat16
+    >>> log.restore()
     """
+    if precision in AUTOCAST:
+        return _autocast(log, model, precision)
+    if precision is Precision.OFF:
+        _disable_autocast(log, model)
+        return ApplyReport((Change("precision", precision),))
+    return _cast_to_bf16(log, model)
+
+
+def _autocast(log: UndoLog, model: nn.Module, precision: Precision) -> ApplyReport:
     device_type = device_of(model).type
-    notes: tuple[str, ...] = ()
-    if kind is Precision.FP16:
-        notes = (
-            f'fp16 needs torch.amp.GradScaler("{device_type}") around the loss and the optimizer of the loop, or small '
-            "gradients become zero.",
-        )
-    with forward_inside(model, lambda: torch.autocast(device_type, dtype=AUTOCAST[kind])):
-        yield Applied((f"{kind.value} autocast",), (), notes)
+    run_forward_inside(log, model, lambda: torch.autocast(device_type, dtype=AUTOCAST[precision]))
+    needs_scaler = precision is Precision.FP16
+    notes = (Note(NoteKind.GRAD_SCALER_NEEDED, (device_type,)),) if needs_scaler else ()
+    return ApplyReport((Change("precision", precision),), (), notes)
+
+
+def _disable_autocast(log: UndoLog, model: nn.Module) -> None:
+    """Run a model's forward, and its recomputation in backward, without autocast, its own and the caller's."""
+    scope, device_type = open_scope(log, Off.AUTOCAST), device_of(model).type
+    run_forward_inside(log, model, lambda: without_autocast(scope, device_type))
 
 
 @contextlib.contextmanager
-def no_autocast(model: nn.Module) -> Iterator[Applied]:
-    """Switch autocast off in the block: that around the block, and every one that code enters in it.
-
-    >>> model = nn.Linear(2, 2)
-    >>> with no_autocast(model), torch.autocast("cpu", dtype=torch.bfloat16):
-    ...     print(model(torch.ones(1, 2)).dtype)
-    torch.float32
-    """
-    with _autocast_off(device_of(model).type):
-        yield Applied(("no autocast",))
-
-
-@contextlib.contextmanager
-def _autocast_off(device_type: str) -> Iterator[None]:
-    # All spellings (torch.autocast, torch.cuda.amp.autocast, the decorator) come to this class, and
-    # torch has no switch above them.
-    enter = _Autocast.__enter__
-
-    def enter_disabled(context: Any) -> Any:
-        asked, context._enabled = context._enabled, False
-        try:
-            return enter(context)
-        finally:
-            context._enabled = asked
-
-    _Autocast.__enter__ = enter_disabled  # type: ignore[method-assign]
-    try:
-        with torch.autocast(device_type):
-            yield
-    finally:
-        _Autocast.__enter__ = enter  # type: ignore[method-assign]
+def without_autocast(scope: Scope, device_type: str) -> Iterator[None]:
+    """Run the block inside a scope that switches autocast off, and end the autocast that is on before it."""
+    with inside(scope), torch.autocast(device_type, enabled=False):
+        yield
 
 
 class _Cast(NamedTuple):
-    """A tensor that is in bf16 for a while."""
+    """A tensor to be cast to bf16 and back."""
 
     tensor: torch.Tensor
     dtype: torch.dtype
-    before: torch.Tensor | None
-    """Its values as they were, on the CPU; None where it has none."""
+    values: torch.Tensor | None
+    """Its values before the cast, on the CPU; None for a virtual tensor, which has none."""
 
 
-@contextlib.contextmanager
-def all_bf16(model: nn.Module) -> Iterator[Applied]:
-    """Have weights, buffers and inputs of a model in bf16, and autocast off, in the block.
+def _cast_to_bf16(log: UndoLog, model: nn.Module) -> ApplyReport:
+    """Cast weights, buffers and inputs to bf16, and run the forward without autocast.
 
-    Afterwards they are of their own type again and hold what was trained; a value that did not change has all its
-    digits back. For that the values from before wait on the CPU (as many bytes as the model has).
-
-    >>> model = nn.Linear(2, 2)
-    >>> before = model.weight.clone()
-    >>> with all_bf16(model):
-    ...     print(model(torch.ones(1, 2)).dtype)
-    torch.bfloat16
-    >>> torch.equal(model.weight, before)
-    True
+    Afterwards tensors have their dtype again and hold what was trained. An element that training left unchanged gets
+    all its digits back, for which a copy of the model's values waits on the CPU.
     """
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     casts = [
@@ -103,37 +81,31 @@ def all_bf16(model: nn.Module) -> Iterator[Applied]:
         for tensor in tensors.values()
         if tensor.dtype is not torch.bfloat16
     ]
-    note = "Make the optimizer inside the block: one made before has a state of another type than the weights."
-    with _autocast_off(device_of(model).type), inputs_through(model, _to_bf16):
-        try:
-            for cast in casts:
-                _recast(cast.tensor, torch.bfloat16)
-            yield Applied(("all in bf16",), (), (note,))
-        finally:
-            for cast in casts:
-                _put_back(cast)
+    _disable_autocast(log, model)
+    change_inputs(log, model, _as_bf16)
+    for cast in casts:
+        log.add(_restore, cast)
+        _change_dtype(cast.tensor, torch.bfloat16)
+    change = Change("precision", Precision.ALL_BF16)
+    return ApplyReport((change,), (), (Note(NoteKind.OPTIMIZER_INSIDE_BLOCK),))
 
 
-def _to_bf16(value: torch.Tensor) -> torch.Tensor:
+def _as_bf16(value: torch.Tensor) -> torch.Tensor:
     return value.bfloat16() if value.is_floating_point() else value
 
 
-def _recast(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    with torch.no_grad():
-        gradient = tensor.grad
-        tensor.grad = None
-        # The object stays the same, so that whoever holds it trains it.
-        tensor.data = tensor.data.to(dtype)
-        if gradient is not None:
-            gradient.data = gradient.data.to(dtype)
-            tensor.grad = gradient
+def _change_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Change the dtype of a tensor and of its gradient; both stay the same objects, which optimizers hold."""
+    for value in (tensor, tensor.grad):
+        if value is not None and value.dtype is not dtype:
+            value.data = value.data.to(dtype)
 
 
-def _put_back(cast: _Cast) -> None:
-    _recast(cast.tensor, cast.dtype)
-    if cast.before is None or is_virtual(cast.tensor):
+def _restore(cast: _Cast) -> None:
+    _change_dtype(cast.tensor, cast.dtype)
+    if cast.values is None or is_virtual(cast.tensor):
         return
     with torch.no_grad():
-        before = cast.before.to(cast.tensor.device)
-        same = before.bfloat16().to(cast.dtype) == cast.tensor
-        cast.tensor.copy_(torch.where(same, before, cast.tensor))
+        before = cast.values.to(cast.tensor.device)
+        untrained = before.bfloat16().to(cast.dtype) == cast.tensor
+        cast.tensor.copy_(torch.where(untrained, before, cast.tensor))

@@ -1,39 +1,55 @@
-"""What became of knobs: words for what they did, the places they left out, and what a person has to know."""
+"""Report of applying knobs: changes made, sites skipped and why, notes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-
-class LeftOut(NamedTuple):
-    """A place that a knob left as it was, and why."""
-
-    where: str
-    reason: str
+from memexplore.knobs.facts import Change, Note, Skipped
+from memexplore.knobs.report_text import change_text, note_text
 
 
-class Applied(NamedTuple):
-    """What the knobs did to a model.
+class ApplyReport(NamedTuple):
+    """Report of applying knobs to a model: changes made, sites skipped and why, notes.
 
-    >>> Applied(("bf16 autocast",)) + Applied(("channels last",))
-    Applied(texts=('bf16 autocast', 'channels last'), left_out=(), notes=(), later=())
+    Reports add up:
+
+    >>> (ApplyReport((Change("batch", 8),)) + ApplyReport((Change("input_size", 32),))).texts
+    ('batch of 8', 'input size 32')
     """
 
-    texts: tuple[str, ...] = ()
-    """One phrase a knob, such as `Checkpointing 16 of 16 blocks`."""
-    left_out: tuple[LeftOut, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What a person has to know, one sentence each, such as that batch norm sees micro-batches."""
-    later: tuple[Callable[[Applied], Applied], ...] = ()
-    """What only a run can tell, such as that a block was never called; `settled` asks."""
+    changes: tuple[Change, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = ()
+    pending: tuple[Callable[[], ApplyReport], ...] = ()
+    """Functions that return what only a run shows, such as that a block was never called; see `completed`."""
 
-    def __add__(self, other: Any) -> Applied:
-        return Applied(*(mine + its for mine, its in zip(self, other, strict=True)))
+    def __add__(self, other: Any) -> ApplyReport:
+        return ApplyReport(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def settled(self) -> Applied:
-        """The same when the model has run, with what the run told; it holds plain values only."""
-        told = self._replace(later=())
-        for tell in self.later:
-            told = tell(told)
-        return told
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """A phrase for each change, such as "Checkpointing 16 of 16 blocks"."""
+        return tuple(map(change_text, self.changes))
+
+    @property
+    def note_texts(self) -> tuple[str, ...]:
+        """The notes as sentences."""
+        return tuple(map(note_text, self.notes))
+
+    def completed(self) -> ApplyReport:
+        """Return the report with what the run of the model has shown since; it holds plain values and can be pickled.
+
+        A change that a run shows replaces the earlier change of the same field.
+        """
+        report = self.without_pending()
+        for observe in self.pending:
+            seen = observe()
+            newer = {change.field: change for change in seen.changes}
+            changes = tuple(newer.get(change.field, change) for change in report.changes)
+            report = ApplyReport(changes, report.skipped + seen.skipped, report.notes + seen.notes)
+        return report
+
+    def without_pending(self) -> ApplyReport:
+        """Return the report without what only a run shows, for a run that ended early."""
+        return self._replace(pending=())

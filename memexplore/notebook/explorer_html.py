@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from memexplore.analysis import groups
-from memexplore.knobs.report import Applied
+from memexplore.knobs.report import ApplyReport
 from memexplore.tape import Tape
 
 _MAX_ERROR_LENGTH = 400
@@ -31,13 +31,13 @@ def error(text: str, sentence: str) -> str:
     )
 
 
-def hints(applied: Applied, tape: Tape) -> str:
+def hints(applied: ApplyReport, tape: Tape) -> str:
     """Return notes on the applied knobs, the text of an out-of-memory error, and the skipped sites with reasons."""
     oom = groups.oom_text(tape)
-    parts = [f"<p>{html.escape(note)}</p>" for note in (*applied.notes, *([oom] if oom else []))]
-    if applied.left_out:
+    parts = [f"<p>{html.escape(note)}</p>" for note in (*applied.note_texts, *([oom] if oom else []))]
+    if applied.skipped:
         items = "".join(
-            f"<li><b>{html.escape(site.where)}</b>: {html.escape(site.reason)}</li>" for site in applied.left_out
+            f"<li><b>{html.escape(site.site)}</b>: {html.escape(site.reason)}</li>" for site in applied.skipped
         )
         parts.append(f"<p>Not changed:</p><ul>{items}</ul>")
     return "".join(parts)

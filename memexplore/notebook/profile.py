@@ -192,11 +192,11 @@ def record_like_replay(device: Any, gpu: str | None) -> Iterator[Recording]:
 def show_explorer(replay: Replay, tape: Tape, options: Options) -> None:
     """Display an explorer of a cell that has run as written."""
     from memexplore.knobs.knobs import Knobs
-    from memexplore.knobs.report import Applied
+    from memexplore.knobs.report import ApplyReport
     from memexplore.notebook.explore import explore_cell
     from memexplore.steps.trial import Trial
 
-    trial = Trial(Knobs(), tape, Applied(), replay.meter.total())
+    trial = Trial(Knobs(), tape, ApplyReport(), replay.meter.total())
     display(explore_cell(replay.cell, trial, dict(options.sliders), options.gpu, release=options.release))
 
 

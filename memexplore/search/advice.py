@@ -52,7 +52,7 @@ class Option(NamedTuple):
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes of applying the knobs, one sentence each."""
-        return self.outcome.applied.notes
+        return self.outcome.applied.note_texts
 
     @property
     def largest_text(self) -> str:

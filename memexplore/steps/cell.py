@@ -9,27 +9,33 @@ import ast
 import contextlib
 import dataclasses
 import io
-import random
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from memexplore import capture, targets
 from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs.apply import Applied, apply
+from memexplore.knobs.apply import apply, training_loop_scope
 from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.model_state import (
+    Gradients,
+    preserve_model_state,
+    preserve_random_states,
+    preserve_values,
+    refill,
+)
+from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
 from memexplore.steps.trial import Trial, target_of
-from memexplore.torch_internals.modules import MODULE_TABLES
 
 _UNAVAILABLE = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -126,7 +132,7 @@ class Cell:
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
-                applied = _executed(program, names, knobs, stack)
+                applied = _executed(program, names, knobs, stack, torch.device("cuda"))
             names.clear()
         return Trial(knobs, recording.tape, applied, meter.total())
 
@@ -135,7 +141,7 @@ class Cell:
         found = self._found  # type: ignore[attr-defined]
         with real_run.borrowed(device), found.as_it_was(), found.with_its_values(), contextlib.ExitStack() as stack:
             with capture.record(device, Unrelated.DROPPED) as recording:
-                applied = _executed(program, names, knobs, stack)
+                applied = _executed(program, names, knobs, stack, device)
             names.clear()
         return Trial(knobs, recording.tape, applied, Cost())
 
@@ -160,18 +166,21 @@ class Cell:
         )
 
 
-def _executed(program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack) -> Applied:
+def _executed(
+    program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack, device: torch.device
+) -> ApplyReport:
     """Run a program with knobs on its models, to its end or out of memory; closing `stack` takes the knobs off."""
-    applied: list[Applied] = []
+    reports: list[ApplyReport] = []
     with (
-        _at_first_calls(lambda model: applied.append(stack.enter_context(apply(knobs, model)))),
+        _at_first_calls(lambda model: reports.append(stack.enter_context(apply(knobs, model)))),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
         ending_out_of_memory(),
+        training_loop_scope(knobs, device),
     ):
         exec(program, names)
-        applied = [each.settled() for each in applied]
-    return sum(applied, Applied())._replace(later=())
+        reports = [report.completed() for report in reports]
+    return sum(reports, ApplyReport()).without_pending()
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -263,24 +272,11 @@ class _Found:
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
         """Have everything as the cell found it the first time; afterwards it is as it is now."""
-        undo = contextlib.ExitStack()
-        for module in self._modules:
-            for name in MODULE_TABLES:
-                undo.callback(_refill, getattr(module, name), dict(getattr(module, name)))
-            undo.callback(setattr, module, "training", module.training)
-            for weight in module.parameters(recurse=False):
-                undo.callback(setattr, weight, "grad", weight.grad)
-                undo.callback(weight.requires_grad_, weight.requires_grad)
-        for optimizer in self._optimizers:
-            states = {weight: _kept(state) for weight, state in optimizer.state.items()}
-            undo.callback(_refill, optimizer.state, states)
-            for group in optimizer.param_groups:
-                undo.callback(_refill, group, dict(group))
-        for one in self._plain:
-            undo.callback(_refill, vars(one), dict(vars(one)))
-        undo.callback(random.setstate, random.getstate())
-        undo.callback(np.random.set_state, np.random.get_state())
-        with undo:
+        with (
+            preserve_model_state(self._modules, Gradients.AS_THEY_ARE),
+            preserve_random_states(),
+            undone_after(self._record_optimizers),
+        ):
             for module in self._bare:
                 for weight in module.parameters(recurse=False):
                     weight.grad = None
@@ -288,33 +284,29 @@ class _Found:
                 optimizer.state.clear()
             yield
 
-    @contextlib.contextmanager
-    def with_its_values(self) -> Iterator[None]:
-        """Have all weights, buffers, gradients and states hold afterwards what they hold now; they wait on the CPU."""
+    def _record_optimizers(self, log: UndoLog) -> None:
+        for optimizer in self._optimizers:
+            states = {weight: _copied(state) for weight, state in optimizer.state.items()}
+            log.add(refill, optimizer.state, states)
+            for group in optimizer.param_groups:
+                log.add(refill, group, dict(group))
+        for one in self._plain:
+            log.add(refill, vars(one), dict(vars(one)))
+
+    def with_its_values(self) -> contextlib.AbstractContextManager[None]:
+        """Preserve the values of all weights, buffers, gradients and optimizer states; copies wait on the CPU."""
         weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
         tensors: list[Any] = [*weights, *(weight.grad for weight in weights)]
         tensors += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         tensors += [value for table in (*states, *map(vars, self._plain)) for value in table.values()]
-        held = {id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values()
-        before = [(tensor, tensor.data, tensor.data.to("cpu", copy=True)) for tensor in held]
-        try:
-            yield
-        finally:
-            for tensor, data, values in before:
-                tensor.data = data
-                data.copy_(values)
+        return preserve_values(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
 _KINDS = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 
 
-def _refill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
-    table.clear()
-    table.update(content)
-
-
-def _kept(state: dict[str, Any]) -> dict[str, Any]:
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
     # Step counters are counted up in place.
     return {
         name: value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value

@@ -17,8 +17,8 @@ from memexplore.analysis.curves import curve, peak
 from memexplore.analysis.tradeoffs import Point
 from memexplore.capture import release_or_installed
 from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs.apply import Applied
 from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.report import ApplyReport
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial, derived_trial, is_traced, run, target_of
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
     """Of one step: measured on a real device, else by the roofline model (`Cost.seconds`), which is for ratios only."""
     samples: int
     """Of one step."""
-    applied: Applied = Applied()
+    applied: ApplyReport = ApplyReport()
     source: Source = Source.PREDICTED
     """Whether peaks and seconds were measured; the peaks of what does not fit a real GPU are predicted."""
     constant: int = 0

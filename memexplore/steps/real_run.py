@@ -20,8 +20,8 @@ from memexplore import capture
 from memexplore.knobs.apply import apply
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs, Precision
-from memexplore.knobs.model_state import attributes_kept, random_states_kept
-from memexplore.knobs.report import Applied
+from memexplore.knobs.model_state import preserve_model_state, preserve_random_states, preserve_weight_storage
+from memexplore.knobs.report import ApplyReport
 from memexplore.recorder import isolation
 from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import training_loop
@@ -42,7 +42,7 @@ class RealRun(NamedTuple):
     """A run on a real device."""
 
     tape: Tape
-    applied: Applied
+    applied: ApplyReport
     seconds: float
     """Of one step; not a number where the run ended out of memory."""
 
@@ -86,15 +86,17 @@ def _prepared(step: Step, knobs: Knobs) -> Step:
     return dataclasses.replace(step, model=model, batch=batch, samples=knobs.batch or step.samples)
 
 
-def _recorded(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None) -> tuple[Tape, Applied]:
-    applied = Applied()
+def _recorded(
+    step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None
+) -> tuple[Tape, ApplyReport]:
+    applied = ApplyReport()
     kept: list[Any] = []
-    with _untouched(step.model), contextlib.ExitStack() as stack:  # type: ignore[arg-type]
+    with _waiting_on_cpu(step.model), contextlib.ExitStack() as stack:  # type: ignore[arg-type]
         with capture.record(device, Unrelated.DROPPED) as recording, ending_out_of_memory():
             recording.end_stacks_at(sys._getframe())
-            applied = _train(step, knobs, device, range(steps), sites, stack, kept).settled()
+            applied = _train(step, knobs, device, range(steps), sites, stack, kept).completed()
         kept.clear()
-    return recording.tape, applied._replace(later=())
+    return recording.tape, applied.without_pending()
 
 
 def _timed(step: Step, knobs: Knobs, device: torch.device, sites: Sites | None) -> float:
@@ -112,7 +114,7 @@ def _timed(step: Step, knobs: Knobs, device: torch.device, sites: Sites | None) 
             yield len(seconds) + 1
             seconds.append(clock() - start)
 
-    with _untouched(step.model), contextlib.ExitStack() as stack, ending_out_of_memory():  # type: ignore[arg-type]
+    with _waiting_on_cpu(step.model), contextlib.ExitStack() as stack, ending_out_of_memory():  # type: ignore[arg-type]
         _train(step, knobs, device, steps(), sites, stack, [])
     return min(seconds, default=math.nan)
 
@@ -136,7 +138,7 @@ def _train(
     sites: Sites | None,
     stack: contextlib.ExitStack,
     kept: list[Any],
-) -> Applied:
+) -> ApplyReport:
     """Copy model and batch to the device and train there; closing `stack` takes the knobs off the model."""
     model = step.model
     assert isinstance(model, torch.nn.Module)
@@ -168,7 +170,7 @@ def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Non
 def borrowed(device: torch.device) -> Iterator[None]:
     """Use a real device for one run; afterwards its memory is free again and all random states are restored."""
     gpus = [device] if device.type == "cuda" else []
-    with random_states_kept(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.isolated(device):
+    with preserve_random_states(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.isolated(device):
         try:
             yield
         except BaseException as error:
@@ -177,23 +179,10 @@ def borrowed(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Have a model wait on the CPU for the block, without gradients; afterwards it has all that it had, and no more.
-
-    Its weights stay the same objects: an optimizer or a loss that holds them has them in the block as well.
-    """
-    weights = [(weight, weight.data, weight.grad, weight.requires_grad) for weight in model.parameters()]
-    with attributes_kept(model):
-        try:
-            for weight, _, _, _ in weights:
-                weight.grad = None
-            if any(not data.is_cpu for _, data, _, _ in weights):
-                # What the run copies is not to be part of it: on the CPU nobody records it.
-                apply_of(model)(lambda value: value.to("cpu"))
-            yield
-        finally:
-            for weight, data, gradient, needed in weights:
-                weight.grad = None
-                weight.data = data
-                weight.requires_grad_(needed)
-                weight.grad = gradient
+def _waiting_on_cpu(model: torch.nn.Module) -> Iterator[None]:
+    """Move a model to the CPU for the block, without gradients, and preserve its state and its memory."""
+    with preserve_model_state(model), preserve_weight_storage(model):
+        if any(not weight.is_cpu for weight in model.parameters()):
+            # A recording of a GPU does not see the CPU: the copies that the run makes are then all on the tape.
+            apply_of(model)(lambda value: value.to("cpu"))
+        yield

@@ -1,4 +1,4 @@
-"""What turning knobs has done, in one sentence."""
+"""Sentences about trials: the effect of changed knobs on peak, fit and FLOPs, and where the numbers come from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 
 from memexplore.analysis import curves, summary
+from memexplore.knobs.facts import Change
 from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
+from memexplore.knobs.report_text import change_text
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.trial import Trial
 from memexplore.tape import Action, Source, Tape
 from memexplore.units import size_text
 
-_AT_NO_COST = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
-"""Fields that leave the FLOPs of forward and backward as they are, so that more of them are recomputed ones."""
-_SPECIAL = {
+_FIELDS_WITHOUT_FLOPS = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
+"""Fields that leave the FLOPs of forward and backward as they are; additional FLOPs then come from recomputation."""
+_VALUE_TEXTS = {
     InPlace.ON: "In-place activations",
     InPlace.OFF: "Activations not in place",
     Precision.OFF: "No mixed precision",
@@ -26,7 +28,7 @@ _SPECIAL = {
     Precision.ALL_BF16: "Everything in bf16",
     Mode.INFERENCE: "Inference only",
 }
-_NAMES = {
+_FIELD_NOUNS = {
     "inplace": "in-place activations",
     "checkpoint": "checkpointing",
     "gpu": "GPU",
@@ -39,39 +41,39 @@ _NAMES = {
 
 
 def sentence(before: Trial, after: Trial, gpu: str | None = None, whole: tuple[Outcome, Outcome] | None = None) -> str:
-    """What the step of knobs from one trial to another has done to peak, fit and FLOPs.
+    """Return the effect of changed knobs on peak, fit and FLOPs as one sentence.
 
-    `gpu` is how the GPU of `after` is called in the sentence; its short name unless given. `whole` are the numbers of
-    both: where a step ran out of memory they tell what it would have needed, else its peak is only known to be over
-    what it got to. Where one of the two was measured, it is said what the second was.
+    `gpu` names the GPU of `after` in the sentence; by default its short name. `whole` are the outcomes of both settings
+    with unlimited memory; without them, the peak of a step that ran out of memory is given as "over" what it reached.
+    If one of the two trials was measured, the sentence says how the second was obtained.
 
-    >>> from memexplore.knobs.report import Applied
+    >>> from memexplore.knobs.report import ApplyReport
     >>> from memexplore.steps.cost import Cost
     >>> from memexplore.tape import Meta, Source
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=16384)
     >>> before, after = (Tape.from_columns({"address": [0], "size": [size]}, meta=meta) for size in (8192, 4096))
-    >>> sentence(Trial(Knobs(), before, Applied(), Cost()), Trial(Knobs(batch=4), after, Applied(), Cost()))
+    >>> sentence(Trial(Knobs(), before, ApplyReport(), Cost()), Trial(Knobs(batch=4), after, ApplyReport(), Cost()))
     'Batch 4: peak 8.00 → 4.00 KiB (−50 %), fits a T4'
 
-    Raises ValueError where a tape is not placed.
+    Raises ValueError for a tape without addresses.
     """
     name = gpu or after.tape.meta.gpu or after.tape.meta.device
     peaks = _peaks(before.tape, after.tape, whole)
     parts = [peaks, _fit(before, after, summary.with_article(name)), _flops(before, after, whole)]
-    told = f"{change(before, after)}: " + ", ".join(part for part in parts if part)
+    text = f"{change(before, after)}: " + ", ".join(part for part in parts if part)
     measured = Source.MEASURED in (before.tape.meta.source, after.tape.meta.source)
-    return f"{told} · {origin(after)}" if measured else told
+    return f"{text} · {origin(after)}" if measured else text
 
 
 def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None = None) -> str:
-    """What a setting needs, where there is none to compare it with; arguments as those of `sentence`.
+    """Return the peak and fit of one setting as a sentence; for the arguments see `sentence`.
 
-    >>> from memexplore.knobs.report import Applied
+    >>> from memexplore.knobs.report import ApplyReport
     >>> from memexplore.steps.cost import Cost
     >>> from memexplore.tape import Meta, Source
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", capacity=2048)
     >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=meta)
-    >>> first_sentence(Trial(Knobs(), tape, Applied(), Cost()))
+    >>> first_sentence(Trial(Knobs(), tape, ApplyReport(), Cost()))
     'As written: peak 512 B, fits a Tesla T4'
     """
     name = summary.with_article(gpu or trial.tape.meta.gpu or trial.tape.meta.device)
@@ -91,13 +93,13 @@ def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None =
 
 
 def origin(trial: Trial) -> str:
-    """Where the numbers of a trial come from: measured, and on what, or predicted.
+    """Return how the numbers of a trial were obtained: measured, and on which device, or predicted.
 
-    >>> from memexplore.knobs.report import Applied
+    >>> from memexplore.knobs.report import ApplyReport
     >>> from memexplore.steps.cost import Cost
     >>> from memexplore.tape import Meta
     >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> origin(Trial(Knobs(), tape, Applied(), Cost(), seconds=0.0123))
+    >>> origin(Trial(Knobs(), tape, ApplyReport(), Cost(), seconds=0.0123))
     "measured on this machine's CPU, 12.3 ms a step"
     """
     meta = trial.tape.meta
@@ -113,29 +115,41 @@ def origin(trial: Trial) -> str:
 
 
 def change(before: Trial, after: Trial) -> str:
-    """What is different in the second trial, in words: what the knobs have applied, else the knobs themselves."""
-    told = [text for text in after.applied.texts if text not in before.applied.texts]
-    changed = [name for name in _fields(before.knobs, after.knobs) if not _is_told(name, after.knobs, told)]
-    words = told + [knob_text(name, getattr(after.knobs, name)) for name in changed]
-    text = ", ".join(words) or "The same setting"
+    """Return the difference between two settings as text: applied changes first, then other changed knobs."""
+    texts = set(before.applied.texts)
+    changes = [change for change in after.applied.changes if change_text(change) not in texts]
+    uncovered = [
+        name
+        for name in _changed_fields(before.knobs, after.knobs)
+        if getattr(after.knobs, name) == getattr(Knobs(), name) or name not in _fields_of(changes)
+    ]
+    phrases = [change_text(change) for change in changes]
+    phrases += [knob_text(name, getattr(after.knobs, name)) for name in uncovered]
+    text = ", ".join(phrases) or "The same setting"
     return text[0].upper() + text[1:]
 
 
+def _fields_of(changes: list[Change]) -> set[str]:
+    """Return the fields of `Knobs` that changes cover."""
+    fields = {change.field for change in changes}
+    return fields | {"lora_rank"} if "lora" in fields else fields
+
+
 def knob_text(name: str, value: Any) -> str:
-    """One setting of one knob in words.
+    """Return the value of one knob as a phrase.
 
     >>> knob_text("accumulation", 4), knob_text("precision", Precision.BF16), knob_text("batch", None)
     ('4 micro-batches', 'Mixed precision in bf16', 'batch as written')
     """
-    noun = _NAMES.get(name, name.replace("_", " "))
+    noun = _FIELD_NOUNS.get(name, name.replace("_", " "))
     if value == getattr(Knobs(), name):
         return f"{noun} as written"
     if isinstance(value, enum.Enum):
-        return str(_SPECIAL.get(value, value.value))
+        return str(_VALUE_TEXTS.get(value, value.value))
     if name == "accumulation":
         return f"{value} micro-batch{'es' if value > 1 else ''}"
     if name == "variables":
-        return ", ".join(f"{variable} = {worth!r}" for variable, worth in value)
+        return ", ".join(f"{variable} = {assigned!r}" for variable, assigned in value)
     if name == "settings":
         return str(value)
     if name == "checkpoint" and value.kind is CheckpointKind.NONE:
@@ -145,39 +159,13 @@ def knob_text(name: str, value: Any) -> str:
     return f"{noun} {value}"
 
 
-def _fields(before: Knobs, after: Knobs) -> list[str]:
-    both = before.changed() | after.changed()
-    names = [name for name in both if getattr(before, name) != getattr(after, name)]
+def _changed_fields(before: Knobs, after: Knobs) -> list[str]:
+    names = [name for name in before.changed() | after.changed() if getattr(before, name) != getattr(after, name)]
     return [*names, "lora_rank"] if before.lora_rank != after.lora_rank and after.lora else names
 
 
-_WORDS_OF = {
-    "checkpoint": ("checkpoint", "recomput"),
-    "inplace": ("in place", "in-place"),
-    "precision": ("precision", "autocast", "bf16", "fp16"),
-    "frozen": ("frozen", "freez"),
-    "lora": ("lora", "adapter"),
-    "memory_format": ("channels_last", "channels last"),
-    "offload": ("saved tensors", "offload", "cpu"),
-    "mode": ("inference", "eval", "no_grad"),
-    "accumulation": ("micro-batch",),
-    "batch": ("batch of",),
-    "input_size": ("input size",),
-    "update": ("update", "in backward"),
-    "zero_grad": ("gradients",),
-}
-"""By which words a phrase of `Applied.texts` is known to tell of a knob."""
-
-
-def _is_told(name: str, after: Knobs, told: list[str]) -> bool:
-    if getattr(after, name) == getattr(Knobs(), name):
-        return False
-    words = _WORDS_OF.get(name) or (str(getattr(getattr(after, name), "value", name)).lower(),)
-    return any(word in text.lower() for text in told for word in words)
-
-
 def out_of_memory(tape: Tape) -> int:
-    """Bytes that a step which ran out of memory needed at least: what it held and what it asked for; 0 where it fits.
+    """Return the bytes that a step out of memory needed at least: allocated plus requested; 0 if it fits.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [1024, 4096]},
@@ -197,18 +185,18 @@ def _peaks(before: Tape, after: Tape, whole: tuple[Outcome, Outcome] | None) -> 
     peaks = [more or curves.peak(tape)[0] for more, tape in zip(needed, (before, after), strict=True)]
     if whole:
         peaks = [measured.peak_allocated for measured in whole]
-    told = [size_text(size) for size in peaks]
-    numbers, units = zip(*(text.split(" ") for text in told), strict=True)
-    first = numbers[0] if units[0] == units[1] else told[0]
+    sizes = [size_text(size) for size in peaks]
+    numbers, units = zip(*(text.split(" ") for text in sizes), strict=True)
+    first = numbers[0] if units[0] == units[1] else sizes[0]
     over = ["over " if more else "" for more in needed]
     if peaks[0] == peaks[1]:
-        return f"peak {over[1]}{told[1]} as before"
+        return f"peak {over[1]}{sizes[1]} as before"
     percent = f" ({percent_text(peaks[1] / peaks[0])})" if peaks[0] and not any(needed) else ""
-    return f"peak {over[0]}{first} → {over[1]}{told[1]}{percent}"
+    return f"peak {over[0]}{first} → {over[1]}{sizes[1]}{percent}"
 
 
 def percent_text(ratio: float) -> str:
-    """A ratio as a change in per cent, with its sign.
+    """Return a ratio as a change in per cent, with its sign.
 
     >>> percent_text(0.47), percent_text(1.3), percent_text(1.001)
     ('−53 %', '+30 %', '+0.1 %')
@@ -219,7 +207,7 @@ def percent_text(ratio: float) -> str:
 
 
 def fits(trial: Trial) -> bool:
-    """Whether the step ran to its end."""
+    """Return whether the step ran to its end."""
     return not np.any(trial.tape.action == Action.OOM)
 
 
@@ -237,14 +225,14 @@ def _fit(before: Trial, after: Trial, name: str) -> str:
 def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -> str:
     if not whole and not (fits(before) and fits(after)):
         return ""
-    # For a sample, where the samples are known: that a larger batch is more work need not be said.
+    # Per sample if the number of samples is given: a larger batch is more work in any case.
     first, second = (one.flops / one.samples for one in whole) if whole else (before.cost.flops, after.cost.flops)
     if not first or not second:
         return ""
     ratio = second / first
     if abs(ratio - 1) < 0.005:
         return ""
-    only = set(_fields(before.knobs, after.knobs)) <= {"checkpoint", *_AT_NO_COST}
+    only = set(_changed_fields(before.knobs, after.knobs)) <= {"checkpoint", *_FIELDS_WITHOUT_FLOPS}
     if ratio >= 1.995:
         return f"{ratio:.{1 if ratio < 9.95 else 0}f} times the FLOPs"
     share = abs(ratio - 1) * 100

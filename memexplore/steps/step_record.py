@@ -15,7 +15,7 @@ import torch
 from memexplore import capture
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.report import Applied
+from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
 from memexplore.steps.step import Step
 from memexplore.steps.trace_reuse import FirstStep, Trace
@@ -32,7 +32,7 @@ class TracedSetting(NamedTuple):
     """A setting that was traced or derived: all that its trial on another GPU needs."""
 
     trace: Trace
-    applied: Applied
+    applied: ApplyReport
     cost: Cost
     assumptions: tuple[str, ...]
     """Notes of the tape about values that a virtual tensor does not have."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from memexplore.knobs.apply import micro_batch_notes, of_model
+from memexplore.knobs.apply import micro_batch_notes, of_model, training_loop_scope
+from memexplore.knobs.facts import Change, Count, Unit
 from memexplore.knobs.forward import device_of
 from memexplore.knobs.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad, conflicts
 from memexplore.knobs.precision import AUTOCAST
-from memexplore.knobs.report import Applied
+from memexplore.knobs.report import ApplyReport
 from memexplore.steps import optimizers
 from memexplore.steps.step import Step
 from memexplore.torch_internals.dispatch import pytree
@@ -51,7 +52,7 @@ def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> A
     return pytree.tree_map_only(torch.Tensor, moved, batch)
 
 
-def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> Applied:
+def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> ApplyReport:
     """Train a model on its device with the knobs of the loop; `apply` has put those of the model on (`knobs_to_apply`).
 
     The loss of a micro-batch is divided by their number, so the gradients are those of the whole batch where the loss
@@ -70,23 +71,24 @@ def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int]
         raise ValueError("; ".join(wrong))
     batch = step.batch_of(knobs.batch, knobs.input_size)
     count, device = knobs.accumulation or 1, device_of(model)
-    applied = Applied(tuple(_texts(step, knobs)), (), micro_batch_notes(knobs, model))
+    report = ApplyReport(tuple(_changes(step, knobs)), (), micro_batch_notes(knobs, model))
     loss: list[torch.Tensor] = []
     if knobs.mode is Mode.INFERENCE:
         for _ in steps:
-            with torch.no_grad():
+            with torch.no_grad(), training_loop_scope(knobs, device):
                 for part in step.micro_batches(batch, count, knobs.batch):
                     part = to_device(part, device, knobs)
                     for _ in _losses(step, knobs, model, part, device, loss):
                         pass
         kept += loss
-        return applied
+        return report
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     if not weights:
         raise ValueError("no weight of the model trains: leave some layer out of frozen=, or set mode='inference'")
     keeps_zeros = knobs.zero_grad is ZeroGrad.TO_ZERO
     scaler = torch.amp.GradScaler(device.type, enabled=knobs.precision is Precision.FP16)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(training_loop_scope(knobs, device))
         optimizer = None
         if knobs.update is Update.IN_BACKWARD:
             kept.append(stack.enter_context(_stepping_in_backward(step, knobs, weights)))
@@ -103,7 +105,7 @@ def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int]
                 scaler.update()
                 optimizer.zero_grad(set_to_none=not keeps_zeros)
     kept += loss
-    return applied
+    return report
 
 
 def _losses(
@@ -162,23 +164,21 @@ def _stepping_in_backward(
             hook.remove()
 
 
-def _texts(step: Step, knobs: Knobs) -> Iterator[str]:
-    size, count = knobs.batch or step.batch_size, knobs.accumulation or 1
+def _changes(step: Step, knobs: Knobs) -> Iterator[Change]:
+    """Yield the knobs that the loop follows."""
+    count = knobs.accumulation or 1
     if knobs.batch is not None:
-        yield f"batch of {size}"
+        yield Change("batch", knobs.batch)
     if count > 1:
-        yield f"{count} micro-batches of {size // count}"
+        yield Change("accumulation", count, (Count(Unit.SAMPLE, (knobs.batch or step.batch_size) // count),))
     if knobs.input_size is not None:
-        yield f"input size {knobs.input_size}"
+        yield Change("input_size", knobs.input_size)
     if knobs.precision in AUTOCAST:
-        scaled = " with GradScaler" if knobs.precision is Precision.FP16 and knobs.mode is not Mode.INFERENCE else ""
-        yield f"{knobs.precision.value} autocast{scaled}"
+        scaled = knobs.precision is Precision.FP16 and knobs.mode is not Mode.INFERENCE
+        yield Change("precision", knobs.precision, (Count(Unit.GRAD_SCALER, 1),) if scaled else ())
     if knobs.mode is Mode.INFERENCE:
         return
     changed = knobs.changed()
-    if "optimizer" in changed:
-        yield knobs.optimizer.value
-    if "update" in changed:
-        yield "optimizer step in backward" if knobs.update is Update.IN_BACKWARD else f"{knobs.update.value} update"
-    if "zero_grad" in changed:
-        yield f"gradients {knobs.zero_grad.value}"
+    for field in ("optimizer", "update", "zero_grad"):
+        if field in changed:
+            yield Change(field, changed[field])

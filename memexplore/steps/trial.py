@@ -17,11 +17,13 @@ import torch
 from memexplore import capture, targets
 from memexplore.analysis.curves import peak
 from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs import inplace
-from memexplore.knobs.apply import Applied, apply
+from memexplore.knobs.apply import apply
+from memexplore.knobs.facts import Note, NoteKind
+from memexplore.knobs.inplace.legal import legal_sites, observed
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import InPlace, Knobs, Optimizer, Precision, Update
-from memexplore.knobs.model_state import attributes_kept, random_states_kept
+from memexplore.knobs.model_state import preserve_model_state, preserve_random_states
+from memexplore.knobs.report import ApplyReport
 from memexplore.steps import real_run, training_loop
 from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.step import Step
@@ -43,7 +45,7 @@ class Trial(NamedTuple):
 
     knobs: Knobs
     tape: Tape
-    applied: Applied
+    applied: ApplyReport
     cost: Cost
     """Of the first step."""
     seconds: float = math.nan
@@ -132,13 +134,13 @@ def _run_on_real_device(step: Step, knobs: Knobs, target: str, release: str | No
     device = targets.real_device(target, release)
     twin = targets.predicted_as(target)
     cost, sites = Cost(), None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     try:
         sites = _sites(step, knobs, _virtual_gpu(knobs, twin, None))
         predicted = run(step, knobs, gpu=targets.unlimited(twin))
     except Exception as error:
         # An error of the knobs or of the step is raised by the real run as well.
-        notes = (f"FLOPs are not known, since no virtual GPU can run this step: {type(error).__name__}: {error}",)
+        notes = (Note(NoteKind.NO_FLOPS, (type(error).__name__, str(error))),)
     else:
         cost = predicted.cost
         if target == targets.CPU:
@@ -165,7 +167,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
     """Run a step on a virtual GPU; with a record, reuse its traces and add to them."""
     model = built_model(step)
     sites = _sites(step, knobs, target)
-    applied = Applied()
+    applied = ApplyReport()
     kept: list[Any] = []
     begun: FirstStep | None = None
     trace: Trace | None = None
@@ -184,7 +186,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
 
     with (
         _undisturbed(),
-        _as_it_was(model),
+        preserve_model_state(model),
         capture.virtual(target.gpu, release=target.release, settings=str(target.settings)) as device,
         _on_host(model),
         contextlib.ExitStack() as stack,
@@ -194,9 +196,9 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             applied = stack.enter_context(apply(training_loop.knobs_to_apply(knobs), model, sites))
-            applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).settled()
+            applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).completed()
         kept.clear()
-        applied = applied._replace(later=())  # a run that ended out of memory knows nothing of what it did not reach
+        applied = applied.without_pending()  # a run that ended out of memory knows nothing of what it did not reach
         depends_on_memory = device.properties_read
     tape = recording.tape
     if record is None or depends_on_memory or begun is None:
@@ -235,14 +237,14 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
         model = built_model(step)
         with (
             _undisturbed(),
-            _as_it_was(model),
+            preserve_model_state(model),
             capture.virtual(targets.unlimited(target.gpu), release=target.release),
             _on_host(model),
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             # Outermost, or a call in a checkpointed forward is not recognised when it is recomputed.
-            with inplace.watched(model), apply(training_loop.knobs_to_apply(plain), model):
-                sites = inplace.legal_sites(lambda: training_loop.train(step, plain, model, range(1), []), model)
+            with observed(model), apply(training_loop.knobs_to_apply(plain), model):
+                sites = legal_sites(lambda: training_loop.train(step, plain, model, range(1), []), model)
         record.add_sites(plain, target, sites)
     return sites
 
@@ -250,7 +252,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep the random states, and keep the garbage collector from scanning older objects (150 ms of a 200 ms run)."""
-    with random_states_kept():
+    with preserve_random_states():
         if gc.get_freeze_count():  # the caller has frozen objects, which unfreeze() would give back
             yield
             return
@@ -259,21 +261,6 @@ def _undisturbed() -> Iterator[None]:
             yield
         finally:
             gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
-    """Take the gradients away for the block; gradients and attributes are the model's own again afterwards."""
-    weights = [(weight, weight.grad, weight.requires_grad) for weight in model.parameters()]
-    with attributes_kept(model):
-        try:
-            for weight, _, _ in weights:
-                weight.grad = None
-            yield
-        finally:
-            for weight, gradient, needed in weights:
-                weight.requires_grad_(needed)
-                weight.grad = gradient
 
 
 @contextlib.contextmanager

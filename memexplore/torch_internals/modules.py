@@ -34,6 +34,14 @@ HOOK_TABLES = MODULE_TABLES[3:]
 """Tables of a module's own hooks."""
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter(MODULE_TABLES[0])
 buffers_of: Callable[[nn.Module], dict[str, torch.Tensor | None]] = operator.attrgetter(MODULE_TABLES[1])
+pre_hooks_of: Callable[[nn.Module], dict[int, Callable[..., Any]]] = operator.attrgetter(MODULE_TABLES[4])
+pre_hooks_with_kwargs_of: Callable[[nn.Module], dict[int, bool]] = attribute_of(
+    "torch.nn.Module",
+    "_forward_pre_hooks_with_kwargs",
+    nn.Module,
+    "which forward pre-hooks take keyword arguments; a hook is removed also if an interrupt lost its handle",
+    "knobs cannot be taken off a model",
+)
 children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter(MODULE_TABLES[2])
 GLOBAL_HOOKS = tuple(
     replaceable(

@@ -178,7 +178,7 @@ def test_what_was_left_out_is_on_the_screen(explored: Any) -> None:
     knob(explored, "Checkpoint", "select").select_option("norms, activations")
     knobs = Knobs(checkpoint="norms")
     wait_for(explored, knobs)
-    left = ran(knobs)[0].applied.left_out
+    left = ran(knobs)[0].applied.skipped
     assert left
     for one in left:
         explored.page.get_by_text(f"{one.where}: {one.reason}").wait_for()

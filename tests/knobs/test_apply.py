@@ -18,9 +18,10 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.knobs.apply import apply
-from memexplore.knobs.forward import forward_inside
+from memexplore.knobs.forward import run_forward_inside
 from memexplore.knobs.inplace.legal import legal_sites
 from memexplore.knobs.knobs import InPlace, Knobs, MemoryFormat, Offload
+from memexplore.knobs.undo import UndoLog, undone_after
 from tests.small_nets import Deep, everything, flat, gradients, images, step_of
 
 SAME = [
@@ -169,7 +170,7 @@ def test_autocast_is_around_the_forward(precision: str, dtype: torch.dtype) -> N
 
 def test_fp16_tells_that_the_loop_needs_a_scaler() -> None:
     with apply(Knobs(precision="fp16"), flat()) as applied:
-        assert [note for note in applied.notes if 'GradScaler("cpu")' in note]
+        assert [note for note in applied.note_texts if 'GradScaler("cpu")' in note]
 
 
 def test_off_switches_every_autocast_off() -> None:
@@ -187,9 +188,10 @@ def test_off_switches_every_autocast_off() -> None:
     mine = torch.autocast("cpu", dtype=torch.bfloat16)
     with mine, apply(Knobs(precision="off"), model), mine:
         assert model(x).dtype is torch.float32
-        assert model.inner(x).dtype is torch.float32
-    with mine:
+        # A part called by other code is outside the model's forward.
         assert model.inner(x).dtype is torch.bfloat16
+    with mine:
+        assert model(x).dtype is torch.bfloat16
 
 
 def test_all_bf16_has_weights_buffers_and_inputs_in_bf16() -> None:
@@ -261,7 +263,7 @@ def test_offload_moves_nothing_on_a_cpu() -> None:
     model = flat()
     with apply(Knobs(offload="saved tensors on the CPU"), model) as applied:
         assert "forward" not in model.__dict__
-    assert applied.notes == ("The model is on the CPU: nothing had to be moved there.",)
+    assert applied.note_texts == ("The model is on the CPU: no tensor had to be moved there.",)
 
 
 def test_offload_has_saved_tensors_wait_on_the_cpu() -> None:
@@ -332,11 +334,13 @@ def test_norms_computed_again_find_what_waited_elsewhere(make: Any) -> None:
         packed.append(tensor.shape)
         return tensor.detach().clone()
 
-    # On a CPU `save_on_cpu` moves nothing: hooks that copy stand for it.
-    with (
-        apply(Knobs(checkpoint="norms"), again.model),
-        forward_inside(again.model, lambda: torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor)),
-    ):
+    def copy_saved_tensors(log: UndoLog) -> None:
+        # On a CPU `save_on_cpu` moves nothing: hooks that copy stand for it.
+        run_forward_inside(
+            log, again.model, lambda: torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor)
+        )
+
+    with undone_after(copy_saved_tensors), apply(Knobs(checkpoint="norms"), again.model):
         changed, after = gradients(again, again.model)
     assert packed
     assert torch.equal(changed, loss)
@@ -466,14 +470,14 @@ def test_adapters_leave_out_what_attention_never_calls() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     with apply(Knobs(lora="self_attn, linear1".split(", ")), model) as applied:
         model(torch.zeros(1, 3, 8))
-    assert [where for where, _ in applied.left_out] == ["self_attn.out_proj"]
+    assert [where for where, _ in applied.skipped] == ["self_attn.out_proj"]
 
 
 def test_adapters_tell_of_a_shared_weight() -> None:
     model = nn.ModuleDict({"embedding": nn.Embedding(10, 8), "head": nn.Linear(8, 10, bias=False)})
     model["head"].weight = model["embedding"].weight
     with apply(Knobs(lora="head"), model) as applied:
-        assert "head shares its weight with embedding.weight: it is frozen there too." in applied.notes
+        assert "head shares its weight with embedding.weight: that weight is frozen there too." in applied.note_texts
 
 
 def test_a_layer_without_linear_layers_takes_no_adapter() -> None:
@@ -506,13 +510,13 @@ def test_sites_that_were_found_are_used() -> None:
 def test_knobs_of_the_loop_are_left_to_it() -> None:
     with apply(Knobs(optimizer="Adam", batch=4, gpu="T4"), flat()) as applied:
         assert applied.texts == ()
-        assert [note.split(" belongs")[0] for note in applied.notes] == ["batch 4", "optimizer Adam", "gpu T4"]
+        assert [note.split(" belongs")[0] for note in applied.note_texts] == ["batch 4", "optimizer Adam", "gpu T4"]
 
 
 @pytest.mark.parametrize(("make", "accumulation", "told"), [(images, 4, 1), (images, 1, 0), (flat, 4, 0)])
 def test_batch_norm_and_micro_batches_are_told_of(make: Any, accumulation: int, told: int) -> None:
     with apply(Knobs(accumulation=accumulation), make()) as applied:
-        assert sum("Batch norm" in note for note in applied.notes) == told
+        assert sum("Batch norm" in note for note in applied.note_texts) == told
 
 
 # Virtual models.

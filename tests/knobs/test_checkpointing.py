@@ -168,7 +168,7 @@ def test_named_layers_train_exactly_as_in_the_plain_run():
     model.load_state_dict(start)
     with checkpointed(model, on("layers transformer.h.1 transformer.h.3.mlp")) as applied:
         assert same(train(model, x, loss_of), expected)
-    assert applied.settled().texts == ("Checkpointing 2 of 2 named layers",)
+    assert applied.completed().texts == ("Checkpointing 2 of 2 named layers",)
 
 
 def test_plain_lines_would_move_batch_norms_statistics_twice_and_a_note_says_so():
@@ -179,7 +179,7 @@ def test_plain_lines_would_move_batch_norms_statistics_twice_and_a_note_says_so(
     with checkpointed(model, on("every 1")) as applied:
         model(x).sum().backward()
     assert model[0][1].num_batches_tracked == 3
-    assert any("statistics move once" in note for note in applied.notes)
+    assert any("statistics move once" in note for note in applied.note_texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -255,7 +255,7 @@ def test_a_result_overwritten_between_layers_is_kept_as_it_was_given():
     with checkpointed(model, on("sqrt")) as applied:
         assert same(train(model, x, lambda model, x: model(x)), expected)
     # Two segments: the second layer of each gets something else than the first returned.
-    assert any("layers.1, layers.3" in note for note in applied.settled().notes)
+    assert any("layers.1, layers.3" in note for note in applied.completed().note_texts)
 
 
 def test_a_block_whose_first_module_overwrites_its_input_gets_a_copy():

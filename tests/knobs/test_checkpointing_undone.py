@@ -188,15 +188,15 @@ def test_of_a_layer_and_a_part_of_it_the_layer_counts():
     model = UNet(3, 1, 4)
     with checkpointed(model, on("layers enc1.0 enc1")) as applied:
         model(torch.randn(1, 3, 16, 16)).sum().backward()
-    told = applied.settled()
+    told = applied.completed()
     assert told.texts == ("Checkpointing 1 of 2 named layers",)
-    assert [entry.where for entry in told.left_out] == ["enc1.0"]
+    assert [entry.site for entry in told.skipped] == ["enc1.0"]
 
 
 def test_a_list_of_layers_is_left_out():
     with checkpointed(gpt2(), on("layers transformer.h")) as applied:
         pass
-    assert "nobody calls" in applied.left_out[0].reason
+    assert "never called" in applied.skipped[0].reason
 
 
 def test_blocks_that_never_ran_or_ran_without_gradients_are_named():
@@ -214,9 +214,9 @@ def test_blocks_that_never_ran_or_ran_without_gradients_are_named():
     with checkpointed(model, on("every 1")) as applied:
         model(torch.ones(1, 4)).sum().backward()
     assert applied.texts == ("Checkpointing 3 of 3 blocks",)
-    told = applied.settled()
+    told = applied.completed()
     assert told.texts == ("Checkpointing 1 of 3 blocks",)
-    assert {entry.where: entry.reason.split(",")[0] for entry in told.left_out} == {
+    assert {entry.site: entry.reason.split(",")[0] for entry in told.skipped} == {
         "layers.0": "it ran without gradients",
         "layers.1": "it was not called",
     }
@@ -226,16 +226,16 @@ def test_a_model_without_repeated_blocks_is_named():
     with checkpointed(nn.LSTM(4, 4), on("every 1")) as applied:
         pass
     assert applied.texts == ("Checkpointing 0 of 0 blocks",)
-    assert "name the layers" in applied.left_out[0].reason
+    assert "name the layers" in applied.skipped[0].reason
 
 
 def test_activation_functions_that_win_nothing_are_named():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 4))
     with checkpointed(model, on("norms")) as applied:
         model(torch.ones(1, 4)).sum().backward()
-    told = applied.settled()
+    told = applied.completed()
     assert told.texts == ("Recomputing 1 normalisation and 1 activation function",)
-    assert [entry.where for entry in told.left_out] == ["1"]
+    assert [entry.site for entry in told.skipped] == ["1"]
 
 
 def test_a_trial_tells_what_its_run_told_and_can_be_pickled():

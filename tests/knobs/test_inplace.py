@@ -16,7 +16,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
-from memexplore.knobs.inplace.legal import Form, Sites, in_place, legal_sites, watched
+from memexplore.knobs.inplace.activations import Form
+from memexplore.knobs.inplace.in_place import in_place
+from memexplore.knobs.inplace.legal import legal_sites, observed
+from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import InPlace, Knobs
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
@@ -62,7 +65,7 @@ def found(net: nn.Module) -> Sites:
 
 
 def reasons(sites: Sites) -> dict[str, str]:
-    return {str(site.place): site.reason for site in sites.sites}
+    return {str(site.call): site.reason for site in sites.sites}
 
 
 def outcome(net: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -110,7 +113,7 @@ def test_an_input_that_is_read_again_is_left_out_with_its_line():
     net = Net(trap, act=nn.ReLU())
     sites = found(net)
     line = line_of(trap, "h + y")
-    assert sites.left_out == (("act", f"its input is read again by aten::add at {THIS}:{line}"),)
+    assert sites.skipped == (("act", f"its input is read again by aten::add at {THIS}:{line}"),)
     assert_same_results(net, sites)
 
 
@@ -130,7 +133,7 @@ def test_an_alias_that_is_read_again_is_found():
 
     net = Net(forward)
     sites = found(net)
-    assert "read again by aten::sum" in sites.left_out[0].reason
+    assert "read again by aten::sum" in sites.skipped[0].reason
     assert_same_results(net, sites)
 
 
@@ -151,7 +154,7 @@ def test_what_a_view_of_several_outputs_gives_is_left_out_as_torch_refuses_it():
         return net.act(left) * right
 
     net = Net(forward, act=nn.LeakyReLU())
-    assert found(net).left_out[0].reason.startswith("torch refuses: Output 0 of Split")
+    assert found(net).skipped[0].reason.startswith("torch refuses: Output 0 of Split")
     assert_same_results(net, found(net))
 
 
@@ -159,7 +162,7 @@ def test_an_expanded_tensor_is_left_out():
     net = Net(lambda net, x: net.act(net.first(x)[:1].expand(4, 8) * 1 + net.first(x)[:1].expand(4, 8)), act=nn.ReLU())
     assert found(net).modules == ("act",)  # a sum has memory of its own
     net = Net(lambda net, x: net.act(net.first(x)[:1].expand(4, 8)), act=nn.ReLU())
-    assert found(net).left_out[0].reason == "its input is expanded: several of its elements share memory"
+    assert found(net).skipped[0].reason == "its input is expanded: several of its elements share memory"
     assert_same_results(net, found(net))
 
 
@@ -169,7 +172,7 @@ def test_an_output_kept_for_backward_is_left_out():
 
     net = Net(forward)
     line = line_of(forward, "exp")
-    assert found(net).left_out[0].reason == f"its input is kept for the backward pass of aten::exp at {THIS}:{line}"
+    assert found(net).skipped[0].reason == f"its input is kept for the backward pass of aten::exp at {THIS}:{line}"
     assert_same_results(net, found(net))
 
 
@@ -178,7 +181,7 @@ def test_an_activation_may_follow_one_that_keeps_its_input_but_not_both_be_in_pl
     net = Net(lambda net, x: net.second(torch.sigmoid(net.act(net.first(x)))), act=nn.LeakyReLU())
     sites = found(net)
     assert sites.modules == ("act",)
-    assert "what act keeps for the backward pass" in sites.left_out[0].reason
+    assert "what act keeps for the backward pass" in sites.skipped[0].reason
     assert_same_results(net, sites)
 
 
@@ -190,7 +193,7 @@ def test_the_batch_and_a_view_of_it_are_never_overwritten():
     )
     sites = found(net)
     assert not sites.modules
-    assert all("was there before the model ran" in left.reason for left in sites.left_out)
+    assert all("existed before the model ran" in left.reason for left in sites.skipped)
     x = torch.randn(4, 8)
     before = x.clone()
     with in_place(net, InPlace.ON):
@@ -200,7 +203,7 @@ def test_the_batch_and_a_view_of_it_are_never_overwritten():
 
 def test_a_weight_is_never_overwritten():
     net = Net(lambda net, x: functional.linear(x, functional.relu(net.first.weight)))
-    assert "a weight" in found(net).left_out[0].reason
+    assert "a weight" in found(net).skipped[0].reason
 
 
 def test_what_the_model_keeps_after_the_step_is_left_out():
@@ -209,7 +212,7 @@ def test_what_the_model_keeps_after_the_step_is_left_out():
         return net.second(functional.relu(net.features))
 
     net = Net(forward)
-    assert found(net).left_out[0].reason == "something still holds its input when the step has ended"
+    assert found(net).skipped[0].reason == "its input is still alive when the step has ended"
     before = net.features
     with in_place(net, InPlace.ON), torch.no_grad():
         assert torch.equal(net(torch.ones(4, 8)), net.second(functional.relu(net.features)))
@@ -225,7 +228,7 @@ def test_what_a_hook_put_away_and_the_loss_reads_is_left_out():
     def call() -> None:
         (net(torch.ones(4, 8)).sum() + kept.pop().sum()).backward()
 
-    assert "read again by aten::sum" in legal_sites(call, net).left_out[0].reason
+    assert "read again by aten::sum" in legal_sites(call, net).skipped[0].reason
 
 
 def test_a_numpy_array_over_the_input_is_left_out():
@@ -241,7 +244,7 @@ def test_a_numpy_array_over_the_input_is_left_out():
 
 def test_what_the_step_returns_is_left_out():
     net = Net(lambda net, x: (net.act(h := net.first(x)), h), act=nn.ReLU())
-    assert "returns" in legal_sites(lambda: net(torch.ones(4, 8)), net).left_out[0].reason
+    assert "returns" in legal_sites(lambda: net(torch.ones(4, 8)), net).skipped[0].reason
     with in_place(net, InPlace.ON):
         output, before = net(torch.ones(4, 8))
     assert not torch.equal(output, before)
@@ -292,7 +295,7 @@ def test_one_line_called_from_several_modules_is_a_place_in_each():
 def test_what_would_be_copied_by_autograd_is_left_out(name):
     net = Net(lambda net, x: net.second(getattr(functional, name)(net.first(x))))
     sites = found(net)
-    assert "autograd would copy it, nothing is saved" in sites.left_out[0].reason
+    assert "autograd would copy it, nothing is saved" in sites.skipped[0].reason
     assert_same_results(net, sites)
 
 
@@ -303,7 +306,7 @@ def test_functions_and_methods_run_in_place(name):
     net = Net(lambda net, x: torch_function(net.second(function(net.first(x)))))
     sites = found(net)
     assert len(sites.calls) == 2
-    assert not sites.left_out
+    assert not sites.skipped
     assert_same_results(net, sites)
 
 
@@ -314,7 +317,7 @@ def test_elu_in_place_differs_in_the_last_bits_and_says_so():
     with in_place(net, InPlace.ON, sites) as applied:
         changed = outcome(net)
     assert torch.equal(plain[0], changed[0])
-    assert "last bits" in applied.notes[0]
+    assert "last bits" in applied.note_texts[0]
     assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(plain, changed, strict=True))
 
 
@@ -331,7 +334,7 @@ def test_dropout_on_a_gpu_is_left_out_as_its_mask_would_be_larger():
     net = Net(lambda net, x: net.second(net.drop(net.first(x))), drop=nn.Dropout(0.5))
     with mx.virtual("T4"):
         net.cuda()
-        assert "keeps more for its backward pass" in legal_sites(step(net), net).left_out[0].reason
+        assert "keeps more for its backward pass" in legal_sites(step(net), net).skipped[0].reason
 
 
 def test_dropout_that_drops_nothing_is_no_activation():
@@ -390,7 +393,7 @@ def test_convolutional_nets_are_in_place_throughout_and_equal(name):
     net, x = build(), torch.randn(2, 4, 8, 8)
     sites = legal_sites(lambda: _sum(net(x)).backward(), net)
     assert len(sites.sites) == count
-    assert not sites.left_out
+    assert not sites.skipped
     assert_same_results(net, sites, x)
 
 
@@ -408,8 +411,8 @@ def test_a_transformer_whose_activation_is_a_module_that_calls_a_function(activa
     sites = legal_sites(call, net)
     # silu needs its input in backward; relu keeps its output; the new GELU has a tanh, whose output it keeps.
     assert len(sites.sites) == 2
-    assert len(sites.left_out) == (2 if activation == "silu" else 0)
-    assert str(sites.sites[0].place).startswith("model.layers.0.mlp.act_fn")
+    assert len(sites.skipped) == (2 if activation == "silu" else 0)
+    assert str(sites.sites[0].call).startswith("model.layers.0.mlp.act_fn")
     call()
     plain = [weight.grad.clone() for weight in net.parameters()]
     with in_place(net, InPlace.ON, sites):
@@ -453,9 +456,9 @@ def test_a_function_in_a_checkpointed_forward_is_known_again_only_where_it_was_w
         net.inner.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
 
     wrap()
-    assert "a checkpoint runs it again" in legal_sites(step(net), net).left_out[0].reason
+    assert "a checkpoint runs it again" in legal_sites(step(net), net).skipped[0].reason
     net.inner.forward = inner
-    with watched(net):
+    with observed(net):
         wrap()
         assert len(legal_sites(step(net), net).calls) == 1
         net.inner.forward = inner
@@ -469,7 +472,7 @@ def test_autocast_changes_no_legality_and_no_result():
     net = Net(forward, act=nn.LeakyReLU())
     sites = legal_sites(step(net), net)
     assert len(sites.sites) == 2
-    assert not sites.left_out
+    assert not sites.skipped
     assert_same_results(net, sites)
 
 
@@ -519,8 +522,8 @@ def test_off_leaves_a_statement_whose_value_is_dropped():
     assert applied.texts == ("In-place at 1 of 1 activations",)
     line = line_of(forward, "net.second")
     assert (
-        applied.left_out == ((f"relu at {THIS}:{line - 1}", f"its input is read again by aten::t at {THIS}:{line}"),)
-        or "read again by" in applied.left_out[0].reason
+        applied.skipped == ((f"relu at {THIS}:{line - 1}", f"its input is read again by aten::t at {THIS}:{line}"),)
+        or "read again by" in applied.skipped[0].reason
     )
     assert_same_results(net, sites)
 
@@ -586,7 +589,7 @@ def test_the_first_call_in_each_mode_is_looked_at():
         net.train()(x)
         assert torch.equal(net.eval()(x), plain)
         net.train()(x)
-    assert applied.settled().texts == ("In-place at 1 of 1 activations",)
+    assert applied.completed().texts == ("In-place at 1 of 1 activations",)
 
 
 def test_a_model_that_needs_values_says_what_to_do():

@@ -227,8 +227,8 @@ def test_what_was_left_out_is_listed_with_its_reason(shown: Explorer) -> None:
 
     explorer = explore(Step(nn.Sequential(nn.Linear(8, 8), Residual()), torch.zeros(4, 8), loss=torch.mean))
     explorer.knobs = Knobs(inplace="on")
-    (left,) = explorer.trial.applied.left_out
-    assert "relu" in left.where
+    (left,) = explorer.trial.applied.skipped
+    assert "relu" in left.site
     assert html.escape(left.reason) in explorer._hints.value
 
 

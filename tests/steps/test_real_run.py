@@ -171,7 +171,7 @@ def test_every_knob_runs_on_the_cpu(knobs: Knobs) -> None:
 
 def test_a_note_that_offload_moves_nothing_on_the_cpu() -> None:
     told = run(step(), Knobs(offload="saved tensors on the CPU"), gpu="cpu")
-    assert "nothing had to be moved" in " ".join(told.applied.notes)
+    assert "no tensor had to be moved" in " ".join(told.applied.note_texts)
 
 
 # -- measured and predicted: the same ops, and every difference explained
@@ -395,6 +395,6 @@ def test_step_that_no_virtual_gpu_can_run_is_run_without_flops() -> None:
 
     told = run(step(loss=None, compute_loss=loss), gpu="cpu")
     assert told.cost.flops == 0
-    assert told.applied.notes == (
-        "FLOPs are not known, since no virtual GPU can run this step: NotImplementedError: needs values",
+    assert told.applied.note_texts == (
+        "FLOPs are unknown, since no virtual GPU can run this step: NotImplementedError: needs values",
     )

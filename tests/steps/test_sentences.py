@@ -1,4 +1,4 @@
-"""The sentence of the explorer, as text."""
+"""Sentences of the explorer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.report import Applied
+from memexplore.knobs.facts import Change, Count, Unit
+from memexplore.knobs.knobs import Checkpoint, Knobs, Precision
+from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.sentences import change, first_sentence, knob_text, percent_text, sentence
@@ -26,11 +27,11 @@ def trial(
     knobs: Knobs | None = None,
     *,
     flops: int = 100,
-    texts: tuple[str, ...] = (),
+    changes: tuple[Change, ...] = (),
     meta: Meta = T4,
     oom: float = 0,
 ) -> Trial:
-    """A trial with a peak of so many GiB; with `oom` it then asks for so many more, in vain."""
+    """Return a trial with a peak of `size` GiB; with `oom` it then runs out of memory on a request of `oom` GiB."""
     rows = {
         "action": [Action.ALLOC, Action.OOM][: 2 if oom else 1],
         "address": [0, -1][: 2 if oom else 1],
@@ -40,7 +41,7 @@ def trial(
         "module": [0] * (2 if oom else 1),
     }
     tape = Tape.from_columns(rows, modules=["conv1"], meta=meta)
-    return Trial(knobs or Knobs(), tape, Applied(texts), Cost((Work(flops, 0, torch.float32, False),)))
+    return Trial(knobs or Knobs(), tape, ApplyReport(changes), Cost((Work(flops, 0, torch.float32, False),)))
 
 
 def numbers(size: float, flops: int = 100, samples: int = 8, *, fits: bool = True) -> Outcome:
@@ -48,17 +49,17 @@ def numbers(size: float, flops: int = 100, samples: int = 8, *, fits: bool = Tru
 
 
 CHECKPOINTS = Knobs(checkpoint="every 1")
-WORDS = ("Checkpointing 16 of 16 blocks",)
+RECOMPUTED = (Change("checkpoint", CHECKPOINTS.checkpoint, (Count(Unit.BLOCK, 16, 16),)),)
 
 
-def test_checkpointing_tells_peak_fit_and_recomputed_flops() -> None:
+def test_sentence_has_peak_fit_and_recomputed_flops() -> None:
     # 4.3 / 9.1 = 0.473, and 131 / 100 FLOPs
-    told = sentence(trial(9.1), trial(4.3, CHECKPOINTS, flops=131, texts=WORDS))
-    assert told == "Checkpointing 16 of 16 blocks: peak 9.10 → 4.30 GiB (−53 %), fits a T4, recomputes 31 % more FLOPs"
+    text = sentence(trial(9.1), trial(4.3, CHECKPOINTS, flops=131, changes=RECOMPUTED))
+    assert text == "Checkpointing 16 of 16 blocks: peak 9.10 → 4.30 GiB (−53 %), fits a T4, recomputes 31 % more FLOPs"
 
 
-def test_what_fits_now_is_told_with_all_that_was_needed_before() -> None:
-    before, after = trial(9, oom=6), trial(4.3, CHECKPOINTS, texts=WORDS)
+def test_setting_that_now_fits_is_compared_with_the_bytes_needed_before() -> None:
+    before, after = trial(9, oom=6), trial(4.3, CHECKPOINTS, changes=RECOMPUTED)
     # 9 GiB were held when 6 more were asked for: at least 15
     assert sentence(before, after) == "Checkpointing 16 of 16 blocks: peak over 15.0 → 4.30 GiB, now fits a T4"
     # with memory without end it would have been 20; 4.4 / 20 = 0.22
@@ -68,73 +69,86 @@ def test_what_fits_now_is_told_with_all_that_was_needed_before() -> None:
     )
 
 
-def test_what_fits_no_longer_is_told_with_the_place() -> None:
-    told = sentence(trial(4), trial(9, Knobs(batch=64), oom=6, texts=("batch of 64",)))
-    assert told == (
+def test_setting_that_no_longer_fits_names_where_it_ran_out_of_memory() -> None:
+    text = sentence(trial(4), trial(9, Knobs(batch=64), oom=6, changes=(Change("batch", 64),)))
+    assert text == (
         "Batch of 64: peak 4.00 → over 15.0 GiB, no longer fits a T4: out of memory in step 1, forward of conv1"
     )
 
 
-def test_what_still_does_not_fit_says_so() -> None:
-    told = sentence(trial(9, oom=6), trial(9, Knobs(precision="bf16"), oom=5.5))
-    assert "still does not fit a T4" in told
+def test_setting_that_still_does_not_fit() -> None:
+    text = sentence(trial(9, oom=6), trial(9, Knobs(precision="bf16"), oom=5.5))
+    assert "still does not fit a T4" in text
 
 
-def test_another_gpu_is_compared_with_nothing() -> None:
-    told = sentence(trial(9, oom=6), trial(15, Knobs(gpu="A100 40GB"), meta=A100))
-    assert told.endswith("fits an A100 40GB")
-    assert "now" not in told
+def test_fit_on_another_gpu_is_not_compared() -> None:
+    text = sentence(trial(9, oom=6), trial(15, Knobs(gpu="A100 40GB"), meta=A100))
+    assert text.endswith("fits an A100 40GB")
+    assert "now" not in text
 
 
-def test_flops_are_those_of_a_sample() -> None:
+def test_flops_are_compared_per_sample() -> None:
     before, after = trial(4), trial(8, Knobs(batch=16), flops=200)
-    # twice the samples, twice the FLOPs: nothing to tell
+    # twice the samples, twice the FLOPs: equal per sample
     assert "FLOPs" not in sentence(before, after, whole=(numbers(4), numbers(8, 200, 16)))
     assert sentence(before, after).endswith("2.0 times the FLOPs")
 
 
-def test_fewer_flops_are_told_and_not_called_recomputed() -> None:
+def test_fewer_flops_are_not_called_recomputed() -> None:
     # from 131 back to 100: 1 - 100 / 131 = 0.237
-    assert sentence(trial(4, CHECKPOINTS, flops=131, texts=WORDS), trial(9)).endswith("24 % fewer FLOPs")
+    assert sentence(trial(4, CHECKPOINTS, flops=131, changes=RECOMPUTED), trial(9)).endswith("24 % fewer FLOPs")
     assert sentence(trial(4), trial(4, Knobs(batch=5), flops=110)).endswith(", 10 % more FLOPs")
 
 
-def test_equal_peaks_are_not_a_change() -> None:
+def test_equal_peaks_are_written_as_before() -> None:
     assert "peak 4.00 GiB as before" in sentence(trial(4), trial(4, Knobs(optimizer="SGD")))
 
 
+EIGHT, PARTS = Change("batch", 8), Change("accumulation", 2, (Count(Unit.SAMPLE, 4),))
+BF16 = Change("precision", Precision.BF16)
+LORA = Change("lora", ("a", "b"), (Count(Unit.LINEAR_LAYER, 2, 2), Count(Unit.RANK, 4)))
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "texts", "words"),
+    ("before", "after", "applied_before", "applied_after", "text"),
     [
-        (Knobs(), Knobs(batch=8), (), "Batch 8"),
-        (Knobs(batch=8), Knobs(), (), "Batch as written"),
+        (Knobs(), Knobs(batch=8), (), (), "Batch 8"),
+        (Knobs(batch=8), Knobs(), (EIGHT,), (), "Batch as written"),
+        (Knobs(), Knobs(batch=8, accumulation=2), (), (EIGHT, PARTS), "Batch of 8, 2 micro-batches of 4"),
+        (Knobs(batch=8), Knobs(batch=8, precision="bf16"), (EIGHT,), (EIGHT, BF16), "Bf16 autocast"),
+        (Knobs(), Knobs(settings="expandable_segments:True"), (), (), "Expandable_segments:True"),
+        (Knobs(), Knobs(variables={"batch": 16}), (), (), "Batch = 16"),
+        (Knobs(), Knobs(lora=["a", "b"]), (), (), "LoRA on 2 layers"),
+        # The phrase of LoRA contains the rank, which is a field of its own.
+        (Knobs(), Knobs(lora=["a", "b"], lora_rank=4), (), (LORA,), "LoRA of rank 4 on 2 linear layers"),
+        (Knobs(batch=8), Knobs(batch=8), (EIGHT,), (EIGHT,), "The same setting"),
+        # Another setting that was applied to as many blocks: the counts do not show the difference, the knob does.
         (
-            Knobs(),
-            Knobs(batch=8, accumulation=2),
-            ("batch of 8", "2 micro-batches of 4"),
-            "Batch of 8, 2 micro-batches of 4",
+            Knobs(checkpoint="every 1"),
+            Knobs(checkpoint="every 2"),
+            RECOMPUTED,
+            (RECOMPUTED[0]._replace(value=Checkpoint.parse("every 2")),),
+            "Checkpointing every 2",
         ),
-        (Knobs(batch=8), Knobs(batch=8, precision="bf16"), ("batch of 8", "bf16 autocast"), "Bf16 autocast"),
-        (Knobs(), Knobs(settings="expandable_segments:True"), (), "Expandable_segments:True"),
-        (Knobs(), Knobs(variables={"batch": 16}), (), "Batch = 16"),
-        (Knobs(), Knobs(lora=["a", "b"]), (), "LoRA on 2 layers"),
-        (Knobs(batch=8), Knobs(batch=8), (), "The same setting"),
     ],
 )
-def test_change_is_told_by_what_was_applied_and_by_the_knobs(
-    before: Knobs, after: Knobs, texts: tuple[str, ...], words: str
+def test_change_names_applied_changes_then_other_changed_knobs(
+    before: Knobs,
+    after: Knobs,
+    applied_before: tuple[Change, ...],
+    applied_after: tuple[Change, ...],
+    text: str,
 ) -> None:
-    first = trial(1, before, texts=tuple(text for text in texts if before.batch and "batch of" in text))
-    assert change(first, trial(1, after, texts=texts)) == words
+    assert change(trial(1, before, changes=applied_before), trial(1, after, changes=applied_after)) == text
 
 
-def test_every_knob_has_words() -> None:
-    told = [knob_text(field.name, getattr(Knobs(), field.name)) for field in dataclasses.fields(Knobs)]
-    assert all(text.endswith(" as written") for text in told)
-    assert len(set(told)) == len(told)
+def test_every_knob_has_a_phrase() -> None:
+    texts = [knob_text(field.name, getattr(Knobs(), field.name)) for field in dataclasses.fields(Knobs)]
+    assert all(text.endswith(" as written") for text in texts)
+    assert len(set(texts)) == len(texts)
 
 
-def test_first_sentence_tells_fit_or_place() -> None:
+def test_first_sentence_has_fit_or_where_memory_ran_out() -> None:
     assert first_sentence(trial(4)) == "As written: peak 4.00 GiB, fits a T4"
     assert first_sentence(trial(9, oom=6)) == (
         "As written: peak over 15.0 GiB, does not fit a T4: out of memory in step 1, forward of conv1"
@@ -153,23 +167,23 @@ CPU = Meta(Source.MEASURED, "cpu")
 H200 = Meta(Source.MEASURED, "NVIDIA H200", gpu="H200", capacity=139 * GIB)
 
 
-def test_measured_trial_says_where_and_how_long_a_step_took() -> None:
-    told = first_sentence(trial(2, meta=CPU)._replace(seconds=2.5))
-    assert told == "As written: peak 2.00 GiB · measured on this machine's CPU, 2.5 s a step"
-    told = sentence(trial(4, meta=H200), trial(2, Knobs(batch=4), meta=H200)._replace(seconds=0.0204))
-    assert told == (
+def test_measured_trial_has_device_and_seconds() -> None:
+    text = first_sentence(trial(2, meta=CPU)._replace(seconds=2.5))
+    assert text == "As written: peak 2.00 GiB · measured on this machine's CPU, 2.5 s a step"
+    text = sentence(trial(4, meta=H200), trial(2, Knobs(batch=4), meta=H200)._replace(seconds=0.0204))
+    assert text == (
         "Batch 4: peak 4.00 → 2.00 GiB (−50 %), fits an H200 · measured on this machine's NVIDIA H200, 20.4 ms a step"
     )
 
 
-def test_prediction_beside_a_measurement_is_called_one() -> None:
-    told = sentence(trial(4, meta=CPU), trial(4, Knobs(gpu="T4")))
-    assert told == "GPU T4: peak 4.00 GiB as before, fits a T4 · predicted"
+def test_prediction_compared_with_a_measurement_is_marked() -> None:
+    text = sentence(trial(4, meta=CPU), trial(4, Knobs(gpu="T4")))
+    assert text == "GPU T4: peak 4.00 GiB as before, fits a T4 · predicted"
 
 
-def test_what_ran_out_of_memory_for_real_needs_what_is_predicted() -> None:
-    told = first_sentence(trial(100, oom=50, meta=H200), whole=numbers(180, fits=False))
-    assert told == (
+def test_needed_bytes_of_a_real_out_of_memory_are_predicted() -> None:
+    text = first_sentence(trial(100, oom=50, meta=H200), whole=numbers(180, fits=False))
+    assert text == (
         "As written: peak 180 GiB, does not fit an H200: out of memory in step 1, forward of conv1 · "
         "measured on this machine's NVIDIA H200 up to there, what it would need is predicted"
     )

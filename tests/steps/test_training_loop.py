@@ -147,7 +147,7 @@ def test_micro_batches_give_batch_norm_other_statistics() -> None:
 
 def test_a_note_about_batch_norm_and_micro_batches() -> None:
     step = step_of(images)
-    assert any("Batch norm" in note for note in train(step, Knobs(accumulation=2), step.model, range(1), []).notes)
+    assert any("Batch norm" in note for note in train(step, Knobs(accumulation=2), step.model, range(1), []).note_texts)
     assert train(step, Knobs(batch=2), step.model, range(1), []).notes == ()
 
 

@@ -1,17 +1,17 @@
-"""The repeated blocks of a model, found without being told: what activation checkpointing takes as one piece.
+"""Repeated blocks of a model, found from its module tree: the units that activation checkpointing recomputes.
 
-How they are found. Modules that the same module calls (`ModuleList` and `ModuleDict` are looked through, nobody calls
-them) and that are of one class repeat, where they have children and weights. A repeated module is a *stage*, and the
-blocks are those inside it, where nearly all of its layers with weights are in blocks of its own that are numbered:
-fewer are outside than in the smallest block, and each block has two at least. So a stage of a ResNet is opened and its
-bottlenecks are not (a convolution with its norm is no block); a decoder layer is opened neither for its experts (its
-attention is outside) nor for its two attentions (they have names). All modules of the classes so found are blocks.
-`nn.Sequential` counts as one class where what it calls is the same.
+Modules of the same class below the same parent repeat if they have children and weights. (`ModuleList` and `ModuleDict`
+are transparent, since they are never called.) A repeated module is a *stage*, and the blocks are those inside it, if
+nearly all of its layers with weights are in numbered blocks of its own: fewer layers are outside than in the smallest
+block, and each block has at least two. So a stage of a ResNet is opened and its bottlenecks are not (a convolution with
+its norm is no block); a decoder layer is opened neither for its experts (its attention is outside) nor for its two
+attentions (they have names, not numbers). All modules of the classes found in this way are blocks. Two `nn.Sequential`
+are of the same class if their children are.
 
-A model without such classes whose layers stand in flat `nn.Sequential`s has runs of them as blocks: a layer with
-weights and what follows it. The kind that covers more layers with weights counts.
+A model without such classes whose layers are in flat `nn.Sequential`s has runs of children as blocks: a layer with
+weights and all that follows it. Of the two kinds, the one that covers more layers with weights is used.
 
-The order is that in which modules were registered, which is that of the forward pass in nearly every model.
+Blocks are in order of registration, which in nearly every model is the order of the forward pass.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ _DIGITS = re.compile(r"\d+")
 
 
 class Block(NamedTuple):
-    """One block: the qualified names of modules that are called one after another, nearly always one."""
+    """One block: the qualified names of its modules, called one after another; nearly always one module."""
 
     names: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The first module's name, which stands for the block."""
+        """Name of the first module, which names the block."""
         return self.names[0]
 
 
 def repeated(model: nn.Module) -> tuple[str, ...]:
-    """Qualified names of a model's repeated blocks, outermost, in the order in which they were registered.
+    """Return the qualified names of a model's outermost repeated blocks, in order of registration.
 
     >>> layer = lambda: nn.TransformerEncoderLayer(8, 2, 16)
     >>> repeated(nn.TransformerEncoder(layer(), 3, enable_nested_tensor=False))
     ('layers.0', 'layers.1', 'layers.2')
 
-    A flat `nn.Sequential` has a block from each layer with weights on, named after it:
+    In a flat `nn.Sequential` each layer with weights begins a block, which has its name:
 
     >>> repeated(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()))
     ('0', '2')
 
-    Empty where nothing repeats.
+    Empty if no module repeats.
     """
     return tuple(block.name for block in blocks(model))
 
 
 def blocks(model: nn.Module) -> tuple[Block, ...]:
-    """The repeated blocks of a model with all modules that they are made of.
+    """Return the repeated blocks of a model with all of their modules.
 
     >>> blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
     (Block(names=('0', '1')), Block(names=('2',)))
@@ -67,30 +67,30 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
     names: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
         names.setdefault(module, name)
-    looked = _Look()
-    whole = looked.repeating(model)
-    runs = list(_runs("", model, looked))
-    in_runs = sum(looked.layers(model.get_submodule(name)) for run in runs for name in run)
-    if in_runs > sum(map(looked.layers, whole)):
+    tree = _ModuleTree()
+    whole = tree.repeating(model)
+    runs = list(_runs("", model, tree))
+    in_runs = sum(tree.layers(model.get_submodule(name)) for run in runs for name in run)
+    if in_runs > sum(map(tree.layers, whole)):
         return tuple(map(Block, runs))
     return tuple(Block((names[module],)) for module in whole)
 
 
 def covered_share(model: nn.Module, names: tuple[str, ...]) -> float:
-    """Share of a model's layers with weights that are in modules of some names, from 0 to 1.
+    """Return the share of a model's layers with weights that are in named modules, from 0 to 1.
 
     >>> covered_share(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), ("0",))
     0.5
 
-    Raises AttributeError for a name that is no module.
+    Raises AttributeError for a name without a module.
     """
-    looked = _Look()
+    tree = _ModuleTree()
     inside = {id(layer) for name in names for layer in model.get_submodule(name).modules() if has_weights(layer)}
-    return len(inside) / looked.layers(model) if looked.layers(model) else 0.0
+    return len(inside) / tree.layers(model) if tree.layers(model) else 0.0
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Whether a module has a weight matrix of its own, or one that is yet to be shaped."""
+    """Return whether a module has a weight matrix of its own, or one whose shape is not yet set."""
     return any(
         isinstance(weight, nn.parameter.UninitializedParameter) or weight.dim() >= 2
         for weight in parameters_of(module).values()
@@ -98,21 +98,21 @@ def has_weights(module: nn.Module) -> bool:
     )
 
 
-class _Look:
-    """What was found out about modules of one model, so that no tree is walked twice."""
+class _ModuleTree:
+    """Properties of the modules of one model, each computed once."""
 
     def __init__(self) -> None:
         self._layers: dict[nn.Module, int] = {}
         self._kinds: dict[nn.Module, Hashable] = {}
 
     def layers(self, module: nn.Module) -> int:
-        """How many layers with weights a module has, itself included."""
+        """Return the number of layers with weights in a module, itself included."""
         if module not in self._layers:
             self._layers[module] = sum(map(has_weights, module.modules()))
         return self._layers[module]
 
     def kind(self, module: nn.Module) -> Any:
-        """What two modules share that are of one class."""
+        """Return a value that is equal for modules of the same class."""
         if type(module) is not nn.Sequential:
             return type(module)
         if module not in self._kinds:
@@ -121,7 +121,7 @@ class _Look:
         return self._kinds[module]
 
     def repeating(self, model: nn.Module) -> list[nn.Module]:
-        """The blocks of a model, each one module."""
+        """Return the blocks of a model that are single modules."""
         kinds = {self.kind(block) for block in self._inside(model)}
         most = Counter[Hashable]()
         for module in model.modules():
@@ -133,20 +133,20 @@ class _Look:
         return list(self._of(model, kinds))
 
     def _inside(self, module: nn.Module) -> dict[nn.Module, bool]:
-        """Blocks below a module, and whether each is one of a numbered row of them."""
+        """Return the blocks below a module, and for each whether it is one of several with numbered names."""
         called = {child: name for name, child in _called(module)}
-        count = Counter(self.kind(child) for child in called if self._may(child))
+        count = Counter(self.kind(child) for child in called if self._is_candidate(child))
         rows = Counter((self.kind(child), _DIGITS.sub("#", name)) for child, name in called.items())
         found: dict[nn.Module, bool] = {}
         for child, name in called.items():
             inner, kind = self._inside(child), self.kind(child)
-            if not self._may(child) or count[kind] < 2 or self._is_stage(child, inner):
+            if not self._is_candidate(child) or count[kind] < 2 or self._is_stage(child, inner):
                 found |= inner
             else:
                 found[child] = rows[kind, _DIGITS.sub("#", name)] >= 2
         return found
 
-    def _may(self, module: nn.Module) -> bool:
+    def _is_candidate(self, module: nn.Module) -> bool:
         return bool(self.layers(module)) and next(module.children(), None) is not None
 
     def _is_stage(self, module: nn.Module, inner: dict[nn.Module, bool]) -> bool:
@@ -154,22 +154,22 @@ class _Look:
         return bool(layers) and min(layers) >= 2 and self.layers(module) - sum(layers) < min(layers)
 
     def _of(self, module: nn.Module, kinds: set[Hashable]) -> Iterator[nn.Module]:
-        """The outermost modules of some classes; one that holds others of them is a stage with a single block."""
+        """Yield the outermost modules of some classes; one that contains another of them is a stage with one block."""
         seen: set[int] = set()
         for _, child in _called(module):
             if id(child) in seen:
                 continue
             seen.add(id(child))
             kind = self.kind(child)
-            holds = any(self.kind(other) in kinds - {kind} for other in child.modules())
-            if kind in kinds and self._may(child) and not holds:
+            contains = any(self.kind(other) in kinds - {kind} for other in child.modules())
+            if kind in kinds and self._is_candidate(child) and not contains:
                 yield child
             else:
                 yield from self._of(child, kinds)
 
 
 def _called(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What a module may call itself, by name."""
+    """Yield the modules that a module calls directly, by name."""
     for name, child in module.named_children():
         if isinstance(child, _LISTS) and type(child).forward is nn.Module.forward:
             yield from ((f"{name}.{inner}", module) for inner, module in _called(child))
@@ -177,26 +177,26 @@ def _called(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, child
 
 
-def _runs(name: str, module: nn.Module, looked: _Look) -> Iterator[tuple[str, ...]]:
-    """Runs of children of flat `nn.Sequential`s, by name: each begins with one that has weights."""
+def _runs(name: str, module: nn.Module, tree: _ModuleTree) -> Iterator[tuple[str, ...]]:
+    """Yield runs of children of flat `nn.Sequential`s, by name: each begins with a child that has weights."""
     children = {
         f"{name}.{child}" if name else child: inner for child, inner in children_of(module).items() if inner is not None
     }
     flat = is_sequential(module) and not any(map(is_sequential, children.values()))
-    if not flat or sum(looked.layers(child) > 0 for child in children.values()) < 2:
+    if not flat or sum(tree.layers(child) > 0 for child in children.values()) < 2:
         for child, inner in children.items():
-            yield from _runs(child, inner, looked)
+            yield from _runs(child, inner, tree)
         return
     run: list[str] = []
     for child, inner in children.items():
-        if looked.layers(inner) and run:
+        if tree.layers(inner) and run:
             yield tuple(run)
             run = []
-        if looked.layers(inner) or run:
+        if tree.layers(inner) or run:
             run.append(child)
     yield tuple(run)
 
 
 def is_sequential(module: nn.Module) -> bool:
-    """Whether a module calls its children one after another and does nothing else."""
+    """Return whether a module calls its children one after another and does nothing else."""
     return type(module).forward is nn.Sequential.forward

@@ -1,14 +1,12 @@
-"""Normalisations and activation functions computed again in backward: what they make is thrown away.
+"""Checkpoint setting `norms`: results of normalisations and activation functions freed, and recomputed in backward.
 
-What in-place activated batch norm (Rota Bulò et al. 2018) and the memory-efficient DenseNet (Pleiss et al. 2017) do.
-The result of such a module is saved by the layer that takes it, so throwing away what the module itself saves is not
-enough: hooks on every saved tensor tell which lies in the memory of such a result, and leave a stand-in for it.
+In-place activated batch norm (Rota Bulò et al. 2018) and the memory-efficient DenseNet (Pleiss et al. 2017) do so too.
+The layer that takes the result of such a module saves it, so freeing what the module itself saves is not enough: while
+the model's forward runs, hooks on every saved tensor replace those in the memory of such a result by a placeholder.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,10 +15,14 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from memexplore.knobs.checkpoints.recompute import again, counting, memory_of, statistics_kept
+from memexplore.knobs.checkpoints.recompute import again, frozen_statistics, memory_of, norms_with_statistics
 from memexplore.knobs.checkpoints.regions import Holder, Region
-from memexplore.knobs.checkpoints.watch import Watch, replace_forward
-from memexplore.knobs.report import Applied, LeftOut
+from memexplore.knobs.checkpoints.watch import Watch
+from memexplore.knobs.facts import Change, Count, Note, NoteKind, Skipped, Unit
+from memexplore.knobs.forward import Wrapper, run_forward_inside, wrap_forward
+from memexplore.knobs.knobs import Checkpoint
+from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.undo import UndoLog
 from memexplore.torch_internals.modules import NormBase
 from memexplore.torch_internals.tensors import version_of
 
@@ -28,14 +30,14 @@ _SAVE_RESULT = (
     *(nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin),
     *(nn.ELU, nn.SELU, nn.CELU, nn.Threshold),
 )
-"""Activation functions whose backward needs their result, as the next layer does: alone there is nothing to win."""
+"""Activation functions whose backward needs their result, which the next layer saves anyway."""
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
-_ALONE = "nothing is won: it follows no normalisation, and it saves its result, as the next layer does"
-_OVERWRITES = "it overwrites what would have to be kept, since it follows no normalisation"
+_SAVES_RESULT_ANYWAY = "it would save no memory: it follows no normalisation, and the next layer saves its result too"
+_OVERWRITES_INPUT = "it overwrites its input, which would have to be kept since it follows no normalisation"
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: it is called so, and has no weights but one number a channel.
+    """Return whether a module is a normalisation: named so, without children, its weights one number per channel.
 
     >>> is_norm(nn.LayerNorm(8)), is_norm(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
     (True, False)
@@ -43,13 +45,13 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, NormBase | nn.LayerNorm | nn.GroupNorm):
         return True
     weights = [*module.parameters(), *module.buffers()]
-    # Spectral norm and its like normalise weights.
+    # Spectral norm and similar modules normalise weights.
     named = "norm" in type(module).__name__.lower() and not type(module).__module__.startswith("torch.nn.utils")
     return named and next(module.children(), None) is None and all(weight.dim() <= 1 for weight in weights)
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module is an activation function.
+    """Return whether a module is an activation function.
 
     >>> is_activation(nn.GELU()), is_activation(nn.MultiheadAttention(4, 2)), is_activation(nn.Dropout())
     (True, False, False)
@@ -59,7 +61,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def saves_result(module: nn.Module) -> bool:
-    """Whether an activation function's backward needs its result, so that alone there is nothing to win.
+    """Return whether an activation function's backward needs its result.
 
     >>> saves_result(nn.Tanh()), saves_result(nn.GELU())
     (True, False)
@@ -73,7 +75,7 @@ class _Result(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """A saved tensor as autograd itself keeps it, with the version that it had."""
+    """A saved tensor as autograd keeps it, with its version at that time."""
 
     tensor: torch.Tensor
     version: int
@@ -96,7 +98,7 @@ class _Results:
             del self._found[key]
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Saved:
-        """What autograd keeps for a tensor."""
+        """Return what autograd keeps for a tensor."""
         key = memory_of(tensor)
         found = self._found.get(key) if key is not None else None
         if found is not None:
@@ -104,7 +106,7 @@ class _Results:
             holder = region.holder(tensor, made) if made is not None and region is not None else None
             if holder is not None:
                 return holder
-        # A result of the node that saves it would hold the node, and the node it.
+        # A result kept by the node that made it would be a reference cycle.
         return _Saved(tensor if tensor.is_leaf else tensor.detach(), version_of(tensor))
 
 
@@ -120,90 +122,95 @@ def _unpack(kept: Holder | _Saved) -> torch.Tensor:
     return kept.tensor
 
 
-class _Row:
-    """The last normalisation that ran, which an activation function may go on from."""
+class _LastNorm:
+    """The region of the last normalisation that ran, which an activation function may join."""
 
     region: weakref.ref[Region] | None = None
 
 
-def recomputed(undo: contextlib.ExitStack, model: nn.Module, statistics: str) -> Applied:
-    """Have the normalisations and activation functions of a model computed again in backward until `undo` is closed."""
-    kinds = {module: name for name, module in model.named_modules() if is_norm(module) or is_activation(module)}
-    normalising = {module: name for module, name in kinds.items() if is_norm(module)}
-    if not kinds:
-        reason = "it has no module that normalises or is an activation function (functions in code are not seen)"
-        return Applied(("Recomputing nothing",), (LeftOut(type(model).__name__, reason),))
-    watch, row, results = Watch(tuple(kinds.values())), _Row(), _Results()
+def recompute_norms(log: UndoLog, model: nn.Module, checkpoint: Checkpoint) -> ApplyReport:
+    """Recompute the normalisations and activation functions of a model in backward."""
+    names = {module: name for module, name in _named(model) if is_norm(module) or is_activation(module)}
+    norms = {name for module, name in names.items() if is_norm(module)}
+    if not names:
+        reason = "it has no module that is a normalisation or an activation function (functions are not found)"
+        change = Change("checkpoint", checkpoint)
+        return ApplyReport((change,), (Skipped(type(model).__name__, reason),))
+    change = Change("checkpoint", checkpoint, _counts(norms, set(names.values()), set(names.values())))
+    watch, last_norm, results = Watch(change, tuple(names.values())), _LastNorm(), _Results()
     reasons: dict[str, str] = {}
-    for module, name in kinds.items():
-        replace_forward(undo, module, _again(name, module, module in normalising, watch, row, results, reasons))
-    undo.enter_context(saved_tensors_hooks(results.pack, _unpack))
-    others = len(kinds) - len(normalising)
-    text = f"Recomputing {_number(len(normalising), 'normalisation')} and {_number(others, 'activation function')}"
-    notes = (statistics,) if any(norm.track_running_stats for norm in counting(normalising)) else ()
-    return Applied((text,), (), notes, (functools.partial(_settle, watch, reasons, normalising, text),))
+    for module, name in names.items():
+        wrap_forward(log, module, _recomputed(name, module, watch, last_norm, results, reasons))
+    run_forward_inside(log, model, lambda: saved_tensors_hooks(results.pack, _unpack))
+    statistics = any(norm.track_running_stats for norm in norms_with_statistics(names))
+    notes = (Note(NoteKind.STATISTICS_ONCE),) if statistics else ()
+
+    def observed() -> ApplyReport:
+        skipped = tuple(one._replace(reason=reasons.get(one.site, one.reason)) for one in watch.skipped())
+        recomputed = set(watch.names) - {one.site for one in skipped}
+        return ApplyReport((change._replace(counts=_counts(norms, set(watch.names), recomputed)),), skipped)
+
+    return ApplyReport((change,), (), notes, (observed,))
 
 
-def _number(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+def _named(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [(module, name) for name, module in model.named_modules()]
 
 
-def _settle(
-    watch: Watch, reasons: dict[str, str], normalising: dict[nn.Module, str], text: str, applied: Applied
-) -> Applied:
-    left_out = tuple(entry._replace(reason=reasons.get(entry.where, entry.reason)) for entry in watch.left_out())
-    names = {entry.where for entry in left_out}
-    norms = sum(name not in names for name in normalising.values())
-    others = len(watch.names) - len(normalising) - (len(names) - (len(normalising) - norms))
-    now = f"Recomputing {_number(norms, 'normalisation')} and {_number(others, 'activation function')}"
-    texts = tuple(now if given == text else given for given in applied.texts)
-    return applied._replace(texts=texts, left_out=applied.left_out + left_out)
+def _counts(norms: set[str], candidates: set[str], recomputed: set[str]) -> tuple[Count, ...]:
+    return (
+        Count(Unit.NORMALISATION, len(recomputed & norms), len(norms)),
+        Count(Unit.ACTIVATION_FUNCTION, len(recomputed - norms), len(candidates - norms)),
+    )
 
 
-def _again(
+def _recomputed(
     name: str,
     module: nn.Module,
-    normalises: bool,
     watch: Watch,
-    row: _Row,
+    last_norm: _LastNorm,
     results: _Results,
     reasons: dict[str, str],
-) -> Callable[..., Any]:
-    """The `forward` of a normalisation or activation function, computed again in backward."""
-    forward, statistics = module.forward, counting([module])
+) -> Wrapper:
+    """Return the forward of a normalisation or activation function, recomputed in backward.
 
-    def first(args: Any, kwargs: Any, kept: list[torch.Tensor]) -> Any:
-        return forward(*args, **kwargs)
+    `reasons` gets why an activation function is skipped.
+    """
+    statistics, normalises = norms_with_statistics([module]), is_norm(module)
 
-    def later(args: Any, kwargs: Any, kept: list[torch.Tensor]) -> Any:
-        with statistics_kept(statistics):
-            return again(module, forward, args, kwargs)
-
-    def region_of(tensors: list[torch.Tensor]) -> Region | None:
+    def region_for(tensors: list[torch.Tensor]) -> Region | None:
         if normalises:
             return Region(name)
-        open_ = row.region() if row.region is not None else None
-        if open_ is not None and open_.takes(tensors):
-            return open_
+        region = last_norm.region() if last_norm.region is not None else None
+        if region is not None and region.continues(tensors):
+            return region
         if saves_result(module):
-            reasons[name] = _ALONE
+            reasons[name] = _SAVES_RESULT_ANYWAY
         elif getattr(module, "inplace", False):
-            reasons[name] = _OVERWRITES
+            reasons[name] = _OVERWRITES_INPUT
         else:
             return Region(name)
         return None
 
-    def running(*args: Any, **kwargs: Any) -> Any:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        region = region_of(tensors) if torch.is_grad_enabled() else None
-        if region is None or not watch.computes(name):
-            if region is None and not torch.is_grad_enabled():
-                watch.computes(name)
+    def running(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def first(args: Any, kwargs: Any, kept: list[torch.Tensor]) -> Any:
             return forward(*args, **kwargs)
-        row.region = weakref.ref(region) if normalises else None
-        inside = {memory_of(tensor) for tensor in region.kept(tensors)}
+
+        def later(args: Any, kwargs: Any, kept: list[torch.Tensor]) -> Any:
+            with frozen_statistics(statistics):
+                return again(module, forward, args, kwargs)
+
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        region = region_for(tensors) if torch.is_grad_enabled() else None
+        if region is None:
+            if not torch.is_grad_enabled():
+                watch.computes_gradients(name)
+            return forward(*args, **kwargs)
+        watch.computes_gradients(name)
+        last_norm.region = weakref.ref(region) if normalises else None
+        outside = {memory_of(tensor) for tensor in region.kept(tensors)}
         result = region.call(first, later, args, kwargs)
-        if isinstance(result, torch.Tensor) and memory_of(result) not in inside:
+        if isinstance(result, torch.Tensor) and memory_of(result) not in outside:
             results.add(result, region)
         return result
 

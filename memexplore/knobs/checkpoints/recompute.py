@@ -1,4 +1,4 @@
-"""Running a module a second time as if it had run once: statistics, hooks and kept inputs stay as they are."""
+"""A second run of a module without side effects: statistics, hooks and kept inputs stay as they are."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from memexplore.knobs.scope import RecomputedByKnob
+from memexplore.knobs.undo import UndoLog
 from memexplore.torch_internals.dispatch import DisableTorchFunction, pytree
 from memexplore.torch_internals.modules import HOOK_TABLES, NormBase, buffers_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage, version_of
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
-    """A number that tells the memory that a tensor lies in; None where it has none: sparse, or inside `torch.func`.
+    """Return a number that identifies a tensor's memory; None for a sparse tensor and inside `torch.func`.
 
-    Function modes are not told: to the in-place knob's it would look as if somebody were handed the memory.
+    Function modes do not see the call: that of the in-place knob would take it for a read through `untyped_storage`.
 
     >>> value = torch.ones(2, 2)
     >>> memory_of(value) == memory_of(value.T), memory_of(value) == memory_of(value.clone())
@@ -34,9 +36,9 @@ def memory_of(tensor: torch.Tensor) -> int | None:
 
 
 def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a module's `forward` again, with the hooks of torch itself and of the modules below, without its own.
+    """Call a module's `forward` again, with global hooks and those of the modules below, without its own hooks.
 
-    Its own hooks have had their say on what `forward` got and on what it returned.
+    Its own hooks have already changed what `forward` got and what it returned.
     """
     own = {name: module.__dict__[name] for name in ("forward", *HOOK_TABLES) if name in module.__dict__}
     try:
@@ -50,18 +52,18 @@ def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
 def call_twice(function: Callable[..., Any], contexts: Callable[[], Any], args: Any, kwargs: Any) -> Any:
     """Call a function through `torch.utils.checkpoint.checkpoint`, which calls it again in backward.
 
-    What the first call raises is raised after `checkpoint`, not through it: in torch 2.11 it would leave its hooks on
-    for as long as the error is held.
+    An error of the first call is raised after `checkpoint`, not through it: in torch 2.11 `checkpoint` would leave its
+    hooks on for as long as the error is held.
     """
-    carried = Carried(function)
+    deferring = _ErrorDeferred(function)
     try:
-        return torch_checkpoint.checkpoint(carried, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return torch_checkpoint.checkpoint(deferring, *args, use_reentrant=False, context_fn=contexts, **kwargs)
     finally:
-        carried.over()
+        deferring.end_first_call()
 
 
-class Carried:
-    """A function that raises nothing until the first call is over."""
+class _ErrorDeferred(RecomputedByKnob):
+    """A function whose first call returns None instead of raising; `end_first_call` raises."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._call: Callable[..., Any] = self._caught
@@ -69,7 +71,7 @@ class Carried:
         self._error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; None where the first call raises."""
+        """Call the function; return None if the first call raises."""
         return self._call(*args, **kwargs)
 
     def _caught(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,8 +80,8 @@ class Carried:
         except BaseException as error:
             self._error = error
 
-    def over(self) -> None:
-        """End the first call, and raise what it raised."""
+    def end_first_call(self) -> None:
+        """Raise the error of the first call, if any; later calls raise directly."""
         self._call = self._function
         error, self._error = self._error, None
         try:
@@ -89,16 +91,16 @@ class Carried:
             del error  # its traceback holds this frame
 
 
-def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Modules among some that keep running statistics."""
+def norms_with_statistics(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the batch and instance norms among modules."""
     return [module for module in modules if isinstance(module, NormBase)]
 
 
 @contextlib.contextmanager
-def statistics_kept(norms: list[nn.Module]) -> Iterator[None]:
-    """Let batch norms run in the block without moving their running statistics.
+def frozen_statistics(norms: list[nn.Module]) -> Iterator[None]:
+    """Run batch norms in the block without changing their running statistics.
 
-    With momentum 0 the new average is the old one; without a counter of batches nothing is counted (torch/nn/modules/
+    With momentum 0 the new average equals the old one; without a counter no batch is counted (torch/nn/modules/
     batchnorm.py). The kernel is the same, so it saves the same tensors.
     """
     moving = [norm for norm in norms if norm.training and norm.track_running_stats]
@@ -115,7 +117,7 @@ def statistics_kept(norms: list[nn.Module]) -> Iterator[None]:
 
 
 def versions(modules: Iterable[nn.Module]) -> list[int]:
-    """How often each buffer has been written to, but for the statistics that `statistics_kept` keeps."""
+    """Return how often each buffer has been written to, except the statistics that `frozen_statistics` preserves."""
     return [
         version_of(buffer)
         for module in modules
@@ -125,37 +127,34 @@ def versions(modules: Iterable[nn.Module]) -> list[int]:
     ]
 
 
-class Guard:
-    """Sees to it that inputs kept for the second run are not overwritten in the first.
+class InputGuard:
+    """Protection of the inputs kept for the second run from being overwritten in the first.
 
-    A module with `inplace=True` that is called with a kept tensor gets a copy, which is what it would have made itself
-    without the flag.
+    A module with `inplace=True` that is called with a kept tensor gets a copy, which it would have made itself without
+    the flag.
     """
 
     def __init__(self) -> None:
         self._kept: list[set[int | None]] = []
 
-    @contextlib.contextmanager
-    def watching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Watch the modules that have the flag in the block."""
-        with contextlib.ExitStack() as undo:
-            for module in modules:
-                if hasattr(module, "inplace"):
-                    undo.callback(module.register_forward_pre_hook(self._copied).remove)
-            yield
+    def protect(self, log: UndoLog, modules: Iterable[nn.Module]) -> None:
+        """Watch the calls of modules that have the flag."""
+        for module in modules:
+            if hasattr(module, "inplace"):
+                log.add_pre_hook(module, self._copied)
 
-    def _copied(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    def _copied(self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not (self._kept and module.inplace and inputs and isinstance(inputs[0], torch.Tensor)):
             return None
         if memory_of(inputs[0]) not in self._kept[-1] - {None}:
             return None
-        return (inputs[0].clone(), *inputs[1:])
+        return (inputs[0].clone(), *inputs[1:]), kwargs
 
     @contextlib.contextmanager
     def keeping(self, name: str, tensors: list[torch.Tensor]) -> Iterator[None]:
-        """Keep tensors as they are in the block, in which the block of a model of this name runs.
+        """Run the block `name` of a model, whose second run needs these tensors.
 
-        Raises RuntimeError where code overwrote one: what would be computed again would be wrong.
+        Raises RuntimeError if code overwrote one of them: the recomputation would be wrong.
         """
         before = [version_of(tensor) for tensor in tensors if not tensor.is_inference()]
         self._kept.append({memory_of(tensor) for tensor in tensors})
@@ -170,13 +169,13 @@ class Guard:
             )
 
 
-class Given(NamedTuple):
-    """What a module was called with, as it can be called with twice."""
+class CallInputs(NamedTuple):
+    """Arguments of a module that can be called with them twice."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    cache: bool
-    """Whether a key-value cache was taken away."""
+    had_cache: bool
+    """Whether a key-value cache was removed from the arguments."""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -184,15 +183,15 @@ class Given(NamedTuple):
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
-def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-    """Arguments without the key-value cache of transformers, which would grow in the second run as well.
+def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallInputs:
+    """Return arguments without the key-value cache of transformers, which would grow in the second run as well.
 
     `GradientCheckpointingLayer` of transformers does the same.
     """
     cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
     if cache is None or not any(isinstance(value, cache) for value in (*args, *kwargs.values())):
-        return Given(args, kwargs, False)
+        return CallInputs(args, kwargs, False)
     kwargs = {name: None if isinstance(value, cache) else value for name, value in kwargs.items()}
     if kwargs.get("use_cache"):
         kwargs["use_cache"] = False
-    return Given(tuple(None if isinstance(value, cache) else value for value in args), kwargs, True)
+    return CallInputs(tuple(None if isinstance(value, cache) else value for value in args), kwargs, True)

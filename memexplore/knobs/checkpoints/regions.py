@@ -1,10 +1,10 @@
-"""Regions: module calls that keep only what came from outside, and are run again together in backward.
+"""Regions: module calls that keep only tensors from outside the region, and are recomputed together in backward.
 
-What `torch.utils.checkpoint.checkpoint(use_reentrant=False)` does with one function, done with calls that somebody else
-makes one after another, such as a model that loops over its layers. The calls of a region share the saved-tensor hooks
-that leave nothing behind; the first backward that needs a value runs all calls again, in order, each on the results of
-those before it, in the random state and autocast of the first time. A test compares the tape with that of
-`torch.utils.checkpoint` on the same slices.
+`torch.utils.checkpoint.checkpoint(use_reentrant=False)` does this for one function; a region does it for calls that
+other code makes one after another, such as a model that loops over its layers. In forward, saved-tensor hooks replace
+each saved tensor by a `Holder`. The first backward that needs a value runs all calls again, in order, each on the
+results of the calls before it, in the random state, autocast and scopes of forward. A test compares the tape with that
+of `torch.utils.checkpoint` on the same slices.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from memexplore.knobs.scope import Scope, inside, scopes
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.tensors import version_of
 
 Run = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor]], Any]
-"""Runs a module on arguments; the list has the tensors among them that the region keeps."""
+"""Runs a module on arguments; the list holds the tensors among them that the region keeps."""
 
 
 class _Stop(Exception):  # noqa: N818, no error
-    """All that was asked for has been computed again."""
+    """Raised when all tensors that are needed have been recomputed."""
 
 
 class Holder:
-    """Stands in the graph for a tensor that is computed again."""
+    """Placeholder in the autograd graph for a tensor to recompute."""
 
-    __slots__ = ("__weakref__", "place", "region", "value")
+    __slots__ = ("__weakref__", "region", "slot", "value")
 
-    def __init__(self, region: Region, place: Place | None = None) -> None:
+    def __init__(self, region: Region, slot: ResultSlot | None = None) -> None:
         self.region = region
-        self.place = place
+        self.slot = slot
         self.value: torch.Tensor | None = None
 
     def unpacked(self) -> torch.Tensor:
-        """The tensor, which is forgotten: autograd keeps it as long as it needs it."""
+        """Return the tensor and drop it: autograd keeps it as long as it needs it."""
         if self.value is None:
-            self.region.run_again()
+            self.region.recompute()
         value, self.value = self.value, None
         if value is None:
-            raise RuntimeError(f"{self.region.name} ran another way in backward than in forward")
+            raise RuntimeError(f"{self.region.name} ran differently in backward than in forward")
         return value
 
 
-class Place(NamedTuple):
-    """Where in a region's results a tensor lies."""
+class ResultSlot(NamedTuple):
+    """Position of a tensor in the results of a region: number of the call, index among its tensors, and the view."""
 
     call: int
     leaf: int
@@ -60,14 +61,14 @@ class Place(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A result of a call of the region, by number."""
+    """A result of a call of the region: number of the call, index among its results."""
 
     call: int
     leaf: int
 
 
 class _Kept(NamedTuple):
-    """A tensor from outside, by number."""
+    """A tensor from outside the region, by its number in the call."""
 
     number: int
 
@@ -77,7 +78,7 @@ class _Call(NamedTuple):
     leaves: tuple[Any, ...]
     spec: Any
     keeper: Any
-    """An autograd node that keeps the tensors from outside; the hooks that are on around it apply."""
+    """Autograd node that keeps the tensors from outside; saved-tensor hooks set outside the region apply to it."""
     state: _State
     needs: frozenset[int]
     """Numbers of the calls whose results it takes."""
@@ -115,49 +116,49 @@ class _State(NamedTuple):
     devices: tuple[int, ...] = ()
     states: tuple[torch.Tensor, ...] = ()
 
-    def put(self) -> None:
+    def restore(self) -> None:
         torch.set_rng_state(self.host)
         if self.device is not None:
             set_device_states(self.devices, self.states, device_type=self.device)
 
 
 class Region:
-    """Calls that are run again together."""
+    """Calls that are recomputed together; `name` appears in errors."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """Whom an error speaks of."""
         self.last = -1
-        """Number that the maker of the region gave the last call."""
+        """Position of the last block that joined, set by the user of the region."""
         self._calls: list[_Call] = []
         self._holders: list[weakref.ref[Holder]] = []
         self._asked: list[weakref.ref[Holder]] = []
         self._results: dict[int, _Result] = {}
         self._autocast: list[_Autocast] = []
-        self._ran_again = False
+        self._scopes: tuple[Scope, ...] = ()
+        self._was_recomputed = False
 
-    def takes(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether a call with some tensors goes on where the last call ended."""
+    def continues(self, tensors: list[torch.Tensor]) -> bool:
+        """Return whether a call with these tensors takes a result of the last call and can join."""
         made = (self._made(tensor) for tensor in tensors)
         follows = any(result is not None and result.call == len(self._calls) - 1 for result in made)
-        return follows and not self._ran_again and self._autocast == _autocasts(tensors)
+        return follows and not self._was_recomputed and self._autocast == _autocasts(tensors)
 
     def kept(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those among some tensors that came from outside."""
+        """Return those among tensors that came from outside the region."""
         return [tensor for tensor in tensors if self._made(tensor) is None]
 
     def call(self, first: Run, later: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `first` now and note that `later` is to be run in its place in backward."""
+        """Run `first` now, and record `later` to run in its stead in backward."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         outside = self.kept(tensors)
-        number = {id(tensor): place for place, tensor in enumerate(outside)}
-        marked = tuple(self._mark(leaf, number) for leaf in leaves)
-        needs = frozenset(mark.call for mark in marked if type(mark) is _Made)
+        index_of = {id(tensor): index for index, tensor in enumerate(outside)}
+        sources = tuple(self._source(leaf, index_of) for leaf in leaves)
+        needs = frozenset(source.call for source in sources if type(source) is _Made)
         if not self._calls:
-            self._autocast = _autocasts(tensors)
+            self._autocast, self._scopes = _autocasts(tensors), scopes()
         keeper = _Keep.apply(torch.empty(0, requires_grad=True), *outside) if outside else None
-        self._calls.append(_Call(later, marked, spec, keeper, _random_state(tensors), needs))
+        self._calls.append(_Call(later, sources, spec, keeper, _random_state(tensors), needs))
         del leaves, tensors
         with saved_tensors_hooks(self._pack, Holder.unpacked):
             result = first(args, kwargs, outside)
@@ -168,22 +169,21 @@ class Region:
         return result
 
     def holder(self, tensor: torch.Tensor, made: torch.Tensor) -> Holder | None:
-        """What stands for a tensor that lies in the memory of a result of the region, None where it does not."""
+        """Return a placeholder for a view of a result of the region; None if the tensor is not a view of it."""
         result = self._made(made)
         if result is None or tensor.dtype != made.dtype or version_of(tensor) != version_of(made):
             return None
         offset = int(tensor.storage_offset()) - int(made.storage_offset())
-        place = Place(*result, tuple(tensor.shape), tensor.stride(), offset)
-        holder = Holder(self, place)
+        holder = Holder(self, ResultSlot(*result, tuple(tensor.shape), tensor.stride(), offset))
         self._asked.append(weakref.ref(holder))
         return holder
 
-    def run_again(self) -> None:
-        """Compute all that somebody still holds.
+    def recompute(self) -> None:
+        """Recompute the values of all placeholders that are alive.
 
-        Raises RuntimeError where the calls save other tensors than in forward.
+        Raises RuntimeError if the calls save other tensors than in forward.
         """
-        self._ran_again = True
+        self._was_recomputed = True
         asked = [holder for ref in self._asked if (holder := ref()) is not None and holder.value is None]
         filled = 0
 
@@ -202,7 +202,12 @@ class Region:
 
         devices = self._calls[0].state
         forked = torch.random.fork_rng(devices.devices, device_type=devices.device or "cuda")
-        with contextlib.suppress(_Stop), forked, self._as_then(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        with (
+            contextlib.suppress(_Stop),
+            forked,
+            self._forward_state(),
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
             self._replay(asked)
         if filled != len(self._holders):
             raise RuntimeError(f"{self.name} saves fewer tensors in backward than in forward: {filled}")
@@ -215,29 +220,30 @@ class Region:
             needed = frozenset[int]().union(*(later.needs for later in self._calls[number + 1 :]))
             for unneeded in set(results) - needed:
                 del results[unneeded]
-            call.state.put()
+            call.state.restore()
             results[number] = pytree.tree_leaves(call.run(args, kwargs, kept))
             del args, kwargs, kept
             for holder in asked:
-                place = holder.place
-                if place is not None and place.call == number:
-                    value = results[number][place.leaf].detach()
-                    holder.value = value.as_strided(place.size, place.stride, value.storage_offset() + place.offset)
+                slot = holder.slot
+                if slot is not None and slot.call == number:
+                    value = results[number][slot.leaf].detach()
+                    holder.value = value.as_strided(slot.size, slot.stride, value.storage_offset() + slot.offset)
 
     @staticmethod
     def _arguments(call: _Call, results: dict[int, list[Any]], kept: list[torch.Tensor]) -> Any:
-        def leaf(mark: Any) -> Any:
-            if type(mark) is _Made:
-                return results[mark.call][mark.leaf]
-            return kept[mark.number] if type(mark) is _Kept else mark
+        def leaf(source: Any) -> Any:
+            if type(source) is _Made:
+                return results[source.call][source.leaf]
+            return kept[source.number] if type(source) is _Kept else source
 
-        return pytree.tree_unflatten([leaf(mark) for mark in call.leaves], call.spec)
+        return pytree.tree_unflatten([leaf(source) for source in call.leaves], call.spec)
 
-    def _mark(self, leaf: Any, number: dict[int, int]) -> Any:
+    def _source(self, leaf: Any, index_of: dict[int, int]) -> Any:
+        """Return where the recomputation gets an argument: from a result, from a kept tensor, or the value itself."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        place = number.get(id(leaf))
-        return self._made(leaf) if place is None else _Kept(place)
+        index = index_of.get(id(leaf))
+        return self._made(leaf) if index is None else _Kept(index)
 
     def _made(self, tensor: torch.Tensor) -> _Made | None:
         result = self._results.get(id(tensor))
@@ -251,11 +257,12 @@ class Region:
         return holder
 
     @contextlib.contextmanager
-    def _as_then(self) -> Iterator[None]:
+    def _forward_state(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for device, enabled, dtype, caches in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype, enabled, caches))
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(inside(*self._scopes))
             yield
 
 

@@ -1,4 +1,4 @@
-"""Selective checkpointing: results of matrix products, convolutions and attention stay, the rest is computed again."""
+"""Selective checkpointing: results of matrix products, convolutions and attention stay, all others are recomputed."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ _HARMLESS = frozenset(
         _aten.tanh_.default,
     }
 )
-"""Ops that may overwrite what stays: they save at most their result, so neither has to run again.
+"""Ops that may overwrite a kept result: they save at most their own result, so neither op has to run again.
 
-What another op overwrites is kept as a copy.
+A result that another op overwrites is kept as a copy.
 """
 
 
 def contexts() -> Any:
-    """What `torch.utils.checkpoint.checkpoint` takes as `context_fn`.
+    """Return the two contexts that `torch.utils.checkpoint.checkpoint` takes from its `context_fn`.
 
-    They do what `create_selective_checkpoint_contexts` does, whose policy is not told of results in torch 2.11 and so
-    could not tell there what overwrites one that stays.
+    They do what `create_selective_checkpoint_contexts` does. Its policy does not get results in torch 2.11, and so
+    cannot find the ops that overwrite a kept result.
     """
     kept: dict[tuple[Any, int], Any] = {}
     return _Keeping(kept), _Giving(kept)
 
 
 class _Counting(TorchDispatchMode):
-    """Numbers the calls of each op whose result may stay: by op and number they are found when all runs again."""
+    """Numbers the calls of each op whose result may stay; op and number identify a call in the recomputation."""
 
     def __init__(self, kept: dict[tuple[Any, int], Any]) -> None:
         super().__init__()
@@ -77,12 +77,12 @@ class _Counting(TorchDispatchMode):
 
 
 class _Keeping(_Counting):
-    """The first run: results that stay are kept."""
+    """The first run, which keeps results."""
 
     def __init__(self, kept: dict[tuple[Any, int], Any]) -> None:
         super().__init__(kept)
         self._calls_in: dict[int | None, list[tuple[Any, int]]] = {}
-        """Storage -> the calls whose kept results lie in it."""
+        """Storage -> the calls whose kept results are in it."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -104,7 +104,7 @@ class _Keeping(_Counting):
         return result
 
     def _overwritten(self, op: Any, args: Any) -> list[tuple[Any, int]]:
-        """The calls whose kept results an op is about to overwrite."""
+        """Return the calls whose kept results an op is about to overwrite."""
         if not isinstance(op, OpOverload) or not schema_of(op).is_mutable or not args:
             return []
         if not isinstance(args[0], torch.Tensor):
@@ -112,17 +112,17 @@ class _Keeping(_Counting):
         return self._calls_in.get(memory_of(args[0]), [])
 
     def _copy(self, calls: list[tuple[Any, int]], overwritten: torch.Tensor) -> None:
-        """Keep copies of results that are about to be overwritten; what shared memory shares that of the copy."""
+        """Replace results that are about to be overwritten by copies; views of one memory share one copy."""
         storage = memory_of(overwritten)
         copies: dict[Any, torch.Tensor] = {}
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             if memory_of(tensor) != storage:
                 return tensor
-            place = tensor.shape, tensor.stride(), tensor.storage_offset()
-            if place not in copies:
-                copies[place] = tensor.clone()
-            return copies[place]
+            view = tensor.shape, tensor.stride(), tensor.storage_offset()
+            if view not in copies:
+                copies[view] = tensor.clone()
+            return copies[view]
 
         for call in calls:
             self.kept[call] = pytree.tree_map_only(torch.Tensor, copied, self.kept[call])
@@ -130,7 +130,7 @@ class _Keeping(_Counting):
 
 
 class _Giving(_Counting):
-    """The second run: results that stayed are given, once, and the other ops run."""
+    """The second run, which returns each kept result once and runs all other ops."""
 
     def __enter__(self) -> Any:
         self._calls.clear()  # as a second backward begins anew
@@ -155,15 +155,15 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without the node that made it, which would hold it in a circle; it counts versions with the other."""
+    """Return a tensor without its autograd node, which would be a reference cycle; both share one version counter."""
     with SetExcludeDispatchKeyGuard(DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether attention drops out: not run again, it would leave the random numbers after it to others."""
-    for place, argument in enumerate(schema_of(op).arguments):
+    """Return whether attention has dropout: skipping it would shift the random numbers of later ops."""
+    for index, argument in enumerate(schema_of(op).arguments):
         if argument.name == "dropout_p":
-            value = kwargs.get("dropout_p", args[place] if place < len(args) else argument.default_value)
+            value = kwargs.get("dropout_p", args[index] if index < len(args) else argument.default_value)
             return bool(value)
     return False

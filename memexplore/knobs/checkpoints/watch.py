@@ -1,86 +1,81 @@
-"""What becomes of modules while they run under a knob: whether each was called, and with gradients."""
+"""Observation of pieces while a model runs: which were called, with gradients or without, and what they wrote to."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
-from memexplore.knobs.checkpoints.recompute import versions
-from memexplore.knobs.report import Applied, LeftOut
+from memexplore.knobs.checkpoints.recompute import InputGuard, norms_with_statistics, versions
+from memexplore.knobs.facts import Change, Note, NoteKind, Skipped
+from memexplore.knobs.report import ApplyReport
 
 
 class Watch:
-    """Notes by name which modules ran so that the knob could work on them."""
+    """What the pieces of one applied checkpoint knob did so far; `change` has the number of candidates."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, change: Change, names: tuple[str, ...]) -> None:
+        self.change = change
         self.names = names
-        self.notes: dict[str, None] = {}
-        """What a person has to know, in order."""
-        self.apart: dict[str, None] = {}
-        """Blocks that begin a segment of their own, in order."""
-        self._looked: set[str] = set()
-        self._worked: set[str] = set()
+        self.guard = InputGuard()
+        self._notes: dict[Note, None] = {}
+        self._segment_starts: dict[str, None] = {}
+        self._inspected: set[str] = set()
+        self._recomputed: set[str] = set()
         self._without_gradients: set[str] = set()
 
-    def computes(self, *names: str) -> bool:
-        """Note a call; whether something is kept for backward at all."""
-        (self._worked if torch.is_grad_enabled() else self._without_gradients).update(names)
+    def computes_gradients(self, *names: str) -> bool:
+        """Observe a call of pieces, and return whether gradients are enabled, so that it saves tensors for backward."""
+        (self._recomputed if torch.is_grad_enabled() else self._without_gradients).update(names)
         return torch.is_grad_enabled()
 
     @contextlib.contextmanager
     def buffers_of(self, name: str, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Note whether the module of a name writes to buffers in the block, the first time that it runs."""
-        if name in self._looked:
+        """Observe, in the first call of a piece, whether its modules write to buffers."""
+        if name in self._inspected:
             yield
             return
-        self._looked.add(name)
+        self._inspected.add(name)
         before = versions(modules)
         yield
         if before != versions(modules):
-            self.notes[
-                f"{name} changes buffers of its own when it runs, and does so again in backward: gradients may differ, "
-                "as with plain torch.utils.checkpoint."
-            ] = None
+            self.note(NoteKind.BUFFERS_WRITTEN_TWICE, name)
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Those that nothing was done with, and why."""
+    def note(self, kind: NoteKind, *details: str) -> None:
+        """Add a note to the report, once."""
+        self._notes[Note(kind, details)] = None
+
+    def starts_segment(self, name: str) -> None:
+        """Observe that a block opened a segment of its own."""
+        self._segment_starts[name] = None
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Return the pieces that were not recomputed, and why."""
         return tuple(
-            LeftOut(
+            Skipped(
                 name,
-                "it ran without gradients, so nothing is kept for backward"
+                "it ran without gradients, so it saved nothing for backward"
                 if name in self._without_gradients
                 else "it was not called",
             )
             for name in self.names
-            if name not in self._worked
+            if name not in self._recomputed
         )
 
-    def settle(self, text: str, applied: Applied) -> Applied:
-        """What was said before the run put right: `text` has a place for the number of modules that it worked on."""
-        left_out = self.left_out()
-        before, now = (text.format(count) for count in (len(self.names), len(self.names) - len(left_out)))
-        texts = tuple(now if given == before else given for given in applied.texts)
-        if self.apart:
-            names = ", ".join(list(self.apart)[:3]) + ", …" * (len(self.apart) > 3)
-            self.notes[
-                f"These begin a segment of their own, not called with the result of the block before: {names}."
-            ] = None
-        return applied._replace(texts=texts, left_out=applied.left_out + left_out, notes=(*applied.notes, *self.notes))
+    def report(self, modules: Iterable[nn.Module]) -> ApplyReport:
+        """Return the report before the run: all pieces, and a note if their modules keep running statistics."""
+        statistics = any(norm.track_running_stats for norm in norms_with_statistics(modules))
+        notes = (Note(NoteKind.STATISTICS_ONCE),) if statistics else ()
+        return ApplyReport((self._counted(len(self.names)),), (), notes, (self._observed,))
 
+    def _observed(self) -> ApplyReport:
+        skipped = self.skipped()
+        if self._segment_starts:
+            self.note(NoteKind.SEPARATE_SEGMENTS, *self._segment_starts)
+        return ApplyReport((self._counted(len(self.names) - len(skipped)),), skipped, tuple(self._notes))
 
-def replace_forward(undo: contextlib.ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Give a module another `forward` until `undo` is closed."""
-    before = module.__dict__.get("forward")
-
-    def put_back() -> None:
-        if before is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.__dict__["forward"] = before
-
-    module.__dict__["forward"] = forward
-    undo.callback(put_back)
+    def _counted(self, number: int) -> Change:
+        count, *others = self.change.counts
+        return self.change._replace(counts=(count._replace(number=number), *others))

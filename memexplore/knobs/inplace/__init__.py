@@ -1,5 +1,6 @@
-"""Activations that overwrite their input: where that is legal, and the switch."""
+"""In-place knob: activations that overwrite their input, where that is legal.
 
-from memexplore.knobs.inplace.legal import in_place, legal_sites, watched
-
-__all__ = ["in_place", "legal_sites", "watched"]
+`legal` finds the legal sites of a step (a `sites.Sites`): `trace` and `check` observe its memory accesses
+(`memory_access`, `byte_ranges`). `in_place` puts the knob onto a model through a `switch`, after a `fake_run` at the
+first call if no sites are given. `activations` has the activation functions themselves.
+"""

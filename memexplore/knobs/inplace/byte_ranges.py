@@ -1,4 +1,4 @@
-"""Which bytes of its storage a tensor covers, and whether two tensors share one."""
+"""Byte ranges: the bytes of its storage that a tensor covers, and whether two tensors may share a byte."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 
-class Extent(NamedTuple):
-    """The bytes of a storage that a tensor covers: where it begins, and sizes with strides, largest stride first."""
+class ByteRange(NamedTuple):
+    """The bytes of a storage that a tensor covers: first byte, and (size, stride in bytes), largest stride first."""
 
     offset: int
     dims: tuple[tuple[int, int], ...]
@@ -19,11 +19,11 @@ class Extent(NamedTuple):
         return self.offset + sum((size - 1) * stride for size, stride in self.dims) + 1
 
 
-def extent(tensor: torch.Tensor) -> Extent | None:
-    """The bytes that a tensor covers, None where it has no element.
+def byte_range(tensor: torch.Tensor) -> ByteRange | None:
+    """Return the bytes that a tensor covers, None if it has no elements.
 
-    >>> extent(torch.zeros(2, 3))
-    Extent(offset=0, dims=((2, 12), (3, 4), (4, 1)))
+    >>> byte_range(torch.zeros(2, 3))
+    ByteRange(offset=0, dims=((2, 12), (3, 4), (4, 1)))
     """
     if not tensor.numel():
         return None
@@ -32,14 +32,16 @@ def extent(tensor: torch.Tensor) -> Extent | None:
         (int(size), int(stride) * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
     ]
     dims.append((width, 1))
-    return Extent(int(tensor.storage_offset()) * width, tuple(sorted(dims, key=lambda dim: -dim[1])))
+    return ByteRange(int(tensor.storage_offset()) * width, tuple(sorted(dims, key=lambda dim: -dim[1])))
 
 
-def overlaps_itself(one: Extent) -> bool:
-    """Whether two elements may share a byte, as those of an expanded tensor do.
+def overlaps_itself(one: ByteRange) -> bool:
+    """Return whether two elements may share a byte, as in an expanded tensor.
 
-    >>> overlaps_itself(extent(torch.zeros(3, 1).expand(3, 2))), overlaps_itself(extent(torch.zeros(4, 4)[:, ::2]))
-    (True, False)
+    >>> overlaps_itself(byte_range(torch.zeros(3, 1).expand(3, 2)))
+    True
+    >>> overlaps_itself(byte_range(torch.zeros(4, 4)[:, ::2]))
+    False
     """
     reach = 0
     for size, stride in reversed(one.dims):
@@ -49,27 +51,27 @@ def overlaps_itself(one: Extent) -> bool:
     return False
 
 
-def overlap(one: Extent, other: Extent) -> bool:
-    """Whether two tensors of one storage may share a byte; False is certain.
+def overlap(one: ByteRange, other: ByteRange) -> bool:
+    """Return whether two tensors of one storage may share a byte; False is certain.
 
     >>> left, right = torch.zeros(4, 6).chunk(2, 1)
-    >>> overlap(extent(left), extent(right)), overlap(extent(left), extent(right.T))
+    >>> overlap(byte_range(left), byte_range(right)), overlap(byte_range(left), byte_range(right.T))
     (False, False)
-    >>> overlap(extent(left), extent(torch.zeros(4, 6)[:, 2:]))
+    >>> overlap(byte_range(left), byte_range(torch.zeros(4, 6)[:, 2:]))
     True
     """
     if one.end <= other.offset or other.end <= one.offset:
         return False
     strides = sorted({stride for _, stride in (*one.dims, *other.dims)}, reverse=True)
-    # Where each stride divides the one before, an address has one place value a stride, like the digits of a number.
+    # If each stride divides the one before, an address has one digit per stride, as in a mixed-radix number.
     ones, others = _digits(one, strides), _digits(other, strides)
     if ones is None or others is None:
         return True
     return all(first < beyond and begin < last for (first, last), (begin, beyond) in zip(ones, others, strict=True))
 
 
-def _digits(one: Extent, strides: list[int]) -> list[tuple[int, int]] | None:
-    """First and one past the last digit for each stride, None where there is no such way to write addresses."""
+def _digits(one: ByteRange, strides: list[int]) -> list[tuple[int, int]] | None:
+    """Return the first and one past the last digit for each stride, None if addresses have no unique digits."""
     sizes: dict[int, int] = {}
     for size, stride in one.dims:
         if stride in sizes:

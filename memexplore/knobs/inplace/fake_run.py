@@ -1,4 +1,8 @@
-"""A model's call rehearsed on tensors without values: nothing of the user's is touched, and no memory is asked for."""
+"""Fake run: a call of a model on tensors without values, which changes nothing of the user's and allocates nothing.
+
+Without a virtual GPU weights and inputs are fake tensors; while one is on, its own tensors are used, and its allocator,
+workspaces and observer are set aside.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,25 @@ from typing import Any
 
 import torch
 
+from memexplore.knobs.model_state import Gradients, preserve_model_state
 from memexplore.torch_internals.dispatch import FakeTensorMode, TorchDispatchMode, disable_current_modes, pytree
 from memexplore.torch_internals.modules import GLOBAL_HOOKS, buffers_of, parameters_of
 from memexplore.virtual_gpu.device import VirtualGpu, active
 from memexplore.virtual_gpu.tensors.tensor import live_storages
 
-_BEYOND = 1 << 60
-"""Addresses from here on are those of a rehearsal on a virtual GPU: no card has so much memory."""
+_FIRST_ADDRESS = 1 << 60
+"""First address of a fake run on a virtual GPU, beyond the memory of any GPU."""
 
 
 @contextlib.contextmanager
-def rehearsing(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Callable[[], None]]:
+def fake_run(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Callable[[], None]]:
     """Give a function that runs a model's forward on tensors like the arguments, and the backward of its outputs' sum.
 
-    The model's weights and buffers are fake for the block, or, while a virtual GPU is on, its own. Attributes of
-    modules, lists and dicts among them too, are as before afterwards.
+    The model's weights and buffers are fake in the block, or, while a virtual GPU is on, its own. Afterwards the state
+    of the model is as before.
 
     >>> linear = torch.nn.Linear(2, 2)
-    >>> with rehearsing(linear, (torch.ones(1, 2),), {}) as call:
+    >>> with fake_run(linear, (torch.ones(1, 2),), {}) as call:
     ...     call()
     ...     print(linear.weight.grad.shape, type(linear.weight.grad).__name__)
     torch.Size([2, 2]) FakeTensor
@@ -35,22 +40,27 @@ def rehearsing(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Calla
     True
     """
     device = active()
-    with _attributes_kept(model), _no_global_hooks(), _no_casts_kept(), contextlib.ExitStack() as stack:
+    with (
+        preserve_model_state(model, Gradients.AS_THEY_ARE),
+        _no_global_hooks(),
+        _no_autocast_cache(),
+        contextlib.ExitStack() as stack,
+    ):
         if device is not None:
-            stack.enter_context(_aside(device))
-            inputs = _like((args, kwargs), lambda tensor: tensor.detach())
+            stack.enter_context(_set_aside(device))
+            inputs = _copied((args, kwargs), lambda tensor: tensor.detach())
         else:
-            # What records or renames outside must not see it.
+            # Modes that record or rename devices must not see the run.
             stack.enter_context(disable_current_modes())
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             _fake_weights(model, fake)
-            inputs = _like((args, kwargs), lambda tensor: fake.from_tensor(tensor.detach(), static_shapes=True))
+            inputs = _copied((args, kwargs), lambda tensor: fake.from_tensor(tensor.detach(), static_shapes=True))
             stack.enter_context(fake)
             stack.enter_context(_Ones())
 
         def call() -> None:
             with torch.inference_mode(False), torch.enable_grad():
-                given, named = pytree.tree_map_only(torch.Tensor, _again, inputs)
+                given, named = pytree.tree_map_only(torch.Tensor, _leaf, inputs)
                 output = model(*given, **named)
                 sums = [leaf.sum() for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
                 torch.autograd.backward([total for total in sums if total.requires_grad])
@@ -58,11 +68,11 @@ def rehearsing(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Calla
         yield call
 
 
-def _like(values: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _copied(values: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: make(tensor).requires_grad_(tensor.requires_grad), values)
 
 
-def _again(tensor: torch.Tensor) -> torch.Tensor:
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
@@ -73,12 +83,14 @@ def _fake_weights(model: torch.nn.Module, fake: FakeTensorMode) -> None:
             for name, tensor in table.items():
                 if tensor is not None:
                     if id(tensor) not in made:
-                        made[id(tensor)] = _like(tensor, lambda one: fake.from_tensor(one.detach(), static_shapes=True))
+                        made[id(tensor)] = _copied(
+                            tensor, lambda real: fake.from_tensor(real.detach(), static_shapes=True)
+                        )
                     table[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 class _Ones(TorchDispatchMode):
-    """Every value that a model asks for counts as 1, as on the virtual GPU."""
+    """Every value that a model reads is 1, as on the virtual GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -88,27 +100,8 @@ class _Ones(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what modules hold, and what is in the lists, dicts and sets that they hold, after the block."""
-    kinds: tuple[type, ...] = (list, dict, set)
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    inside = [
-        (value, copy.copy(value)) for _, attributes in before for value in attributes.values() if type(value) in kinds
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-        for value, content in inside:
-            value.clear()  # type: ignore[union-attr]
-            value.extend(content) if isinstance(value, list) else value.update(content)  # type: ignore[union-attr]
-
-
-@contextlib.contextmanager
-def _no_casts_kept() -> Iterator[None]:
-    """Keep autocast from holding casts of weights until it ends: the ops of the call itself would miss them."""
+def _no_autocast_cache() -> Iterator[None]:
+    """Switch the cache of autocast off: with casts of fake weights in it, the real call would not cast its own."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -119,7 +112,7 @@ def _no_casts_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Take the hooks on all modules away for the block: a recording must not hear of a rehearsal."""
+    """Remove the global hooks on modules for the block: a recording must not observe a fake run."""
     tables = [hooks.value for hooks in GLOBAL_HOOKS]
     before = [dict(table) for table in tables]
     try:
@@ -133,31 +126,31 @@ def _no_global_hooks() -> Iterator[None]:
 
 
 class _Unlimited:
-    """An allocator with room for everything; what was placed before the rehearsal is freed where it lies."""
+    """An allocator without a limit; blocks from before the fake run are freed by the real allocator."""
 
     def __init__(self, allocator: Any) -> None:
         self._allocator = allocator
-        self._addresses = itertools.count(_BEYOND, 512)
+        self._addresses = itertools.count(_FIRST_ADDRESS, 512)
 
     def malloc(self, size: int) -> int:
-        """An address that no card has."""
+        """Return an address beyond the memory of any GPU."""
         return next(self._addresses)
 
     def free(self, address: int) -> None:
-        """Give a block back."""
-        if address < _BEYOND:
+        """Free a block."""
+        if address < _FIRST_ADDRESS:
             self._allocator.free(address)
 
 
-class _Frees:
-    """Tells an observer of nothing but frees of what was there before."""
+class _FreesOnly:
+    """Passes to an observer only frees of blocks from before the fake run."""
 
     def __init__(self, observer: Any) -> None:
         self._observer = observer
 
     def free(self, address: int, size: int) -> None:
-        """A block was given back."""
-        if address < _BEYOND:
+        """Observe that a block was freed."""
+        if address < _FIRST_ADDRESS:
             self._observer.free(address, size)
 
     def __getattr__(self, name: str) -> Any:
@@ -165,20 +158,20 @@ class _Frees:
 
 
 @contextlib.contextmanager
-def _aside(device: VirtualGpu) -> Iterator[None]:
-    """Have a virtual GPU run the block without placing anything, and without telling anybody."""
+def _set_aside(device: VirtualGpu) -> Iterator[None]:
+    """Run the block on a virtual GPU without its allocator, its workspaces and its observer."""
     mode = device.mode
     before = (mode.allocator, mode.workspaces, mode.observer, mode.work_log)
     mode.allocator = _Unlimited(mode.allocator)  # type: ignore[assignment]
     mode.workspaces = copy.copy(mode.workspaces)
     mode.workspaces.kept = dict(mode.workspaces.kept)
-    mode.observer = _Frees(mode.observer) if mode.observer is not None else None  # type: ignore[assignment]
+    mode.observer = _FreesOnly(mode.observer) if mode.observer is not None else None  # type: ignore[assignment]
     mode.work_log = None
     try:
         yield
     finally:
         mode.allocator, mode.workspaces, mode.observer, mode.work_log = before
         for ref in live_storages.values():
-            if ref.address >= _BEYOND:  # still alive: it is placed when it is used
+            if ref.address >= _FIRST_ADDRESS:  # still alive: it gets a real address when it is used
                 ref.address = 0
                 mode.has_earlier_tensors = True

@@ -1,19 +1,19 @@
-"""The activations of a step as a value: where each is, how it is written, and why it cannot be otherwise."""
+"""The activations of a step as a value: the call site of each, its written form, and why it cannot have the other."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from memexplore.knobs.inplace.activations import Form, Place
+from memexplore.knobs.facts import Skipped
+from memexplore.knobs.inplace.activations import CallSite, Form
 from memexplore.knobs.knobs import InPlace
-from memexplore.knobs.report import LeftOut
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An activation, the form it is written in, and why it cannot have the other one (empty where it can)."""
+    """An activation, its written form, and why it cannot have the other form (empty if it can)."""
 
-    place: Place
+    call: CallSite
     written: Form
     reason: str = ""
 
@@ -27,27 +27,27 @@ class Sites:
     @property
     def modules(self) -> tuple[str, ...]:
         """Names of the modules whose `inplace` flag may have either value."""
-        return tuple(site.place.module for site in self.sites if not site.reason and not site.place.file)
+        return tuple(site.call.module for site in self.sites if not site.reason and not site.call.file)
 
     @property
-    def calls(self) -> tuple[Place, ...]:
+    def calls(self) -> tuple[CallSite, ...]:
         """Calls of functions that may run in either form."""
-        return tuple(site.place for site in self.sites if not site.reason and site.place.file)
+        return tuple(site.call for site in self.sites if not site.reason and site.call.file)
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def skipped(self) -> tuple[Skipped, ...]:
         """Activations that cannot overwrite their input, and why."""
-        return self.kept(Form.IN_PLACE)
+        return self.without_form(Form.IN_PLACE)
 
-    def kept(self, form: Form) -> tuple[LeftOut, ...]:
-        """Activations that are not written in a form and cannot have it, and why."""
+    def without_form(self, form: Form) -> tuple[Skipped, ...]:
+        """Return the activations that are not written in a form and cannot have it, and why."""
         return tuple(
-            LeftOut(str(site.place), site.reason) for site in self.sites if site.reason and site.written is not form
+            Skipped(str(site.call), site.reason) for site in self.sites if site.reason and site.written is not form
         )
 
-    def forms(self, choice: InPlace) -> dict[Place, Form]:
-        """The form of every activation under a choice."""
-        return {site.place: _form(site, choice) for site in self.sites}
+    def forms(self, choice: InPlace) -> dict[CallSite, Form]:
+        """Return the form of every activation under a choice."""
+        return {site.call: _form(site, choice) for site in self.sites}
 
 
 def _form(site: Site, choice: InPlace) -> Form:

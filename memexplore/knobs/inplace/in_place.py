@@ -1,0 +1,117 @@
+"""In-place knob on a model: activation functions that overwrite their input wherever it is not needed again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.knobs.facts import Change, Count, Note, NoteKind, Unit
+from memexplore.knobs.inplace.activations import Form
+from memexplore.knobs.inplace.fake_run import fake_run
+from memexplore.knobs.inplace.legal import legal_sites, observe_forwards
+from memexplore.knobs.inplace.sites import Sites
+from memexplore.knobs.inplace.switch import Switch, run_forwards_with, switch_activations
+from memexplore.knobs.knobs import InPlace
+from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.undo import UndoLog, undone_after
+
+
+def in_place(
+    model: torch.nn.Module, choice: InPlace, sites: Sites | None = None
+) -> contextlib.AbstractContextManager[ApplyReport]:
+    """Run activations in place in the block, or out of place; see `set_in_place`.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> sites = legal_sites(lambda: net(torch.ones(1, 2)).sum().backward(), net)
+    >>> with in_place(net, InPlace.ON, sites) as report:
+    ...     print(report.texts, net[1].inplace)
+    ('In-place at 1 of 1 activations',) True
+    >>> net[1].inplace
+    False
+    """
+    return undone_after(lambda log: set_in_place(log, model, choice, sites))
+
+
+def set_in_place(log: UndoLog, model: torch.nn.Module, choice: InPlace, sites: Sites | None = None) -> ApplyReport:
+    """Have activations overwrite their input wherever they may (ON), or nowhere (OFF).
+
+    `inplace` flags of modules are set; calls of functions are changed while the forward of the module that makes them
+    runs. `sites` are those of `legal_sites`. Without them, the first call of the model, and the first in the other of
+    `train()` and `eval()`, makes a fake run with tensors of the same shapes: the model's forward, then the backward
+    pass of the sum of its outputs. The fake run takes every output for one that is read. It does not see a branch that
+    depends on a value, nor a reader of a tensor that the model stores and drops before its forward ends. It draws no
+    random numbers and changes no tensor of the user; `ApplyReport.completed()` says afterwards what it found.
+
+    An activation written in place whose input is read afterwards stays in place under OFF, and is reported as skipped.
+
+    Raises ValueError from the model's call if the model cannot run without values.
+    """
+    if choice is InPlace.AS_WRITTEN:
+        return ApplyReport()
+    if sites is not None:
+        switch_activations(log, model, sites.forms(choice))
+        return _report(sites, choice)
+    found = _switch_at_first_call(log, model, choice)
+
+    def observed() -> ApplyReport:
+        # The sites of training count before those of evaluation.
+        return _report(found.get(True) or found[False], choice) if found else ApplyReport()
+
+    return ApplyReport((Change("inplace", choice),), pending=(observed,))
+
+
+def _report(sites: Sites, choice: InPlace) -> ApplyReport:
+    forms = sites.forms(choice)
+    number = sum(form is Form.IN_PLACE for form in forms.values())
+    changed = {site.call.function.lower() for site in sites.sites if forms[site.call] is not site.written}
+    notes = []
+    if any("drop" in name for name in changed):
+        notes.append(Note(NoteKind.IN_PLACE_DROPOUT))
+    if changed & {"elu", "selu", "celu"}:
+        notes.append(Note(NoteKind.IN_PLACE_ROUNDING))
+    skipped = sites.without_form(Form.IN_PLACE if choice is InPlace.ON else Form.OUT_OF_PLACE)
+    change = Change("inplace", choice, (Count(Unit.ACTIVATION, number, len(forms)),))
+    return ApplyReport((change,), skipped, tuple(notes))
+
+
+def _switch_at_first_call(log: UndoLog, model: torch.nn.Module, choice: InPlace) -> dict[bool, Sites]:
+    """Switch activations at the model's first call in each training mode; return the sites found so far, by mode."""
+    found: dict[bool, Sites] = {}
+    running: list[bool] = []
+    switch, forms_log = Switch(), UndoLog()
+    set_for: list[bool] = []
+
+    def runner(module: torch.nn.Module, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        training = model.training
+        if module is model and not running and set_for != [training]:
+            forms_log.restore()
+            if training not in found:
+                running.append(True)
+                try:
+                    found[training] = _sites_of_fake_run(model, args, kwargs)
+                finally:
+                    running.pop()
+            switch.set_forms(forms_log, model, found[training].forms(choice))
+            set_for[:] = [training]
+        return switch.forward(module, inner, args, kwargs)
+
+    log.add(forms_log.restore)
+    observe_forwards(log, model)
+    run_forwards_with(log, model.modules(), runner)
+    return found
+
+
+def _sites_of_fake_run(model: torch.nn.Module, args: Any, kwargs: Any) -> Sites:
+    with fake_run(model, args, kwargs) as call:
+        try:
+            return legal_sites(call, model)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"this model cannot be run without values ({type(error).__name__}: {str(error).splitlines()[0]}); "
+                "give in_place the sites that legal_sites(call, model) finds in a real step"
+            ) from error
