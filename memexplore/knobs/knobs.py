@@ -1,11 +1,15 @@
-"""The knobs: one frozen value that says what is changed in a training step; every field is "as written" by default."""
+"""`Knobs`: one frozen value with the changes to a training step; by default every field is as written in the code.
+
+A choice can be given as a member of its enum or as its text. The `Literal` types list the texts for type checkers; a
+test compares them with the enums.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
@@ -20,7 +24,7 @@ class InPlace(enum.Enum):
 
 
 class Precision(enum.Enum):
-    """In which precision the step runs; `FP16` has a `GradScaler`, `ALL_BF16` no fp32 weights."""
+    """Precision of the step; `FP16` has a `GradScaler`, `ALL_BF16` has no fp32 weights."""
 
     AS_WRITTEN = "as written"
     OFF = "off"
@@ -30,7 +34,7 @@ class Precision(enum.Enum):
 
 
 class Optimizer(enum.Enum):
-    """Which optimizer updates the weights."""
+    """Optimizer that updates the weights."""
 
     AS_WRITTEN = "as written"
     SGD = "SGD"
@@ -41,7 +45,7 @@ class Optimizer(enum.Enum):
 
 
 class Update(enum.Enum):
-    """How the optimizer goes over the parameters."""
+    """How the optimizer iterates over the parameters."""
 
     AS_WRITTEN = "as written"
     FOREACH = "foreach"
@@ -51,7 +55,7 @@ class Update(enum.Enum):
 
 
 class ZeroGrad(enum.Enum):
-    """What `zero_grad` leaves: no gradients, or gradients of zeros."""
+    """What gradients are after `zero_grad`: None, or zeros."""
 
     AS_WRITTEN = "as written"
     TO_NONE = "set to none"
@@ -59,14 +63,14 @@ class ZeroGrad(enum.Enum):
 
 
 class MemoryFormat(enum.Enum):
-    """How images lie in memory."""
+    """Memory format of images."""
 
     AS_WRITTEN = "as written"
     CHANNELS_LAST = "channels last"
 
 
 class Offload(enum.Enum):
-    """Where tensors saved for backward wait."""
+    """Where tensors saved for backward are kept."""
 
     AS_WRITTEN = "as written"
     SAVED_TENSORS = "saved tensors on the CPU"
@@ -80,7 +84,7 @@ class Mode(enum.Enum):
 
 
 class CheckpointKind(enum.Enum):
-    """Which activations are thrown away after forward and computed again in backward."""
+    """Which activations are freed after forward and recomputed in backward."""
 
     AS_WRITTEN = "as written"
     NONE = "none"
@@ -91,15 +95,25 @@ class CheckpointKind(enum.Enum):
     NORMS = "norms"
 
 
+InPlaceText = Literal["as written", "off", "on"]
+PrecisionText = Literal["as written", "off", "fp16", "bf16", "all bf16"]
+OptimizerText = Literal["as written", "SGD", "SGD with momentum", "Adam", "AdamW", "Adafactor"]
+UpdateText = Literal["as written", "foreach", "fused", "per tensor", "in backward"]
+ZeroGradText = Literal["as written", "set to none", "set to zero"]
+MemoryFormatText = Literal["as written", "channels last"]
+OffloadText = Literal["as written", "saved tensors on the CPU"]
+ModeText = Literal["as written", "inference"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """An activation-checkpointing setting.
 
     As text: `as written`, `none`, `every 2`, `sqrt`, `layers encoder.0 encoder.1`, `keep matmuls` or `norms`.
 
-    `every k` recomputes every k-th repeated block, `sqrt` cuts the N blocks into √N segments, `layers` recomputes those
-    named, `keep matmuls` recomputes all blocks but for their matrix products and convolutions, `norms` recomputes
-    normalisations and activation functions alone.
+    `every k` recomputes every k-th repeated block, `sqrt` splits the N blocks into √N segments, `layers` recomputes the
+    named layers, `keep matmuls` recomputes all blocks except their matrix products and convolutions, `norms` recomputes
+    only normalisations and activation functions.
 
     >>> Checkpoint.parse("every 2")
     Checkpoint(kind=<CheckpointKind.EVERY: 'every'>, every=2, layers=())
@@ -113,18 +127,18 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every={self.every!r} must be a whole number from 1 on")
+            raise ValueError(f"every={self.every!r} is no positive integer; write 1 or more")
         if (self.kind is CheckpointKind.LAYERS) != bool(self.layers):
-            raise ValueError("layers= names the layers of kind LAYERS, one at least, and of no other kind")
+            raise ValueError("layers= and kind LAYERS go together; name at least one layer, or choose another kind")
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
-        """Read a setting from its text; raises ValueError that lists what can be written."""
-        words = text.split()
-        if len(words) == 2 and words[0] == "every" and words[1].isdecimal() and int(words[1]) > 0:
-            return cls(CheckpointKind.EVERY, int(words[1]))
-        if len(words) > 1 and words[0] == "layers":
-            return cls(CheckpointKind.LAYERS, layers=tuple(words[1:]))
+        """Return the setting of a text. Raises ValueError, with the possible texts, for any other text."""
+        first, *rest = text.split() or [""]
+        if first == "every" and len(rest) == 1 and rest[0].isdecimal() and int(rest[0]) > 0:
+            return cls(CheckpointKind.EVERY, int(rest[0]))
+        if first == "layers" and rest:
+            return cls(CheckpointKind.LAYERS, layers=tuple(rest))
         plain = {
             kind.value: kind for kind in CheckpointKind if kind not in (CheckpointKind.EVERY, CheckpointKind.LAYERS)
         }
@@ -142,14 +156,13 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Knobs:
-    """What is changed in a step; a field that is "as written", None or empty changes nothing.
+    """Changes to a training step; a field that is "as written", None or empty changes nothing.
 
-    Choices may be given as their text: ``Knobs(precision="bf16", checkpoint="every 2", batch=16)``. `batch` is the
-    effective batch, in samples; `accumulation` the number of micro-batches it is cut into. `input_size` is the height
-    and width of images, or the length of sequences. `frozen` and `lora` name layers whose weights are frozen or get
-    low-rank adapters (`lora_rank`); the empty name is the whole model. `settings` is a
-    ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a name of the catalogue or a size. `variables`
-    are values of variables of a notebook cell.
+    Choices can be given as text: ``Knobs(precision="bf16", checkpoint="every 2", batch=16)``. `batch` is the effective
+    batch, in samples; `accumulation` the number of its micro-batches. `input_size` is the height and width of images,
+    or the length of sequences. `frozen` and `lora` name layers whose weights are frozen or get low-rank adapters of
+    rank `lora_rank`; the empty name is the whole model. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a
+    name of the catalogue or a size. `variables` are values of variables of a notebook cell.
 
     >>> Knobs(precision="bf16").precision
     <Precision.BF16: 'bf16'>
@@ -158,7 +171,7 @@ class Knobs:
     >>> print(Knobs())
     as written
 
-    Raises ValueError for what is no setting.
+    Raises ValueError for a value that is no setting.
     """
 
     inplace: InPlace = InPlace.AS_WRITTEN
@@ -180,17 +193,32 @@ class Knobs:
     gpu: str | None = None
     variables: tuple[tuple[str, Any], ...] = ()
 
-    CHOICES: ClassVar[dict[str, type[enum.Enum]]] = {
-        "inplace": InPlace,
-        "precision": Precision,
-        "optimizer": Optimizer,
-        "update": Update,
-        "zero_grad": ZeroGrad,
-        "memory_format": MemoryFormat,
-        "offload": Offload,
-        "mode": Mode,
-    }
-    """The fields that are one of a few words."""
+    CHOICES: ClassVar[dict[str, type[enum.Enum]]]
+    """The fields whose values are members of an enum, with the enum."""
+
+    if TYPE_CHECKING:
+        # What the fields accept is more than what they are when read.
+        def __init__(
+            self,
+            inplace: InPlace | InPlaceText = ...,
+            checkpoint: Checkpoint | str = ...,
+            precision: Precision | PrecisionText = ...,
+            batch: int | None = ...,
+            accumulation: int | None = ...,
+            optimizer: Optimizer | OptimizerText = ...,
+            update: Update | UpdateText = ...,
+            zero_grad: ZeroGrad | ZeroGradText = ...,
+            input_size: int | None = ...,
+            memory_format: MemoryFormat | MemoryFormatText = ...,
+            offload: Offload | OffloadText = ...,
+            mode: Mode | ModeText = ...,
+            frozen: str | Iterable[str] = ...,
+            lora: str | Iterable[str] = ...,
+            lora_rank: int = ...,
+            settings: str | None = ...,
+            gpu: str | None = ...,
+            variables: Mapping[str, Any] | Iterable[tuple[str, Any]] = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for name, choices in self.CHOICES.items():
@@ -202,7 +230,7 @@ class Knobs:
         for name in ("batch", "accumulation", "input_size", "lora_rank"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
+                raise ValueError(f"{name}={value!r} is no positive integer; write 1 or more")
         for name in ("frozen", "lora"):
             value = getattr(self, name)
             self._put(name, (value,) if isinstance(value, str) else tuple(value))
@@ -220,7 +248,7 @@ class Knobs:
         object.__setattr__(self, name, value)
 
     def changed(self) -> dict[str, Any]:
-        """The fields that change something, by name.
+        """Return the fields that change something, by name.
 
         >>> Knobs(batch=4).changed()
         {'batch': 4}
@@ -232,15 +260,20 @@ class Knobs:
         }
 
     def replace(self, **changes: Any) -> Knobs:
-        """The same knobs with some fields changed."""
+        """Return the same knobs with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def __str__(self) -> str:
         return ", ".join(_text(name, value) for name, value in self.changed().items()) or "as written"
 
 
+Knobs.CHOICES = {
+    field.name: type(field.default) for field in dataclasses.fields(Knobs) if isinstance(field.default, enum.Enum)
+}
+
+
 def conflicts(knobs: Knobs) -> list[str]:
-    """What contradicts itself in a setting of knobs, one sentence each; an empty list where it can be run.
+    """Return a sentence for each contradiction in a setting; an empty list if it can run.
 
     >>> conflicts(Knobs(update="in backward", accumulation=2))
     ['update in backward frees each gradient at once: accumulation=2 needs them until the last micro-batch']
@@ -273,14 +306,14 @@ def _choice(name: str, choices: type[_Choice], value: Any) -> _Choice:
     try:
         return choices(value)
     except ValueError:
-        words = ", ".join(choice.value for choice in choices)
-        raise ValueError(f"{name}={value!r} is no setting; write one of {words}") from None
+        texts = ", ".join(choice.value for choice in choices)
+        raise ValueError(f"{name}={value!r} is no setting; write one of {texts}") from None
 
 
 def _text(name: str, value: Any) -> str:
-    words = name.replace("_", " ")
+    noun = name.replace("_", " ")
     if name == "variables":
-        return ", ".join(f"{variable} = {worth!r}" for variable, worth in value)
+        return ", ".join(f"{variable} = {assigned!r}" for variable, assigned in value)
     if isinstance(value, tuple):
-        return f"{words} {' '.join(value)}"
-    return f"{words} {value.value if isinstance(value, enum.Enum) else value}"
+        return f"{noun} {' '.join(value)}"
+    return f"{noun} {value.value if isinstance(value, enum.Enum) else value}"

@@ -18,7 +18,7 @@ from memexplore.analysis.tradeoffs import frontier
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import micro_batch_notes
 from memexplore.knobs.checkpoints.blocks import repeated
-from memexplore.knobs.knobs import Knobs, Optimizer, Precision, conflicts
+from memexplore.knobs.knobs import Knobs, Optimizer, Precision, Update, conflicts
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 
@@ -159,19 +159,19 @@ def altered(knobs: Knobs, model: nn.Module | None = None) -> frozenset[str]:
 def single_candidates(step: Step, gpu: Gpu) -> tuple[Candidate, ...]:
     """Return the knobs that may save memory in a step, one at a time, those that train the same first."""
     settings = [
-        Knobs(inplace="on"),  # type: ignore[arg-type]
-        *(Knobs(checkpoint=text) for text in ("keep matmuls", "norms", "every 2", "sqrt", "every 1")),  # type: ignore[arg-type]
+        Knobs(inplace="on"),
+        *(Knobs(checkpoint=text) for text in ("keep matmuls", "norms", "every 2", "sqrt", "every 1")),
         # Before compute capability 8.0 a GPU has no units for bf16.
-        Knobs(precision="bf16" if gpu.compute_capability >= (8, 0) else "fp16"),  # type: ignore[arg-type]
+        Knobs(precision="bf16" if gpu.compute_capability >= (8, 0) else "fp16"),
         *(Knobs(accumulation=count) for count in micro_batch_counts(step.batch_size)[:1]),
-        *(Knobs(update=text) for text in ("per tensor", "fused", "in backward")),  # type: ignore[arg-type]
-        Knobs(offload="saved tensors on the CPU"),  # type: ignore[arg-type]
+        *(Knobs(update=update) for update in (Update.PER_TENSOR, Update.FUSED, Update.IN_BACKWARD)),
+        Knobs(offload="saved tensors on the CPU"),
         Knobs(settings="expandable_segments:True"),
     ]
     if step.size_dimensions.stop - step.size_dimensions.start == 2:
-        settings.append(Knobs(memory_format="channels last"))  # type: ignore[arg-type]
+        settings.append(Knobs(memory_format="channels last"))
     if gpu.compute_capability >= (8, 0):
-        settings.append(Knobs(precision="all bf16"))  # type: ignore[arg-type]
+        settings.append(Knobs(precision="all bf16"))
     settings += [Knobs(optimizer=kind) for kind in (Optimizer.ADAFACTOR, Optimizer.MOMENTUM)]
     # Adapters belong in the repeated blocks, not on the head that is trained for the task.
     parents = dict.fromkeys(name.rpartition(".")[0] or name for name in repeated(built_model(step)))

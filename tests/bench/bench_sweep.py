@@ -23,10 +23,7 @@ from tests.models import MODELS
 
 def settings(count: int) -> list[Knobs]:
     """Settings that MemTracker can run as well: batches and precisions."""
-    return [
-        Knobs(batch=1 + number // 2, precision=("off", "bf16")[number % 2])  # type: ignore[arg-type]
-        for number in range(count)
-    ]
+    return [Knobs(batch=1 + number // 2, precision=("off", "bf16")[number % 2]) for number in range(count)]
 
 
 def tracked(name: str, chosen: list[Knobs]) -> list[float]:
