@@ -1,8 +1,8 @@
-"""From the moved slider to the redrawn figure, in a real browser: `python -m tests.bench.bench_explorer [MODEL ...]`.
+"""Time from a moved slider to the redrawn figure, in a browser: `python -m tests.bench.bench_explorer [MODEL ...]`.
 
 Prints the median and the 95th percentile in milliseconds beside the goal. The clock starts with the key press and ends
-with the first frame after plotly has drawn the new tape. New settings are batches and GPUs that were never run, each
-after a rest in which nothing is prepared ahead; a setting seen before is one of those again.
+with the first frame after plotly has drawn the new tape. "new" are batches that were never run, without prefetching;
+"seen" are the same batches again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MEASURE = """async key => {
 
 
 def main() -> None:
-    """Measure the models that are named, or all."""
+    """Measure the named models, or all."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
@@ -107,7 +107,7 @@ def _measure(page: Any, name: str) -> None:
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
     page.wait_for_selector(".memexplore-drawn .icicle")
     times: dict[str, list[float]] = {"new": [], "seen": []}
-    # The new options have put the slider to its left end.
+    # The new options have moved the slider to its left end.
     for kind, key in (("new", "ArrowRight"), ("seen", "ArrowLeft")):
         for _ in range(RUNS):
             _settle(page)

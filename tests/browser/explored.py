@@ -1,4 +1,4 @@
-"""A small step in an explorer: what the browser has to draw of it, and what a person touches."""
+"""A small step in an explorer: its controls in the browser, and what the browser must draw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRAWN = f"""() => {{ const bytes = name => {GRAPH}.figure.data.find(trace => tra
 
 
 def small_step() -> Step:
-    """A step that runs in a blink: images, so that every knob has something to turn."""
+    """A step of milliseconds, with images, so that every knob has an effect."""
     torch.manual_seed(0)
     blocks = [
         nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)) for _ in range(4)
@@ -44,7 +44,7 @@ def ran(knobs: Knobs) -> tuple[Trial, Outcome]:
 
 
 def expected(knobs: Knobs, before: Knobs) -> dict[str, Any]:
-    """What the browser has to draw after one setting and then another: worked out here, without a notebook."""
+    """Return what the browser must draw after one setting and then another, computed without a notebook."""
     (first, first_numbers), (second, second_numbers) = ran(before), ran(knobs)
     sentence = sentences.sentence(first, second, whole=(first_numbers, second_numbers))
     return {"sentence": sentence, "peak": second_numbers.peak_allocated, "before": first_numbers.peak_allocated}
@@ -62,15 +62,15 @@ def wait_for(book: Any, knobs: Knobs, before: Knobs | None = None) -> None:
         assert book.page.evaluate(DRAWN) == wanted
 
 
-def back(book: Any) -> None:
-    """Take the explorer back to as written."""
+def reset(book: Any) -> None:
+    """Reset the explorer to the step as written."""
     book.run(2)
     book.page.wait_for_function(f"peak => ({DRAWN})().peak === peak", arg=ran(Knobs())[1].peak_allocated)
     book.settle()
 
 
 def knob(book: Any, label: str, part: str) -> Any:
-    """What a person touches of the widget with a label."""
+    """Return a part of the control with a label."""
     widget = book.page.locator(".memexplore-group .widget-inline-hbox")
     own = book.page.locator(f"xpath=./label[normalize-space(.)='{label}']")
     return widget.filter(has=own).locator(part)

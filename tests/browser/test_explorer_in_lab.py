@@ -1,4 +1,4 @@
-"""The explorer in a real JupyterLab: every knob moved by keyboard and by mouse, and what the browser draws then."""
+"""The explorer in a real JupyterLab: every control by keyboard and by mouse, and what the browser draws."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from memexplore.knobs.knobs import Knobs
-from tests.browser.explored import DRAWN, GRAPH, HEAD, back, knob, ran, wait_for
+from tests.browser.explored import DRAWN, GRAPH, HEAD, knob, ran, reset, wait_for
 
 pytestmark = pytest.mark.browser
 
 
 class Turn(NamedTuple):
-    """One knob, how it is moved by the keyboard, and what it is moved to by the mouse."""
+    """One control: a key and its result, a choice by mouse and its result."""
 
     label: str
     key: str
@@ -79,15 +79,15 @@ def test_every_knob_by_keyboard(explored: Any) -> None:
     for turn in CHOICES:
         knob(explored, turn.label, "select").press(turn.key)
         wait_for(explored, turn.by_key)
-        back(explored)
+        reset(explored)
     for label, (key, knobs, _) in SLIDERS.items():
         knob(explored, label, ".noUi-handle").press(key)
         wait_for(explored, knobs)
-        back(explored)
+        reset(explored)
     for label, knobs in SWITCHES.items():
         explored.page.get_by_label(label, exact=True).press("Space")
         wait_for(explored, knobs)
-        back(explored)
+        reset(explored)
     for label, (names, knobs) in LINES.items():
         line = knob(explored, label, "input[type=text]")
         line.press_sequentially(names)
@@ -96,27 +96,27 @@ def test_every_knob_by_keyboard(explored: Any) -> None:
         if label == "LoRA":
             knob(explored, "LoRA rank", ".noUi-handle").press("ArrowRight")
             wait_for(explored, Knobs(lora="7", lora_rank=16), knobs)
-        back(explored)
+        reset(explored)
 
 
 def test_every_knob_by_mouse(explored: Any) -> None:
     for turn in CHOICES:
         knob(explored, turn.label, "select").select_option(turn.choice)
         wait_for(explored, turn.by_mouse)
-        back(explored)
+        reset(explored)
     for label, (_, _, knobs) in SLIDERS.items():
         # The right end of the line.
         track = knob(explored, label, ".noUi-base").bounding_box()
         explored.page.mouse.click(track["x"] + track["width"] - 1, track["y"] + track["height"] / 2)
         wait_for(explored, knobs)
-        back(explored)
+        reset(explored)
     for label, knobs in SWITCHES.items():
         explored.page.get_by_label(label, exact=True).click()
         wait_for(explored, knobs)
-        back(explored)
+        reset(explored)
 
 
-def test_layer_that_was_clicked_is_taken(explored: Any) -> None:
+def test_button_checkpoints_the_clicked_layer(explored: Any) -> None:
     explored.page.locator(".memexplore-layers .slice").filter(has_text="2 · ").first.click()
     explored.page.wait_for_selector(".memexplore-chip:not([hidden])")
     layer = explored.page.locator(".memexplore-chip").inner_text().split()[0]
@@ -128,7 +128,7 @@ def test_layer_that_was_clicked_is_taken(explored: Any) -> None:
     assert explored.text(3) == f"checkpoint layers {layer}\n"
 
 
-def test_failing_setting_tells_why_and_keeps_the_figure(explored: Any) -> None:
+def test_failing_setting_shows_the_reason_and_keeps_the_figure(explored: Any) -> None:
     height = explored.page.evaluate(f"() => {GRAPH}.getBoundingClientRect().top")
     line = knob(explored, "Freeze", "input[type=text]")
     line.fill("nowhere")
@@ -144,7 +144,7 @@ def test_failing_setting_tells_why_and_keeps_the_figure(explored: Any) -> None:
     explored.page.wait_for_selector(".memexplore-headline .memexplore-problem", state="detached")
 
 
-def test_last_value_of_a_slider_drawn_quickly_stays(explored: Any) -> None:
+def test_last_value_of_a_fast_slider_stays(explored: Any) -> None:
     handle = knob(explored, "Batch", ".noUi-handle")
     for _ in range(6):
         handle.press("ArrowLeft")
@@ -174,7 +174,7 @@ def test_history_code_and_trade_offs(explored: Any) -> None:
     assert rows.count() == 2
 
 
-def test_what_was_left_out_is_on_the_screen(explored: Any) -> None:
+def test_skipped_sites_are_on_the_screen(explored: Any) -> None:
     knob(explored, "Checkpoint", "select").select_option("norms, activations")
     knobs = Knobs(checkpoint="norms")
     wait_for(explored, knobs)
@@ -206,7 +206,7 @@ def test_what_would_fit(explored: Any) -> None:
     assert page.locator(".memexplore-settings button").filter(visible=True).first.inner_text() == "as written"
 
 
-def test_zoom_stays_at_its_moment(explored: Any) -> None:
+def test_zoom_stays_on_the_same_rows(explored: Any) -> None:
     page = explored.page
     page.evaluate(f"() => {{ const graph = {GRAPH}; graph.scrollIntoView({{block: 'center'}}) }}")
     explored.settle()
@@ -229,7 +229,7 @@ def test_zoom_stays_at_its_moment(explored: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [1400, 900])
-def test_everything_has_room(explored: Any, width: int) -> None:
+def test_nothing_overflows(explored: Any, width: int) -> None:
     explored.page.set_viewport_size({"width": width, "height": 1000})
     explored.settle()
     for selector in (".memexplore-body", ".memexplore-knobs", ".memexplore"):
@@ -240,7 +240,7 @@ def test_everything_has_room(explored: Any, width: int) -> None:
     assert explored.page.evaluate(cut) == []
 
 
-def test_saved_and_reopened_without_a_kernel_shows_picture_and_sentence(explored: Any) -> None:
+def test_reopened_without_a_kernel_shows_image_and_sentence(explored: Any) -> None:
     knob(explored, "Batch", ".noUi-handle").press("ArrowLeft")
     wait_for(explored, Knobs(batch=32))
     explored.settle()

@@ -1,4 +1,4 @@
-"""What a person does in the explorer with the mouse alone: layers that are clicked, text, the legend, the search."""
+"""The explorer by mouse: clicked layers, text fields, the legend, the search."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any
 import pytest
 
 from memexplore.knobs.knobs import Knobs
-from tests.browser.explored import GRAPH, back, knob, ran, wait_for
+from tests.browser.explored import GRAPH, knob, ran, reset, wait_for
 
 pytestmark = pytest.mark.browser
 
 
 def click_layer(book: Any, name: str) -> None:
-    """Click a layer in the chart of the layers."""
+    """Click a layer in the chart of layers."""
     book.settle()
     book.page.locator(".memexplore-layers .slice").filter(has_text=f"{name} · ").first.click()
     book.page.locator(".memexplore-chip", has_text=f"{name} ✕").wait_for()
 
 
-def take(book: Any, words: str) -> None:
-    """Click the button that takes the selected layer for a knob."""
-    button = book.page.locator(".memexplore-group button").filter(has_text=words)
+def press(book: Any, label: str) -> None:
+    """Press a button for the selected layer."""
+    button = book.page.locator(".memexplore-group button").filter(has_text=label)
     assert button.is_enabled()
     button.click()
 
 
-def test_freeze_takes_the_clicked_layer_and_gives_it_back(explored: Any) -> None:
+def test_freeze_button_adds_and_removes_the_clicked_layer(explored: Any) -> None:
     click_layer(explored, "2")
-    take(explored, "Freeze")
+    press(explored, "Freeze")
     wait_for(explored, Knobs(frozen=("2",)))
-    # What is written in other knobs follows the picture.
+    # Other controls are updated after the chart.
     explored.settle()
     assert knob(explored, "Freeze", "input[type=text]").input_value() == "2"
-    take(explored, "Freeze")
+    press(explored, "Freeze")
     wait_for(explored, Knobs(), Knobs(frozen=("2",)))
 
 
-def test_lora_takes_the_clicked_layer_and_its_rank_is_dragged(explored: Any) -> None:
+def test_lora_button_adds_the_clicked_layer_and_its_rank_is_dragged(explored: Any) -> None:
     click_layer(explored, "7")
-    take(explored, "LoRA")
+    press(explored, "LoRA")
     wait_for(explored, Knobs(lora=("7",)))
     explored.settle()
     track = knob(explored, "LoRA rank", ".noUi-base").bounding_box()
@@ -56,7 +56,7 @@ def test_lora_takes_the_clicked_layer_and_its_rank_is_dragged(explored: Any) -> 
     )
 
 
-def test_text_counts_when_the_mouse_goes_elsewhere(explored: Any) -> None:
+def test_text_applies_when_the_field_loses_focus(explored: Any) -> None:
     for label, text, knobs in (
         ("Checkpoint", "1 2", Knobs(checkpoint="layers 1 2")),
         ("Freeze", "1 2", Knobs(frozen=("1", "2"))),
@@ -67,10 +67,10 @@ def test_text_counts_when_the_mouse_goes_elsewhere(explored: Any) -> None:
         explored.page.keyboard.insert_text(text)
         explored.page.locator(".memexplore-sentence").click()
         wait_for(explored, knobs)
-        back(explored)
+        reset(explored)
 
 
-def test_search_ends_when_a_knob_is_turned(explored: Any) -> None:
+def test_search_ends_when_a_control_moves(explored: Any) -> None:
     page = explored.page
     page.get_by_role("button", name="What would fit?").click()
     page.get_by_role("button", name="tried").wait_for()
@@ -99,7 +99,7 @@ def test_legend_hides_a_category_and_shows_it_again(explored: Any) -> None:
     assert explored.page.evaluate(MIDDLE) == orange
     entry.click()
     assert explored.page.evaluate(MIDDLE) != orange
-    # What is hidden stays so when a knob is turned.
+    # A hidden category stays hidden when a control moves.
     knob(explored, "Batch", ".noUi-handle").press("ArrowLeft")
     wait_for(explored, Knobs(batch=32))
     explored.settle()
@@ -108,7 +108,7 @@ def test_legend_hides_a_category_and_shows_it_again(explored: Any) -> None:
     assert explored.page.evaluate(MIDDLE) == orange
 
 
-def test_picture_can_be_saved(explored: Any) -> None:
+def test_timeline_can_be_downloaded(explored: Any) -> None:
     explored.page.locator(".memexplore-timeline").hover()
     with explored.page.expect_download() as saved:
         explored.page.locator(".memexplore-timeline [data-title='Download plot as a PNG']").click()

@@ -1,4 +1,4 @@
-"""The view in a real JupyterLab: what the browser draws, and what a person can do with it."""
+"""The view in a real JupyterLab: what the browser draws, and its mouse and keyboard actions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def shown(notebook: Callable[..., Any]) -> Any:
 
 
 def visible(book: Any, selector: str) -> int:
-    """How many elements of a selector a person can see."""
+    """Return the number of visible elements of a selector."""
     return sum(element.is_visible() for element in book.page.locator(selector).all())
 
 
 def click_timeline(book: Any, row: float) -> int:
-    """Click into the timeline near a row; the row that lay below the mouse."""
+    """Click into the timeline near a row; return the row below the mouse."""
     book.settle()
     place = book.page.evaluate(
         f"""row => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
@@ -54,7 +54,7 @@ def click_timeline(book: Any, row: float) -> int:
     return hovered
 
 
-def test_the_browser_draws_the_tape(shown: Any) -> None:
+def test_browser_draws_the_tape(shown: Any) -> None:
     tape = training_tape(steps=STEPS)
     names = shown.page.evaluate(f"() => {{ {GRAPH} return graph.figure.data.map(trace => trace.name) }}")
     assert names[:2] == ["parameter", "buffer"]
@@ -112,7 +112,7 @@ def test_zoom_fetches_every_row_and_double_click_shows_all(shown: Any) -> None:
     assert shown.page.evaluate(ROWS) == whole
 
 
-def test_zoom_is_answered_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
+def test_zoom_works_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
     book = notebook(SET_UP, "view", "while True: pass")
     book.run(0)
     book.run(1)
@@ -126,7 +126,7 @@ def test_zoom_is_answered_while_a_cell_runs(notebook: Callable[..., Any]) -> Non
     book.wait(2)
 
 
-def test_click_moves_the_cursor_and_the_next_cell_knows(shown: Any) -> None:
+def test_click_sets_the_cursor_for_the_next_cell(shown: Any) -> None:
     row = click_timeline(shown, 3000)
     shown.page.wait_for_function(
         f"row => {{ {GRAPH} return graph.layout.shapes.find(shape => shape.name === 'cursor')?.x0 === row }}", arg=row
@@ -143,7 +143,7 @@ def test_click_moves_the_cursor_and_the_next_cell_knows(shown: Any) -> None:
     )
 
 
-def test_click_on_a_layer_lights_it_and_the_next_cell_knows(shown: Any) -> None:
+def test_click_on_a_layer_highlights_it_and_sets_the_selection_for_the_next_cell(shown: Any) -> None:
     lit = f"""() => {{ {GRAPH}
         return graph.figure.data.filter(trace => trace.stackgroup === 'layer').map(trace => trace.name) }}"""
     assert shown.page.evaluate(lit) == []
@@ -163,7 +163,7 @@ ALLOCATED = f"""() => {BLOCKS}.calcdata.filter(bars => bars[0].trace.name !== 'f
     .flatMap(bars => bars.map(bar => bar.s)).reduce((sum, size) => sum + size, 0)"""
 
 
-def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
+def test_blocks_follow_the_cursor(shown: Any) -> None:
     tape = training_tape(steps=STEPS)
     shown.page.get_by_role("tab", name="Blocks", exact=True).click()
     shown.page.wait_for_function(DRAWN)
@@ -177,7 +177,7 @@ def test_blocks_are_those_of_the_cursor(shown: Any) -> None:
     shown.page.wait_for_function(f"size => ({ALLOCATED})() === size", arg=active)
 
 
-def test_selected_layer_lights_its_blocks_and_a_block_selects_its_layer(shown: Any) -> None:
+def test_selected_layer_highlights_its_blocks_and_a_block_selects_its_layer(shown: Any) -> None:
     shown.page.get_by_role("tab", name="Blocks", exact=True).click()
     shown.page.wait_for_function(DRAWN)
     shown.settle()
@@ -199,7 +199,7 @@ def test_selected_layer_lights_its_blocks_and_a_block_selects_its_layer(shown: A
     assert shown.text(2).split()[-1] in training_tape().modules
 
 
-def test_growth_has_a_tab_only_where_something_grows(notebook: Callable[..., Any]) -> None:
+def test_growth_tab_shows_what_grows(notebook: Callable[..., Any]) -> None:
     book = notebook(
         "import memexplore as mx\nfrom tests.analysis.test_diff import leaking_tape\nmx.view(leaking_tape(4))"
     )
@@ -209,7 +209,7 @@ def test_growth_has_a_tab_only_where_something_grows(notebook: Callable[..., Any
     assert book.page.locator(".memexplore-growth tbody tr").inner_text().split("\t")[0] == "+200 B"
 
 
-def test_nothing_grows_in_healthy_training(shown: Any) -> None:
+def test_growth_tab_is_hidden_without_growth(shown: Any) -> None:
     assert shown.page.get_by_role("tab", name="Growth", exact=True).count() == 0
 
 
@@ -235,7 +235,7 @@ def test_width_follows_the_page(shown: Any) -> None:
     assert overflow <= 0
 
 
-def test_saved_and_reopened_without_a_kernel_shows_one_picture(shown: Any) -> None:
+def test_reopened_without_a_kernel_shows_one_image(shown: Any) -> None:
     picture, live = "img[class^=memexplore-picture]", ".memexplore-timeline .main-svg"
     assert visible(shown, picture) == 0
     shown.save()
@@ -256,7 +256,7 @@ def test_reloaded_page_is_alive_again(shown: Any) -> None:
     assert visible(shown, "img[class^=memexplore-picture]") == 0
 
 
-def test_plotly_of_the_page_is_left_alone(notebook: Callable[..., Any]) -> None:
+def test_plotly_of_the_page_is_restored(notebook: Callable[..., Any]) -> None:
     book = notebook(SET_UP, "view")
     book.page.evaluate("() => { globalThis.Plotly = 'mine' }")
     book.run(0)

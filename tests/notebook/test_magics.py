@@ -1,86 +1,18 @@
-"""The magics in a real IPython shell, and in a real kernel."""
+"""`%%memprofile` and `%memprofile` in an IPython shell."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import pathlib
-import re
-import sys
-import types
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 import torch
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
-from memexplore import capture
 from memexplore.analysis import curves, tables
-from memexplore.gpu_catalogue import find
 from memexplore.knobs.knobs import Knobs
-from memexplore.notebook import magics, profile
-from memexplore.tape import Action, Tape
-from memexplore.units import size_text
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
-# 1000 x 1000 numbers of 4 bytes, in blocks of 512 bytes: 7813 x 512
-BLOCK = 4_000_256
-ONES = 'torch.ones(1000, 1000, device="cuda")'
-
-
-class Shell:
-    """A shell with the extension loaded; `shown` are the tapes that a person would have seen."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.shown: list[Tape] = []
-        self.text = ""
-
-    def run(self, cell: str) -> Any:
-        """Run a cell as a front end does, and answer its result."""
-        with capture_output() as captured:
-            result = self.shell.run_cell(cell, store_history=True)
-        self.text = captured.stdout + captured.stderr
-        return result
-
-    def __getitem__(self, name: str) -> Any:
-        return self.shell.user_ns[name]
-
-
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Shell]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    InteractiveShell.clear_instance()
-    config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
-    shell = Shell(InteractiveShell.instance(config=config))
-    monkeypatch.setattr(profile, "show_view", shell.shown.append)
-    shell.shell.user_ns["torch"] = torch
-    shell.run("%load_ext memexplore")
-    yield shell
-    shell.run("%unload_ext memexplore")
-    shell.shell.reset()
-    InteractiveShell.clear_instance()
-    # What is alive on a virtual GPU is there again on the next one, as on a real one: a traceback keeps its frames.
-    for name in ("last_value", "last_traceback", "last_exc"):
-        sys.__dict__.pop(name, None)
-    gc.collect()
-
-
-def cell_lines(error: BaseException) -> list[int]:
-    """The lines of a traceback that lie in a cell, outermost first."""
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        if "ipython-input" in trace.tb_frame.f_code.co_filename:
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return lines
-
+from memexplore.tape import Action
+from tests.notebook.magics_shell import BLOCK, ONES, Shell, cell_lines
 
 # -- a cell
 
@@ -131,7 +63,7 @@ def test_cell_that_runs_cells_is_recorded_to_its_own_end(shell: Shell) -> None:
     assert shell["q"] == 1
 
 
-def test_time_above_it_works(shell: Shell) -> None:
+def test_time_magic_above_works(shell: Shell) -> None:
     shell.run(f"%%time\n%%memprofile --gpu T4\nx = {ONES}").raise_error()
     assert curves.peak(shell.shown[0])[0] == BLOCK
 
@@ -180,15 +112,7 @@ def test_page_is_written(shell: Shell, tmp_path: pathlib.Path) -> None:
     assert "3.81 MiB" in (tmp_path / "a page.html").read_text(encoding="utf-8")  # 4 000 256 / 1024**2
 
 
-# -- a cell that is explored
-
-
-@pytest.fixture
-def explored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The explorers that a person would have seen."""
-    seen: list[Any] = []
-    monkeypatch.setattr(profile, "display", seen.append)
-    return seen
+# -- a cell with an explorer
 
 
 # 128 floats fill a block of 512 bytes.
@@ -202,7 +126,7 @@ def test_slider_runs_the_cell_again_in_a_copy_of_the_names(shell: Shell, explore
     shown.knobs = Knobs(variables={"count": 256})
     assert curves.peak(shown.trial.tape)[0] == 1024
     assert shell["count"] == 128
-    # the line of the cell is still known by its number
+    # stacks still have the line number of the cell
     assert {tables.user_line(stack).rpartition(":")[2] for stack in shown.trial.tape.stacks} == {"3"}
 
 
@@ -212,7 +136,7 @@ def test_explore_begins_with_the_run_as_written(shell: Shell, explored: list[Any
     assert shell.shown == []
 
 
-def test_out_of_memory_is_explored_and_other_exceptions_are_not(shell: Shell, explored: list[Any]) -> None:
+def test_explorer_after_out_of_memory_but_not_after_other_exceptions(shell: Shell, explored: list[Any]) -> None:
     cell = 'size = 2 * 1024**3\nx = torch.empty(size, dtype=torch.uint8, device="cuda")'
     result = shell.run(f"%%memprofile --gpu 1GiB --explore\n{cell}")
     assert isinstance(result.error_in_exec, torch.OutOfMemoryError)
@@ -246,210 +170,25 @@ def test_explorer_needs_a_cell_and_a_gpu_of_its_own(shell: Shell, explored: list
 # -- a line
 
 
-def test_line_is_recorded_and_gives_its_value(shell: Shell) -> None:
+def test_statement_is_recorded_and_returns_its_value(shell: Shell) -> None:
     assert shell.run(f"%memprofile --gpu T4 -o tape {ONES}.shape[0] + 2").result == 1002
     assert curves.peak(shell["tape"])[0] == BLOCK
 
 
-def test_line_sets_variables_and_reads_locals(shell: Shell) -> None:
+def test_statement_sets_variables_and_reads_locals(shell: Shell) -> None:
     shell.run("def f(n):\n    %memprofile --gpu T4 m = n + 1; print(m)\nf(4)").raise_error()
     assert "5" in shell.text.split()
     shell.run("%memprofile --gpu T4 z = 7").raise_error()
     assert shell["z"] == 7
 
 
-def test_line_that_fails_raises_and_shows(shell: Shell) -> None:
+def test_failing_statement_raises_and_shows_the_tape(shell: Shell) -> None:
     assert isinstance(shell.run("%memprofile --gpu T4 1 / 0").error_in_exec, ZeroDivisionError)
     assert shell.text.count("Traceback (most recent call last)") == 1
     assert len(shell.shown) == 1
 
 
 @pytest.mark.parametrize("line", ["%memprofile", "%memprofile --gpu T4", "%memprofile --gpu T4 await f()"])
-def test_line_without_a_statement_it_can_run_is_an_error(shell: Shell, line: str) -> None:
+def test_magic_without_a_runnable_statement_raises(shell: Shell, line: str) -> None:
     assert isinstance(shell.run(line).error_in_exec, UsageError)
     assert shell.shown == []
-
-
-# -- the GPU of the notebook
-
-
-def test_memgpu_lasts_over_cells(shell: Shell) -> None:
-    shell.run("%memgpu T4").raise_error()
-    shell.run(f"x = {ONES}\nassert torch.cuda.get_device_properties(0).name == 'Tesla T4'").raise_error()
-    shell.run(f"%%memprofile\ny = {ONES}").raise_error()
-    # x was there before: two blocks at the peak
-    assert curves.peak(shell.shown[0])[0] == 2 * BLOCK
-    shell.run("%memgpu off").raise_error()
-    assert shell.run("torch.cuda.is_available()").result is torch.cuda.is_available()
-
-
-def test_memgpu_tells_its_state(shell: Shell) -> None:
-    shell.run("%memgpu")
-    assert "No virtual GPU is on" in shell.text
-    shell.run("%memgpu T4")
-    shell.run("%memgpu")
-    assert f"The virtual Tesla T4 is on: {size_text(find('T4').under(torch.__version__).capacity)} usable" in shell.text
-    shell.run("%memgpu off")
-    assert "Tesla T4 is off" in shell.text
-
-
-def test_another_gpu_while_one_is_on_is_an_error(shell: Shell) -> None:
-    shell.run("%memgpu T4").raise_error()
-    assert "Run %memgpu off first" in str(shell.run("%%memprofile --gpu A100\nran = True").error_in_exec)
-    assert "run %memgpu off before" in str(shell.run("%memgpu A100").error_in_exec)
-    assert "ran" not in shell.shell.user_ns
-    shell.run("%%memprofile --gpu 'Tesla T4'\nran = True").raise_error()
-
-
-def test_memgpu_cannot_change_inside_a_profile(shell: Shell) -> None:
-    assert isinstance(shell.run("%%memprofile --gpu T4\n%memgpu off").error_in_exec, UsageError)
-    assert len(shell.shown) == 1
-
-
-# -- a real device
-
-
-@pytest.fixture
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-PLAIN = "count = 128\nx = torch.ones(count)"
-
-
-def test_cpu_is_measured_where_it_is_named(shell: Shell) -> None:
-    shell.run(f"%%memprofile --gpu cpu\n{PLAIN}").raise_error()
-    (tape,) = shell.shown
-    assert (str(tape.meta.source), tape.meta.device, curves.peak(tape)[0]) == ("measured", "cpu", 512)
-
-
-def test_cell_is_explored_where_it_ran(shell: Shell, explored: list[Any]) -> None:
-    shell.run(f"%%memprofile --gpu cpu --slider count=128:256:128\n{PLAIN}").raise_error()
-    (shown,) = explored
-    assert (str(shown.trial.tape.meta.source), curves.peak(shown.trial.tape)[0]) == ("measured", 512)
-    shown.knobs = Knobs(variables={"count": 256})
-    assert (str(shown.trial.tape.meta.source), curves.peak(shown.trial.tape)[0]) == ("measured", 1024)
-    assert shell["count"] == 128
-
-
-@pytest.mark.usefixtures("without_gpu")
-def test_gpu_that_is_not_there_is_one_clear_error(shell: Shell) -> None:
-    error = shell.run("%%memprofile --gpu cuda\n1").error_in_exec
-    assert isinstance(error, UsageError)
-    assert "torch finds no GPU on this machine" in str(error)
-
-
-def test_real_device_follows_the_torch_that_is_installed(shell: Shell) -> None:
-    assert isinstance(shell.run("%%memprofile --gpu cpu --release 2.11\n1").error_in_exec, UsageError)
-
-
-def test_cell_is_explored_on_the_real_gpu_where_there_is_one(
-    shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(profile, "record_like_replay", lambda device, gpu: capture.record() if device is None else None)
-    monkeypatch.setattr(profile, "show_explorer", lambda explored, tape, options: contexts.append("explored"))
-    shell.run("%%memprofile --explore\n1").raise_error()
-    assert contexts == ["enter record", "leave record", "explored"]
-
-
-# -- which GPU is taken, and in which order contexts are entered and left
-
-
-@pytest.fixture
-def contexts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was entered and left, in place of the real contexts."""
-    seen: list[str] = []
-
-    def context(name: Callable[..., str]) -> Callable[..., Any]:
-        @contextlib.contextmanager
-        def enter(*arguments: Any, **options: Any) -> Iterator[Any]:
-            seen.append(f"enter {name(*arguments, **options)}")
-            yield types.SimpleNamespace(tape=None)
-            seen.append(f"leave {name(*arguments, **options)}")
-
-        return enter
-
-    monkeypatch.setattr(capture, "virtual", context(lambda gpu, release=None: f"{gpu} {release}"))
-    monkeypatch.setattr(capture, "record", context(lambda: "record"))
-    return seen
-
-
-def test_without_a_gpu_a_t4_is_taken(shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    shell.run("%%memprofile --release 2.12\n1").raise_error()
-    assert contexts == ["enter T4 2.12", "enter record", "leave record", "leave T4 2.12"]
-
-
-def test_the_real_gpu_is_taken_where_there_is_one(
-    shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    shell.run("%%memprofile\n1").raise_error()
-    assert contexts == ["enter record", "leave record"]
-
-
-# -- coming and going
-
-
-def test_loading_twice_changes_nothing(shell: Shell) -> None:
-    shell.run("from memexplore import load_ipython_extension as load\nload(get_ipython())").raise_error()
-    assert shell.shell.input_transformers_cleanup.count(magics.rewrite_first_line) == 1
-    shell.run("%%memprofile --gpu T4\n1").raise_error()
-    assert len(shell.shown) == 1
-
-
-def test_unloading_leaves_nothing_behind() -> None:
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-
-    def traces() -> tuple[Any, ...]:
-        manager = shell.magics_manager
-        names = {kind: set(found) for kind, found in manager.magics.items()}
-        events = {name: len(callbacks) for name, callbacks in shell.events.callbacks.items()}
-        return names, set(manager.registry), events, len(shell.input_transformers_cleanup)
-
-    before = traces()
-    magics.load_ipython_extension(shell)
-    assert traces() != before
-    shell.run_line_magic("memgpu", "T4")
-    magics.unload_ipython_extension(shell)
-    assert traces() == before
-    assert magics.unload_ipython_extension(shell) is None
-    with capture.virtual("T4"):  # the GPU of the notebook is off, else this would raise
-        pass
-    InteractiveShell.clear_instance()
-
-
-def test_help_tells_the_options(shell: Shell) -> None:
-    shell.run("%memprofile?")
-    text = shell.text or shell.shell.find_line_magic("memprofile").__doc__
-    for option in ("--gpu", "--release", "-o", "--html", "--explore", "--slider", "cannot be undone"):
-        assert option in text
-
-
-# -- a real kernel
-
-
-def test_in_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    cells = [
-        "import torch\n%load_ext memexplore",
-        f"%%memprofile --gpu T4 -o tape\nimport asyncio\nawait asyncio.sleep(0)\nx = {ONES}",
-        "%%memprofile --gpu T4\n\n1 / 0",
-        "%%memprofile --gpuu T4\nran = True",
-        "print('ran' in globals(), len(tape) > 0)",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=120, allow_errors=True, kernel_name="python3").execute()
-    kinds = [[output.output_type for output in cell.outputs] for cell in notebook.cells]
-    live, dead = "display_data", "display_data"
-    assert kinds[1] == [live, dead]
-    assert kinds[2] == ["error", live, dead]
-    assert "----> 3 1 / 0" in re.sub(r"\x1b\[[\d;]*m", "", "\n".join(notebook.cells[2].outputs[0].traceback))
-    assert kinds[3] == ["stream"]
-    assert notebook.cells[3].outputs[0].text.startswith("UsageError: ")
-    assert notebook.cells[4].outputs[0].text == "False True\n"
-    # plotly.js alone is 5 MB: nothing of that may be saved with the notebook
-    assert len(nbformat.writes(notebook)) < 500_000

@@ -1,4 +1,4 @@
-"""What the view asks and answers, without a browser."""
+"""Messages between the view and a browser, without a browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEAK_ROW = 4  # of small_tape: 400 + 100 + 200 + 50
 
 
 def unpack(buffers: list[bytes]) -> dict[str, Any]:
-    """Pairs of text and numbers, as the browser reads them."""
+    """Return the content of pairs of buffers, as the browser reads them."""
     content: dict[str, Any] = {}
     for text, numbers in zip(buffers[::2], buffers[1::2], strict=True):
         content |= json.loads(gzip.decompress(text) if text[:1] == b"\x1f" else text, object_hook=_numbers_of(numbers))
@@ -42,21 +42,21 @@ def _numbers_of(numbers: bytes) -> Any:
 
 
 class Browser:
-    """The other end of a view: asks, and keeps what is sent to it."""
+    """A stand-in for the browser: sends requests and keeps the messages of the view."""
 
     def __init__(self, shown: View, monkeypatch: pytest.MonkeyPatch) -> None:
         self.view = shown
-        self.heard: list[dict[str, Any]] = []
-        monkeypatch.setattr(shown, "send", self._hear)
+        self.messages: list[dict[str, Any]] = []
+        monkeypatch.setattr(shown, "send", self._receive)
 
-    def _hear(self, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
+    def _receive(self, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
         unpacked = {} if content["type"] in ("plotly", "error") else unpack(buffers or [])
-        self.heard.append({**content, **unpacked, "buffers": buffers})
+        self.messages.append({**content, **unpacked, "buffers": buffers})
 
-    def ask(self, **question: Any) -> list[dict[str, Any]]:
-        self.heard.clear()
-        self.view._handle_custom_msg(question, [])
-        return self.heard
+    def request(self, **request: Any) -> list[dict[str, Any]]:
+        self.messages.clear()
+        self.view._handle_custom_msg(request, [])
+        return self.messages
 
 
 @pytest.fixture
@@ -91,13 +91,13 @@ def test_selection_is_a_layer_of_the_tape() -> None:
     assert shown.selection == "fc"
 
 
-def test_tape_that_is_not_placed_is_refused() -> None:
+def test_tape_without_addresses_raises() -> None:
     with pytest.raises(ValueError, match="not placed"):
         view(Tape.from_columns({"size": [1]}, meta=CPU))
 
 
-def test_everything_is_told(browser: Browser) -> None:
-    (answer,) = browser.ask(type="everything")
+def test_request_for_everything(browser: Browser) -> None:
+    (answer,) = browser.request(type="everything")
     assert answer["sentence"] == summary.sentence(browser.view.tape).splitlines()
     assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
     assert answer["layers"]["data"][0]["type"] == "icicle"
@@ -106,61 +106,61 @@ def test_everything_is_told(browser: Browser) -> None:
     assert [tensor["size"] for tensor in answer["tensors"]] == ["400 B", "200 B", "100 B", "50 B"]
 
 
-def test_window_has_its_rows_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zoomed_window_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     browser = Browser(view(big_tape(rows=20_000)), monkeypatch)
-    (whole,) = browser.ask(type="timeline", window=None, number=1)
-    (part,) = browser.ask(type="timeline", window=[5000.4, 5100.2], number=2)
+    (whole,) = browser.request(type="timeline", window=None, number=1)
+    (part,) = browser.request(type="timeline", window=[5000.4, 5100.2], number=2)
     assert len(rows(whole["timeline"])) <= 2000
     assert rows(part["timeline"]) == list(range(5000, 5102))
     assert part["number"] == 2
 
 
-def test_click_moves_the_cursor_and_tells_the_moment(browser: Browser) -> None:
-    (answer,) = browser.ask(type="cursor", row=2.2)
+def test_click_moves_the_cursor_and_sends_its_tensors(browser: Browser) -> None:
+    (answer,) = browser.request(type="cursor", row=2.2)
     assert browser.view.cursor == 2
     assert answer["type"] == "cursor"
     # after row 2: weight 400 and input 100
     assert [tensor["size"] for tensor in answer["tensors"]] == ["400 B", "100 B"]
-    browser.ask(type="cursor", row=99)
+    browser.request(type="cursor", row=99)
     assert browser.view.cursor == 14
 
 
-def test_cursor_set_in_python_is_told(browser: Browser) -> None:
+def test_cursor_set_in_python_is_sent(browser: Browser) -> None:
     browser.view.cursor = 0
-    assert [(answer["type"], answer["row"]) for answer in browser.heard] == [("cursor", 0)]
+    assert [(answer["type"], answer["row"]) for answer in browser.messages] == [("cursor", 0)]
 
 
-def test_selected_layer_is_lit(browser: Browser) -> None:
-    assert [answer["type"] for answer in browser.ask(type="select", box="fc · activation")] == ["selection"]
+def test_selected_layer_is_highlighted(browser: Browser) -> None:
+    assert [answer["type"] for answer in browser.request(type="select", box="fc · activation")] == ["selection"]
     assert browser.view.selection == "fc"
-    (answer,) = browser.ask(type="timeline", window=None, number=1)
-    lit = [trace["name"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "layer"]
-    assert lit == ["parameter", "optimizer state", "gradient", "activation"]
+    (answer,) = browser.request(type="timeline", window=None, number=1)
+    highlighted = [trace["name"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "layer"]
+    assert highlighted == ["parameter", "optimizer state", "gradient", "activation"]
     behind = [trace["fillcolor"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "allocated"]
     assert behind
     assert all(colour.startswith("rgba(") and colour.endswith(",0.2)") for colour in behind)
 
 
-def test_mistake_is_told_and_raised(browser: Browser) -> None:
-    browser.heard.clear()
+def test_failing_request_is_reported_and_raised(browser: Browser) -> None:
+    browser.messages.clear()
     with pytest.raises(TraitError):
         browser.view._answer(browser.view, {"type": "select", "box": "nothing"}, [])
-    assert "no layer 'nothing'" in browser.heard[0]["text"]
+    assert "no layer 'nothing'" in browser.messages[0]["text"]
 
 
-def test_state_that_could_be_saved_is_small() -> None:
+def test_saved_state_is_small() -> None:
     # names and numbers, and no figure: its 2 083 rows would be more
     state = {name: value for name, value in view(training_tape()).get_state().items() if name not in ("_esm", "_css")}
     assert len(json.dumps(state)) < 2_000
 
 
-def test_moment_in_words() -> None:
+def test_cursor_text() -> None:
     assert cursor_text(small_tape(), 3) == "event 3 · step 1, forward of fc · 700 B allocated"
     assert cursor_text(small_tape(), PEAK_ROW) == "At the peak · event 4 · step 1, forward of Net · 750 B allocated"
     assert cursor_text(Tape.from_columns({}, meta=CPU), -1) == "No memory was allocated."
 
 
-def test_tensor_tells_its_layer_and_line() -> None:
+def test_tensor_has_layer_and_line() -> None:
     tensor = live_tensors(small_tape(), 3)[1]
     assert (tensor["category"], tensor["layer"], tensor["op"], tensor["location"]) == (
         "activation",
@@ -170,7 +170,7 @@ def test_tensor_tells_its_layer_and_line() -> None:
     )
 
 
-def test_tensor_made_in_a_cell_tells_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_made_in_a_cell_names_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
     name = shell.compile.cache("a = 1\nb = 2\n", 7)
@@ -181,7 +181,7 @@ def test_tensor_made_in_a_cell_tells_the_cell(monkeypatch: pytest.MonkeyPatch) -
     assert (tensor["location"], tensor["code"]) == ("In[7], line 2", "b = 2")
 
 
-def test_out_of_memory_view_has_a_picture() -> None:
+def test_out_of_memory_view_has_an_image() -> None:
     shown = view(oom_tape())
     data, _ = shown._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
@@ -189,7 +189,7 @@ def test_out_of_memory_view_has_a_picture() -> None:
     assert 'src="data:image/svg+xml;base64,' in data["text/html"]
 
 
-def test_display_is_the_widget_and_a_picture_apart() -> None:
+def test_display_has_the_widget_and_a_static_output() -> None:
     InteractiveShell.clear_instance()
     InteractiveShell.instance()
     with capture_output() as captured:
@@ -202,43 +202,43 @@ def test_display_is_the_widget_and_a_picture_apart() -> None:
     assert "<img" in still.data["text/html"]
 
 
-def test_blocks_are_told_at_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_for_blocks_at_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = training_tape()
     shown = view(tape)
-    asked = Browser(shown, monkeypatch)
+    browser = Browser(shown, monkeypatch)
     shown.cursor = 1000
-    (told,) = [answer for answer in asked.ask(type="blocks", number=1) if answer["type"] == "blocks"]
-    assert told["number"] == 1
-    assert told["text"] == fragmentation_text(tape, 1000)
-    assert told["blocks"]["data"][0]["name"] == "free"
+    (reply,) = [answer for answer in browser.request(type="blocks", number=1) if answer["type"] == "blocks"]
+    assert reply["number"] == 1
+    assert reply["text"] == fragmentation_text(tape, 1000)
+    assert reply["blocks"]["data"][0]["name"] == "free"
 
 
 def test_click_on_a_block_selects_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = view(small_tape())
-    asked = Browser(shown, monkeypatch)
-    asked.ask(type="block", row=3)  # an activation of `fc`
+    browser = Browser(shown, monkeypatch)
+    browser.request(type="block", row=3)  # an activation of `fc`
     assert shown.selection == "fc"
-    asked.ask(type="block", row=2)  # the input, which no layer made
+    browser.request(type="block", row=2)  # the input, which no layer made
     assert shown.selection == "(no layer)"
 
 
-def test_an_oom_is_told_with_who_held_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    (told,) = Browser(view(oom_tape()), monkeypatch).ask(type="everything")
-    assert told["oom"].startswith("A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved")
-    assert told["growth"]["rows"] == []
-    assert [line["size"] for line in told["lines"]] == ["2.00 GiB", "1.00 GiB"]
+def test_out_of_memory_names_the_lines_that_held_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (reply,) = Browser(view(oom_tape()), monkeypatch).request(type="everything")
+    assert reply["oom"].startswith("A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved")
+    assert reply["growth"]["rows"] == []
+    assert [line["size"] for line in reply["lines"]] == ["2.00 GiB", "1.00 GiB"]
 
 
-def test_labels_are_chosen_for_the_width_that_is_drawn(browser: Browser) -> None:
-    words = {
+def test_labels_depend_on_the_width(browser: Browser) -> None:
+    labels = {
         width: [
             note["text"]
-            for note in browser.ask(type="timeline", window=None, number=1, width=width)[0]["timeline"]["layout"][
+            for note in browser.request(type="timeline", window=None, number=1, width=width)[0]["timeline"]["layout"][
                 "annotations"
             ]
         ]
         for width in (300, 1400)
     }
     # at 1400 pixels a row of small_tape has 93 of them, at 300 it has 14: two rows hold no `optimizer`
-    assert "optimizer" in words[1400]
-    assert "optimizer" not in words[300]
+    assert "optimizer" in labels[1400]
+    assert "optimizer" not in labels[300]

@@ -1,0 +1,45 @@
+"""Fixtures of the magics' tests: an IPython shell, and the explorers that it displays."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from memexplore.notebook import profile
+from tests.notebook.magics_shell import Shell
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Shell]:
+    """A shell with the extension loaded."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    InteractiveShell.clear_instance()
+    config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
+    shell = Shell(InteractiveShell.instance(config=config))
+    monkeypatch.setattr(profile, "show_view", shell.shown.append)
+    shell.shell.user_ns["torch"] = torch
+    shell.run("%load_ext memexplore")
+    yield shell
+    shell.run("%unload_ext memexplore")
+    shell.shell.reset()
+    InteractiveShell.clear_instance()
+    # A traceback keeps its frames and their tensors, which the next virtual GPU would count.
+    for name in ("last_value", "last_traceback", "last_exc"):
+        sys.__dict__.pop(name, None)
+    gc.collect()
+
+
+@pytest.fixture
+def explored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The explorers that profiles display."""
+    seen: list[Any] = []
+    monkeypatch.setattr(profile, "display", seen.append)
+    return seen
