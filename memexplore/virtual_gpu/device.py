@@ -154,7 +154,7 @@ class VirtualGpu:
 
         So the same code gives the same tape twice, and a model of an earlier cell can still be used.
         """
-        for storage in tensor.live_storages.values():
+        for storage in list(tensor.live_storages.values()):
             storage.address = 0
         self.mode.has_earlier_tensors = bool(tensor.live_storages)
 
@@ -166,7 +166,7 @@ class VirtualGpu:
             recorder.segment(action, segment["address"], segment["total_size"])
         for address in self.workspaces.kept.values():
             recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE)
-        placed = (storage for storage in tensor.live_storages.values() if storage.address)
+        placed = [storage for storage in list(tensor.live_storages.values()) if storage.address]
         for storage in sorted(placed, key=lambda storage: storage.address):
             recorder.preexisting(storage.address, storage.size, storage.origin)
         ends = underivable_ends(self.allocator.live.values())

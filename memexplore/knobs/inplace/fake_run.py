@@ -171,7 +171,7 @@ def _set_aside(device: VirtualGpu) -> Iterator[None]:
         yield
     finally:
         mode.allocator, mode.workspaces, mode.observer, mode.work_log = before
-        for ref in live_storages.values():
+        for ref in list(live_storages.values()):
             if ref.address >= _FIRST_ADDRESS:  # still alive: it gets a real address when it is used
                 ref.address = 0
                 mode.has_earlier_tensors = True
