@@ -20,8 +20,8 @@ class RmsNorm(nn.Module):
 class Rope(nn.Module):
     def __init__(self, theta: int, width: int, context: int, device: torch.device):
         super().__init__()
-        positions = torch.arange(0, width, 2, device=device, dtype=torch.float32)
-        exponents = positions / width
+        pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+        exponents = pairs / width
         frequencies = 1.0 / (theta**exponents)
         positions = torch.arange(context, device=device, dtype=torch.float32)
         angles = torch.einsum("p,f->pf", positions, frequencies)
