@@ -12,6 +12,7 @@ from memexplore.analysis import curves, summary
 from memexplore.knobs.facts import Change
 from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
 from memexplore.knobs.report_text import change_text
+from memexplore.steps.out_of_memory import fits
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.trial import Trial
 from memexplore.tape import Action, Source, Tape
@@ -83,10 +84,10 @@ def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None =
     source = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
     if trial.tape.meta.capacity is None:
         return text[0].upper() + text[1:] + source
-    row = int(np.flatnonzero(trial.tape.action == Action.OOM)[-1]) if not fits(trial) else -1
+    row = int(np.flatnonzero(trial.tape.action == Action.OOM)[-1]) if not fits(trial.tape) else -1
     fit = (
         f"fits {name}"
-        if fits(trial)
+        if fits(trial.tape)
         else f"does not fit {name}: out of memory in {summary.location_text(trial.tape, row)}"
     )
     return f"{text[0].upper()}{text[1:]}, {fit}{source}"
@@ -106,7 +107,7 @@ def origin(trial: Trial) -> str:
     if meta.source is not Source.MEASURED:
         return str(meta.source)
     where = f"this machine's {'CPU' if meta.device == 'cpu' else meta.device}"
-    if not fits(trial):
+    if not fits(trial.tape):
         return f"measured on {where} up to there, what it would need is predicted"
     if math.isnan(trial.seconds):
         return f"measured on {where}"
@@ -206,24 +207,19 @@ def percent_text(ratio: float) -> str:
     return f"{'−' if share < 0 else '+'}{abs(share):.{digits}f} %"
 
 
-def fits(trial: Trial) -> bool:
-    """Return whether the step ran to its end."""
-    return not np.any(trial.tape.action == Action.OOM)
-
-
 def _fit(before: Trial, after: Trial, name: str) -> str:
     if after.tape.meta.capacity is None:
         return ""
     same = before.tape.meta.device == after.tape.meta.device
-    if fits(after):
-        return f"{'now fits' if same and not fits(before) else 'fits'} {name}"
+    if fits(after.tape):
+        return f"{'now fits' if same and not fits(before.tape) else 'fits'} {name}"
     where = summary.location_text(after.tape, int(np.flatnonzero(after.tape.action == Action.OOM)[-1]))
-    still = "no longer fits" if same and fits(before) else "still does not fit" if same else "does not fit"
+    still = "no longer fits" if same and fits(before.tape) else "still does not fit" if same else "does not fit"
     return f"{still} {name}" + (f": out of memory in {where}" if where else "")
 
 
 def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -> str:
-    if not whole and not (fits(before) and fits(after)):
+    if not whole and not (fits(before.tape) and fits(after.tape)):
         return ""
     # Per sample if the number of samples is given: a larger batch is more work in any case.
     first, second = (one.flops / one.samples for one in whole) if whole else (before.cost.flops, after.cost.flops)

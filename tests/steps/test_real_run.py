@@ -170,8 +170,8 @@ def test_every_knob_runs_on_the_cpu(knobs: Knobs) -> None:
 
 
 def test_a_note_that_offload_moves_nothing_on_the_cpu() -> None:
-    told = run(step(), Knobs(offload="saved tensors on the CPU"), gpu="cpu")
-    assert "no tensor had to be moved" in " ".join(told.applied.note_texts)
+    ran = run(step(), Knobs(offload="saved tensors on the CPU"), gpu="cpu")
+    assert "no tensor had to be moved" in " ".join(ran.applied.note_texts)
 
 
 # -- measured and predicted: the same ops, and every difference explained
@@ -393,8 +393,8 @@ def test_step_that_no_virtual_gpu_can_run_is_run_without_flops() -> None:
             raise NotImplementedError("needs values")
         return model(batch[0]).sum()
 
-    told = run(step(loss=None, compute_loss=loss), gpu="cpu")
-    assert told.cost.flops == 0
-    assert told.applied.note_texts == (
+    ran = run(step(loss=None, compute_loss=loss), gpu="cpu")
+    assert ran.cost.flops == 0
+    assert ran.applied.note_texts == (
         "FLOPs are unknown, since no virtual GPU can run this step: NotImplementedError: needs values",
     )
