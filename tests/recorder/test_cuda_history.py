@@ -1,4 +1,4 @@
-"""A real GPU's history annotated by notes: both halves are cut from one virtual tape, so the whole is known."""
+"""Annotated histories of a GPU: history and recorder's tape are both cut from one virtual tape, the expected result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def annotated(whole: Tape) -> Tape:
 
 
 def _cut(whole: Tape) -> tuple[Tape, Tape]:
-    """The allocator's history of a run, and what was noted of it."""
+    """Return the allocator's history of a run and the recorder's tape of it."""
     count = len(whole)
     is_mark = whole.action == Action.MARK
     history = Tape.from_columns(
@@ -59,33 +59,33 @@ def _cut(whole: Tape) -> tuple[Tape, Tape]:
 
 
 @pytest.mark.parametrize("name", ["action", "address", "size"])
-def test_the_allocators_rows_stay_as_they_were(whole, annotated, name):
+def test_rows_of_the_allocator_are_unchanged(whole, annotated, name):
     assert np.array_equal(getattr(annotated, name), getattr(whole, name))
 
 
 @pytest.mark.parametrize("name", ["op", "module", "phase", "step", "category"])
-def test_noted_blocks_keep_their_meaning(whole, annotated, name):
+def test_noted_blocks_keep_their_annotation(whole, annotated, name):
     noted = (whole.action == Action.ALLOC) & (whole.category != Category.WORKSPACE)
     assert np.array_equal(getattr(annotated, name)[noted], getattr(whole, name)[noted])
 
 
-def test_what_stays_beside_the_outputs_is_a_workspace(whole, annotated):
+def test_a_block_kept_beside_the_outputs_is_a_workspace(whole, annotated):
     workspace = (whole.action == Action.ALLOC) & (whole.category == Category.WORKSPACE)
     assert workspace.sum() == 2  # cuBLAS: one for the forward pass, one for backward
     assert (annotated.category[workspace] == Category.WORKSPACE).all()
     assert (annotated.op[workspace] == whole.op[workspace]).all()
 
 
-def test_phases_begin_where_they_began(whole, annotated):
+def test_phases_begin_at_the_noted_marks(whole, annotated):
     marks = annotated.phase[annotated.action == Action.MARK].tolist()
     assert marks[:4] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
 
 
-def test_out_of_memory_has_the_op_and_the_layer_that_were_noted():
+def test_out_of_memory_has_the_noted_op_and_layer():
     tape = mx.simulate(_run, gpu="12MiB", release="2.13")
     history, noted = _cut(tape)
-    found = annotate(history, noted.replace(size=np.where(noted.action == Action.OOM, 0, noted.size)))
-    [row], [there] = np.flatnonzero(found.action == Action.OOM), np.flatnonzero(tape.action == Action.OOM)
-    assert found.size[row] == tape.size[there]
-    assert found.ops[found.op[row]] == tape.ops[tape.op[there]]
-    assert found.modules[found.module[row]] == tape.modules[tape.module[there]]
+    result = annotate(history, noted.replace(size=np.where(noted.action == Action.OOM, 0, noted.size)))
+    [row], [expected] = np.flatnonzero(result.action == Action.OOM), np.flatnonzero(tape.action == Action.OOM)
+    assert result.size[row] == tape.size[expected]
+    assert result.ops[result.op[row]] == tape.ops[tape.op[expected]]
+    assert result.modules[result.module[row]] == tape.modules[tape.module[expected]]

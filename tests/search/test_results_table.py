@@ -1,0 +1,67 @@
+"""Printed sweeps: rows, binary units, bars, and the HTML of a notebook."""
+
+from __future__ import annotations
+
+import functools
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.search.results_table import Line, bar, html_table
+from memexplore.search.sweep import Sweep, sweep
+from memexplore.units import size_text
+from tests.search.sweep_steps import MIB, step
+
+
+@functools.cache
+def printed() -> Sweep:
+    return sweep(step(), [Knobs(), Knobs(gpu="1MiB"), Knobs(batch=3, accumulation=2)], gpu="1GiB", progress=None)
+
+
+def test_a_sweep_prints_a_title_and_a_row_per_setting():
+    title, *rows = repr(printed()).splitlines()
+    assert title == "Sweep of 3 settings: 1 fit, 1 out of memory, 1 failed"
+    assert [row.split("  ")[0] for row in rows] == ["setting", "as written", "gpu 1MiB", "batch 3, accumulation 2"]
+
+
+def test_the_printed_sizes_have_binary_units():
+    outcome = printed().outcomes[Knobs(gpu="1MiB")]
+    # The GPU has 1 MiB, so all but 1 MiB of the memory needed is missing.
+    missing = size_text(MIB - outcome.peak_reserved)
+    row = repr(printed()).splitlines()[3]
+    assert row.split()[2:5] == ["out", "of", "memory"]
+    assert f"  {size_text(outcome.peak_reserved)}  " in row
+    assert f"  {missing}  " in row
+    assert str(outcome.peak_reserved) not in repr(printed())
+
+
+def test_the_bar_is_the_share_of_the_gpu():
+    lines = repr(printed()).splitlines()
+    share = printed().outcomes[Knobs()].peak_reserved / 1024**3
+    assert f"{bar(share)} {share * 100:3.0f} %" in lines[2]
+    # More than the GPU has: a full bar with an arrow.
+    assert "█" * 12 + "▶" in lines[3]
+
+
+def test_a_failed_setting_is_printed_with_its_error():
+    row = repr(printed()).splitlines()[-1]
+    assert row.split("  failed")[1].strip() == str(printed().errors[Knobs(batch=3, accumulation=2)])
+
+
+def test_a_notebook_shows_a_sweep_as_an_html_table_with_bars():
+    page = printed()._repr_html_()
+    assert page.startswith("<table><caption")
+    # One row of titles and three settings, of which two have a bar.
+    assert (page.count("<tr>"), page.count('role="img"')) == (4, 2)
+    assert size_text(printed().outcomes[Knobs()].peak_reserved) in page
+
+
+def test_texts_in_the_html_table_are_escaped():
+    page = html_table(["a < b"], [Line("<script>", None, error="1 > 0")], ["<more>"])
+    assert "<script>" not in page
+    assert "a &lt; b" in page
+    assert "1 &gt; 0" in page
+    assert "&lt;more&gt;" in page
+
+
+def test_the_frame_of_a_sweep_stays_in_bytes():
+    table = printed().to_pandas()
+    assert table.loc["as written", "peak_reserved"] == printed().outcomes[Knobs()].peak_reserved

@@ -1,0 +1,268 @@
+"""Sweeps on executors and in own processes, and the steps that are packed for them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.search import executors, workers
+from memexplore.search.sweep import stream, sweep
+from memexplore.search.workers import Done, Failed
+from memexplore.steps.step import Step
+from memexplore.tape import Category
+from tests.search.sweep_steps import SameThread, same, step
+
+# -- executors
+
+
+def test_an_executor_of_threads_is_refused():
+    with ThreadPoolExecutor(1) as executor, pytest.raises(TypeError, match="process-wide"):
+        sweep(step(), [Knobs()], executor=executor, progress=None)
+
+
+class Threads(Executor):
+    """Threads of another executor class than that of the standard library."""
+
+    def submit(self, function, /, *args, **kwargs):
+        future: Future = Future()
+
+        def work():
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work).start()
+        return future
+
+
+def test_an_unknown_executor_of_threads_is_refused():
+    with pytest.raises(TypeError, match="threads of the calling process"):
+        sweep(step(), [Knobs()], executor=Threads(), progress=None)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+class Scaled(nn.Module):
+    """A layer inside of a local class, which another process cannot import."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1024, 1024)
+        self.register_buffer("scale", torch.ones(1024))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def local_step():
+    class Local(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Scaled()
+
+        def forward(self, x):
+            return self.inner(x).relu()
+
+    return Step(Local(), torch.zeros(8, 1024), loss=lambda output: output.mean(), optimizer=torch.optim.Adam)
+
+
+def test_lambdas_and_local_models_give_equal_tapes_in_another_process(pool):
+    settings = [Knobs(), Knobs(batch=4), Knobs(precision="bf16")]
+    there, here = (
+        sweep(local_step(), settings, executor=pool, progress=None),
+        sweep(local_step(), settings, progress=None),
+    )
+    assert not there.errors
+    assert list(there) == settings
+    assert all(same(there[knobs], here[knobs]) for knobs in settings)
+    assert there.outcomes == here.outcomes
+
+
+def test_a_function_that_builds_the_model_is_sent(pool):
+    width = 512
+    built = Step(lambda: nn.Linear(width, width), torch.zeros(8, 512), loss=torch.mean)
+    tape = sweep(built, [Knobs()], executor=pool, progress=None)[Knobs()]
+    # 512 * 512 weights and 512 biases of 4 bytes
+    assert int(tape.size[tape.category == Category.PARAMETER].sum()) == (512 * 512 + 512) * 4
+
+
+def test_global_settings_of_torch_are_sent(pool):
+    torch.set_default_dtype(torch.float64)
+    try:
+        built = Step(lambda: nn.Linear(512, 512, bias=False), torch.zeros(8, 512), loss=torch.mean)
+        tape = sweep(built, [Knobs()], executor=pool, progress=None)[Knobs()]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    # 8 bytes per weight
+    assert int(tape.size[tape.category == Category.PARAMETER].sum()) == 512 * 512 * 8
+
+
+class Odd(Exception):
+    """Can be pickled but not unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def test_an_exception_that_cannot_be_unpickled_comes_back_as_text(pool):
+    def loss(output):
+        raise Odd("strange", "error")
+
+    broken = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
+    (error,) = sweep(broken, [Knobs()], executor=pool, progress=None).errors.values()
+    assert str(error) == "Odd: strange"
+
+
+def test_a_step_that_cannot_be_pickled_is_refused(pool):
+    lock = threading.Lock()
+    held = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda output: output.mean() if lock else output.sum())
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        sweep(held, [Knobs()], executor=pool, progress=None)
+
+
+# -- packed steps
+
+
+def test_weights_and_large_batches_are_sent_as_shapes():
+    model = nn.Linear(4096, 4096)
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.zeros(1, 4096)).sum().backward()
+    adam.step()
+    packed = workers.pack_step(Step(model, torch.zeros(1024, 4096), loss=torch.mean, optimizer=adam))
+    # 64 MiB of weights, twice as much state and 16 MiB of batch are a few KiB of shapes.
+    assert len(packed) < 16 * 1024
+
+
+def test_unpacked_weights_have_the_shapes_strides_and_flags_of_the_packed():
+    model = nn.Conv2d(64, 64, 3).to(memory_format=torch.channels_last)
+    model.bias.requires_grad_(False)
+    model.weight.group = "slow"
+    sent = Step(model, torch.zeros(2, 64, 8, 8), loss=torch.mean)
+    unpacked = pickle.loads(workers.pack_step(sent)).model
+    for mine, its in zip(model.parameters(), unpacked.parameters(), strict=True):
+        assert (its.shape, its.stride(), its.dtype, its.requires_grad) == (
+            mine.shape, mine.stride(), mine.dtype, mine.requires_grad,
+        )  # fmt: skip
+    assert unpacked.weight.group == "slow"
+
+
+def test_tied_weights_stay_tied():
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    model[1].weight = model[0].weight
+    unpacked = pickle.loads(workers.pack_step(Step(model, torch.zeros(2, 512), loss=torch.mean))).model
+    assert unpacked[1].weight is unpacked[0].weight
+
+
+def test_small_batches_keep_their_values():
+    lengths = torch.tensor([3, 1, 2])
+    sent = Step(nn.Linear(4, 4), (torch.zeros(3, 4), lengths), loss=lambda output, lengths: output.mean())
+    assert torch.equal(pickle.loads(workers.pack_step(sent)).batch[1], lengths)
+
+
+def test_packing_does_not_change_the_step():
+    sent = step()
+    before = [weight.clone() for weight in sent.model.parameters()]
+    workers.pack_step(sent)
+    assert all(torch.equal(one, other) for one, other in zip(before, sent.model.parameters(), strict=True))
+
+
+# -- own processes
+
+
+def in_processes(monkeypatch):
+    """Run all settings but the first two in processes."""
+    monkeypatch.setattr(executors, "_START", -1.0)
+    monkeypatch.setattr(workers, "processor_count", lambda: 2)
+
+
+def test_processes_are_started_where_they_save_time(monkeypatch):
+    in_processes(monkeypatch)
+    home = os.getpid()
+
+    def loss(output):
+        # An error names the process, as only the worker knows it.
+        if os.getpid() != home:
+            raise RuntimeError("elsewhere")
+        return output.mean()
+
+    there = Step(nn.Linear(64, 64), torch.zeros(2, 64), loss=loss)
+    found = sweep(there, [Knobs(batch=size) for size in range(3, 8)], progress=None)
+    # as written and batch 3 here, 4 to 7 elsewhere
+    assert (list(found), sorted(knobs.batch for knobs in found.errors)) == ([Knobs(batch=3)], [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_sweep_of_one_or_two_settings_starts_no_processes(monkeypatch, count):
+    in_processes(monkeypatch)
+    monkeypatch.setattr(workers, "spawn_pool", lambda _: pytest.fail("processes were started"))
+    # With the step as written 2 and 3 runs: of the third nothing is saved elsewhere.
+    done = sweep(step(), [Knobs(batch=size) for size in range(2, 2 + count)], gpu="T4", progress=None)
+    assert len(done) == count
+
+
+def test_a_worker_that_dies_fails_one_setting(monkeypatch):
+    in_processes(monkeypatch)
+    home = os.getpid()
+
+    def loss(output):
+        if os.getpid() != home and output.shape[0] == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return output.mean()
+
+    deadly = Step(nn.Linear(64, 64), torch.zeros(2, 64), loss=loss)
+    found = sweep(deadly, [Knobs(batch=size) for size in range(3, 9)], progress=None)
+    assert list(found.errors) == [Knobs(batch=6)]
+    assert "died" in str(found.errors[Knobs(batch=6)])
+    assert [knobs.batch for knobs in found] == [3, 4, 5, 7, 8]
+
+
+def test_no_process_is_left_behind(monkeypatch):
+    in_processes(monkeypatch)
+    before = {child.pid for child in multiprocessing.active_children()}
+    results = stream(step(), [Knobs(batch=size) for size in range(1, 30)])
+    for _ in range(4):
+        next(results)
+    results.close()
+    for _ in range(100):
+        if {child.pid for child in multiprocessing.active_children()} <= before:
+            break
+        time.sleep(0.1)
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+
+
+def test_a_step_that_cannot_be_pickled_runs_in_this_process(monkeypatch):
+    in_processes(monkeypatch)
+    lock = threading.Lock()
+    held = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda output: output.mean() if lock else output.sum())
+    found = sweep(held, [Knobs(batch=size) for size in range(1, 6)], progress=None)
+    assert len(found) == 5
+
+
+def test_a_broken_executor_fails_each_setting():
+    class Broken(Executor):
+        def submit(self, function, /, *args, **kwargs):
+            raise concurrent.futures.BrokenExecutor("it broke")
+
+    found = sweep(step(), [Knobs(), Knobs(batch=2)], executor=Broken(), progress=None)
+    assert [str(error) for error in found.errors.values()] == ["it broke", "it broke"]
+
+
+def test_the_stream_yields_failures_as_values():
+    results = list(stream(step(), [Knobs(batch=4), Knobs(batch=3, accumulation=2)], executor=SameThread()))
+    assert [type(result) for result in results] == [Done, Failed]
