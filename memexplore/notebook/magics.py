@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 
 from memexplore.notebook import profile
+from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
 from memexplore.notebook.options import Options, parse, rewrite_first_line
 from memexplore.notebook.profile import Profile
 
 if TYPE_CHECKING:
-    from memexplore.gpu_catalogue import Gpu
+    pass
 
 
 @magics_class
@@ -28,8 +28,7 @@ class MemoryMagics(Magics):
         super().__init__(shell)
         self._profile: Profile | None = None
         self._running_cells: list[str] = []
-        self._notebook_gpu: Gpu | None = None
-        self._notebook_context = contextlib.ExitStack()
+        self._notebook = NotebookGpu()
 
     # -- magics
 
@@ -101,21 +100,20 @@ class MemoryMagics(Magics):
         from memexplore.units import size_text
 
         name = line.strip().strip("\"'")
-        gpu = self._notebook_gpu
+        gpu = self._notebook.gpu
         if name and self._profile is not None:
             raise UsageError("A profile is running, and %memgpu cannot change its GPU: move %memgpu to its own cell")
         if name.lower() == "off":
-            self._notebook_gpu = None
-            self._notebook_context.close()
-            print("No virtual GPU is on." if gpu is None else f"The virtual {gpu.name} is off.")
+            off = self._notebook.turn_off() or restore_torch()
+            print("No virtual GPU is on." if off is None else f"The virtual {off} is off.")
             return
         if name:
             requested = profile.find_gpu(name)
             if gpu is not None and requested != gpu:
                 raise UsageError(f"The virtual {gpu.name} is on: run %memgpu off before %memgpu {name}")
             if gpu is None:
-                self._notebook_context.enter_context(capture.virtual(name))
-                gpu = self._notebook_gpu = requested
+                self._notebook.turn_on(requested, capture.virtual(name))
+                gpu = requested
         if gpu is None:
             print("No virtual GPU is on. Run %memgpu T4 to use one in this notebook.")
         else:
@@ -129,7 +127,7 @@ class MemoryMagics(Magics):
             if cell is None or cell == self._profile.cell:
                 raise UsageError("A profile is running: end it before you start another")
             self._finish()
-        self._profile = profile.start(self.shell, options, cell=cell, notebook_gpu=self._notebook_gpu)
+        self._profile = profile.start(self.shell, options, cell=cell, notebook_gpu=self._notebook.gpu)
 
     def _finish(self, error: BaseException | None = None) -> None:
         running, self._profile = self._profile, None
@@ -175,8 +173,7 @@ class MemoryMagics(Magics):
         running, self._profile = self._profile, None
         if running is not None:
             running.contexts.close()
-        self._notebook_gpu = None
-        self._notebook_context.close()
+        self._notebook.turn_off()
 
 
 def _refuse_statement(statement: str) -> None:

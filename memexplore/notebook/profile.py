@@ -53,8 +53,11 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
         again = replayable_cell(shell, cell or "", options) if options.runs_again else None
         device: Any = None
         if gpu is not None:
+            block = capture.virtual(gpu, release=options.release)
+            # Before it begins: an interrupt in between would leave the GPU on.
+            contexts.push(block)
             try:
-                device = contexts.enter_context(capture.virtual(gpu, release=options.release))
+                device = block.__enter__()
             except (ValueError, RuntimeError) as error:
                 raise UsageError(str(error)) from None
         if again is None:
@@ -68,7 +71,11 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
 
 def finish(shell: InteractiveShell, profile: Profile, error: BaseException | None = None) -> None:
     """Stop recording, then store, show and write the Tape as the options say; `error` is the cell's exception."""
-    profile.contexts.close()
+    try:
+        profile.contexts.close()
+    finally:
+        # Once more for what an interrupt has left.
+        profile.contexts.close()
     tape = profile.recording.tape
     if profile.options.name is not None:
         shell.user_ns[profile.options.name] = tape

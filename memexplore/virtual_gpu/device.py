@@ -45,7 +45,11 @@ def active() -> VirtualGpu | None:
 
 def turn_off() -> None:
     """Restore torch, whatever turned a virtual GPU on and whether or not its block has ended."""
-    install.restore()
+    try:
+        install.restore()
+    finally:
+        # Once more for what an interrupt has left.
+        install.restore()
 
 
 def _plans_under(rules: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:

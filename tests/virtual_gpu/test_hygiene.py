@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
-import threading
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,64 +13,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import memexplore as mx
-
-_HOOKS = ("torch.nn.modules.module", "torch.optim.optimizer")
-
-
-def _patched() -> dict[str, int]:
-    """Identity of every function and class that a torch module holds, and of every member of the main classes."""
-    places: list[tuple[str, dict[str, Any]]] = [
-        (name, vars(module)) for name, module in list(sys.modules.items()) if name.split(".")[0] == "torch" and module
-    ]
-    for owner in (torch.Tensor, nn.Module, nn.Parameter, nn.DataParallel, torch.optim.Optimizer, torch.Generator):
-        places.append((owner.__name__, dict(vars(owner))))
-    return {
-        f"{place}.{name}": id(value)
-        for place, members in places
-        for name, value in list(members.items())
-        if callable(value) and not name.startswith("__") and not isinstance(value, types.ModuleType)
-    }
-
-
-def _global_hooks() -> dict[str, int]:
-    found = {}
-    for name in _HOOKS:
-        for key, value in vars(sys.modules[name]).items():
-            if key.startswith("_global") and isinstance(value, dict):
-                found[key] = len(value)
-    return found
-
-
-def _state() -> dict[str, Any]:
-    """Everything global that a run could leave changed."""
-    return {
-        "hooks": _global_hooks(),
-        "function modes": torch._C._len_torch_function_stack(),
-        "dispatch modes": len(_get_current_dispatch_mode_stack()),
-        "threads": sorted(thread.name for thread in threading.enumerate()),
-        "random": torch.get_rng_state().tolist(),
-        "default": (torch.get_default_dtype(), torch.get_default_device()),
-        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
-        "autocast": (
-            torch.is_autocast_enabled("cpu"),
-            torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cpu"),
-            torch.get_autocast_dtype("cuda"),
-            torch.is_autocast_cache_enabled(),
-        ),
-        "lift": torch._C._only_lift_cpu_tensors(),
-        "safe globals": set(torch.serialization.get_safe_globals()),
-        "cuda": torch.cuda.is_available(),
-        "collector": (len(gc.callbacks), gc.isenabled()),
-        "types": [len(sys.modules[name]._foreach_supported_types) for name in _TYPES],
-        "trace": (sys.gettrace(), sys.getprofile()),
-    }
-
-
-_TYPES = ("torch.optim.optimizer", "torch.utils._foreach_utils")
+from tests.virtual_gpu.torch_state import functions, global_state
 
 
 def _step() -> None:
@@ -161,11 +103,11 @@ def _run(function: Callable[[], None], error: type[BaseException] | None) -> mx.
 def test_nothing_is_left(name: str) -> None:
     function, error = SCENARIOS[name]
     _run(function, error)  # imports what torch imports lazily
-    patched, state = _patched(), _state()
+    every_function, before = functions(), global_state()
     _run(function, error)
-    after = _patched()
-    assert {key for key, value in patched.items() if after.get(key) != value} == set()
-    assert _state() == state
+    after = functions()
+    assert {key for key, value in every_function.items() if after.get(key) != value} == set()
+    assert global_state() == before
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")

@@ -1,0 +1,77 @@
+"""Interrupts at chosen lines: a function goes in; it is run with a KeyboardInterrupt at its n-th line, for every n.
+
+Every line counts that runs in a frame below the function: of memexplore, of torch and of the standard library.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+
+class Line(NamedTuple):
+    """A line of source code that ran."""
+
+    filename: str
+    number: int
+
+
+def lines_of(function: Callable[[], object]) -> list[Line]:
+    """Return the lines that run below a function, in order and with repetitions."""
+    lines: list[Line] = []
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            lines.append(Line(frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    _traced(function, trace)
+    return lines
+
+
+def interrupted(function: Callable[[], object], number: int, files: str = "") -> Line | None:
+    """Run a function with a KeyboardInterrupt at its line of a number, counted from 0; None if it has fewer lines.
+
+    Only lines of files count whose names begin with `files`.
+    The traceback of the interrupt, with all its frames, stays alive as `sys.last_exc` does in a notebook.
+    """
+    at: list[Line] = []
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if event == "line" and not at and frame.f_code.co_filename.startswith(files):
+            if count == number:
+                at.append(Line(frame.f_code.co_filename, frame.f_lineno))
+                raise KeyboardInterrupt
+            count += 1
+        return trace
+
+    try:
+        _traced(function, trace)
+    except KeyboardInterrupt as error:
+        LAST[:] = [error]
+    return at[0] if at else None
+
+
+LAST: list[BaseException] = []
+"""The last interrupt, which keeps its frames and their variables."""
+
+
+def interrupts(function: Callable[[], object]) -> Iterator[Line]:
+    """Run a function once for each of its lines, interrupted there."""
+    number = 0
+    while (line := interrupted(function, number)) is not None:
+        yield line
+        number += 1
+
+
+def _traced(function: Callable[[], object], trace: Any) -> None:
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: None if frame.f_code is function.__code__ else trace)  # type: ignore[attr-defined]
+    try:
+        function()
+    finally:
+        sys.settrace(before)

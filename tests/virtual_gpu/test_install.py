@@ -1,0 +1,190 @@
+"""Patches are installed completely or not at all, and restored completely whatever fails."""
+
+from __future__ import annotations
+
+import gc
+import types
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import memexplore as mx
+from memexplore.allocator import Settings
+from memexplore.gpu_catalogue import find
+from memexplore.virtual_gpu import device as virtual_device
+from memexplore.virtual_gpu.device import VirtualGpu
+from memexplore.virtual_gpu.patches import install
+from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patched, Replace
+from tests.virtual_gpu.torch_state import functions, global_state
+
+
+def _owner(**attributes: Any) -> types.SimpleNamespace:
+    return types.SimpleNamespace(**attributes)
+
+
+def test_an_attribute_is_replaced_for_the_block():
+    owner = _owner(a=1)
+    with Patched(lambda: ("value", [Replace(owner, "a", 2)])) as value:
+        assert (value, owner.a) == ("value", 2)
+    assert owner.a == 1
+
+
+def test_an_attribute_that_was_absent_is_absent_again():
+    owner = _owner()
+    with Patched(lambda: (None, [Replace(owner, "a", 2)])):
+        assert owner.a == 2
+    assert vars(owner) == {}
+
+
+def test_an_attribute_replaced_twice_gets_its_first_value_back():
+    owner = _owner(a=1)
+    with Patched(lambda: (None, [Replace(owner, "a", 2), Replace(owner, "a", 3)])):
+        assert owner.a == 3
+    assert owner.a == 1
+
+
+def test_an_entry_is_removed_and_those_of_the_block_stay():
+    entries = {1: "before"}
+    with Patched(lambda: (None, [Insert(entries, "key", "hook")])):
+        entries[2] = "of the block"
+    assert entries == {1: "before", 2: "of the block"}
+
+
+def test_state_that_the_block_changes_is_written_back():
+    owner = _owner(a=1)
+    with Patched(lambda: (None, [Keep(lambda: owner.a, partial(setattr, owner, "a"))])):
+        owner.a = 5
+    assert owner.a == 1
+
+
+def test_undo_runs_in_reverse():
+    order: list[int] = []
+    with Patched(lambda: (None, [Call(unmake=partial(order.append, number)) for number in range(3)])):
+        pass
+    assert order == [2, 1, 0]
+
+
+def test_an_undo_that_fails_keeps_no_other_from_running():
+    owner = _owner(a=1)
+    patches = [Replace(owner, "a", 2), Call(unmake=lambda: 1 / 0)]
+    with pytest.raises(ZeroDivisionError), Patched(lambda: (None, patches)):
+        pass
+    assert owner.a == 1
+    install.restore()
+
+
+def test_a_block_inside_a_block_is_refused_and_leaves_the_first_on():
+    owner = _owner(a=1)
+    with Patched(lambda: (None, [Replace(owner, "a", 2)])):
+        with pytest.raises(RuntimeError, match="leave that block first"), Patched(lambda: (None, [])):
+            pass
+        assert owner.a == 2
+    assert owner.a == 1
+
+
+def test_a_block_that_is_dropped_ends():
+    owner = _owner(a=1)
+    block = Patched(lambda: (None, [Replace(owner, "a", 2)]))
+    block.__enter__()
+    del block
+    assert owner.a == 1
+
+
+def test_a_decorated_function_runs_in_a_block_each_time():
+    owner = _owner(a=1)
+    read = Patched(lambda: (None, [Replace(owner, "a", 2)]))(lambda: owner.a)
+    assert (read(), owner.a, read(), owner.a) == (2, 1, 2, 1)
+
+
+def test_an_exception_of_the_block_is_raised():
+    with pytest.raises(KeyError), Patched(lambda: (None, [])):
+        raise KeyError
+
+
+def _fail() -> None:
+    raise ZeroDivisionError
+
+
+def _device() -> VirtualGpu:
+    return VirtualGpu(find("T4"), "2.13", Settings())
+
+
+POSITIONS = len(_device().patches()) + 1
+
+
+def test_torch_is_restored_after_a_failure_at_every_position():
+    with mx.virtual("T4"):
+        pass
+    before, every_function = global_state(), functions()
+    for position in range(POSITIONS):
+
+        def switch(position: int = position) -> tuple[None, list[install.Patch]]:
+            patches = _device().patches()
+            return None, [*patches[:position], Call(_fail), *patches[position:]]
+
+        with pytest.raises(ZeroDivisionError), Patched(switch):
+            pass
+        assert global_state() == before, position
+    assert functions() == every_function
+
+
+def test_torch_is_restored_after_an_undo_that_fails_at_every_position():
+    with mx.virtual("T4"):
+        pass
+    before, every_function = global_state(), functions()
+    for position in range(POSITIONS):
+
+        def switch(position: int = position) -> tuple[None, list[install.Patch]]:
+            patches = _device().patches()
+            return None, [*patches[:position], Call(unmake=_fail), *patches[position:]]
+
+        with pytest.raises(ZeroDivisionError), Patched(switch):
+            assert torch.cuda.is_available()
+        assert global_state() == before, position
+    assert functions() == every_function
+
+
+def test_a_failure_of_the_last_patch_leaves_no_gpu_on(monkeypatch):
+    monkeypatch.setattr(virtual_device.mode.VirtualMode, "__enter__", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError), mx.virtual("T4"):
+        pass
+    assert not torch.cuda.is_available()
+    assert virtual_device.active() is None
+
+
+def _interrupted_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave everything patched by a block that has ended."""
+    with monkeypatch.context() as context:
+        context.setattr(install, "restore", lambda: None)
+        with mx.virtual("T4"):
+            pass
+    assert torch.cuda.is_available()
+
+
+def test_the_next_block_repairs_what_an_earlier_one_left(monkeypatch):
+    before, every_function = global_state(), functions()
+    _interrupted_more_than_once(monkeypatch)
+    with mx.virtual("A100"):
+        assert torch.cuda.get_device_name() == find("A100").name
+    assert (global_state(), functions()) == (before, every_function)
+
+
+def test_turning_off_repairs_what_a_block_left(monkeypatch):
+    before, every_function = global_state(), functions()
+    _interrupted_more_than_once(monkeypatch)
+    virtual_device.turn_off()
+    assert (global_state(), functions()) == (before, every_function)
+
+
+def test_turning_off_ends_a_block_that_still_runs():
+    before, every_function = global_state(), functions()
+    block = mx.virtual("T4")
+    block.__enter__()
+    virtual_device.turn_off()
+    assert (global_state(), functions()) == (before, every_function)
+    assert not block.running
+    block.close()
+    gc.collect()
+    assert (global_state(), functions()) == (before, every_function)
