@@ -178,10 +178,10 @@ def test_skipped_sites_are_on_the_screen(explored: Any) -> None:
     knob(explored, "Checkpoint", "select").select_option("norms, activations")
     knobs = Knobs(checkpoint="norms")
     wait_for(explored, knobs)
-    left = ran(knobs)[0].applied.skipped
-    assert left
-    for one in left:
-        explored.page.get_by_text(f"{one.where}: {one.reason}").wait_for()
+    skipped = ran(knobs)[0].applied.skipped
+    assert skipped
+    for entry in skipped:
+        explored.page.get_by_text(f"{entry.site}: {entry.reason}").wait_for()
 
 
 def test_lines_can_be_copied(explored: Any) -> None:
