@@ -14,7 +14,8 @@ from memexplore.torch_internals.table import (
     replaceable,
 )
 
-# --- torch.cuda
+# --- torch.cuda -----------------------------------------------------------------------------------------------------
+
 IS_IN_BAD_FORK = replaceable("torch.cuda._is_in_bad_fork", "answered while a virtual GPU is on", NO_VIRTUAL_GPU)
 LAZY_INIT = replaceable("torch.cuda._lazy_init", "a build for the CPU refuses", NO_VIRTUAL_GPU)
 EXCHANGE_DEVICE = replaceable("torch.cuda._exchange_device", "a build for the CPU has no devices", NO_VIRTUAL_GPU)
@@ -36,7 +37,8 @@ clear_cublas_workspaces: Callable[[], None] | None = look_up_or_none(
     needed=lambda: torch.version.cuda is not None,
 )
 
-# --- default device
+# --- default device -------------------------------------------------------------------------------------------------
+
 device_module: Any = look_up(
     "torch.utils._device",
     "`torch.set_default_device` and `with torch.device(...)`: CURRENT_DEVICE",

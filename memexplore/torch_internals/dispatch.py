@@ -28,7 +28,8 @@ def _with_fake_device(tensor: Any) -> Any:
     return tensor
 
 
-# --- trees of arguments
+# --- trees of arguments ---------------------------------------------------------------------------------------------
+
 if TYPE_CHECKING:
     from torch.utils import _pytree as pytree
 else:
@@ -39,7 +40,8 @@ else:
         probe=lambda module: module.tree_leaves(({"a": [1]}, 2)) == [1, 2],
     )
 
-# --- dispatch and function modes
+# --- dispatch and function modes ------------------------------------------------------------------------------------
+
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
@@ -71,7 +73,8 @@ disabled_torch_function: Any = look_up(
     "TransformerEncoder on a virtual GPU",
 )
 
-# --- fake tensors
+# --- fake tensors ---------------------------------------------------------------------------------------------------
+
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
@@ -127,7 +130,8 @@ make_subclass: Callable[..., Any] = look_up(
     NO_VIRTUAL_GPU,
 )
 
-# --- operators and dispatch keys
+# --- operators and dispatch keys ------------------------------------------------------------------------------------
+
 OpOverload: Any = look_up("torch._ops.OpOverload", "tells ATen operators from functions", CHECKPOINTS)
 schema_of = attribute_of("torch._ops.OpOverload", "_schema", _relu, "which arguments an operator writes", NO_RECORDING)
 _packet_of = attribute_of(

@@ -20,7 +20,8 @@ from memexplore.torch_internals.table import (
     replaceable,
 )
 
-# --- modules
+# --- modules --------------------------------------------------------------------------------------------------------
+
 MODULE_TABLES = attribute_names(
     "torch.nn.Module",
     "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks",
@@ -79,7 +80,8 @@ TRUNCATED_NORMAL = replaceable(
 JIT_INTERNAL: Any = look_up("torch._jit_internal", "frames of this file are torch's own", NO_IN_PLACE)
 NN_FUNCTIONS: Any = look_up("torch._C._nn", "activation functions that are found there only", NO_IN_PLACE)
 
-# --- backward, checkpoints and optimizers
+# --- backward, checkpoints and optimizers ---------------------------------------------------------------------------
+
 ENGINE_RUN_BACKWARD = replaceable(
     "torch.autograd._engine_run_backward", "the names of devices are replaced during backward too", NO_VIRTUAL_GPU
 )

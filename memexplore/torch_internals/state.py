@@ -13,7 +13,8 @@ from memexplore.torch_internals.table import NO_VIRTUAL_GPU, TABLE, Internal, at
 
 _LEFT = "an interrupt while a virtual GPU goes on or off may leave torch changed"
 
-# --- mode stacks: `with mode` cannot be repeated after an interrupt, so the stacks are restored as a whole
+# --- mode stacks: `with mode` cannot be repeated after an interrupt, so the stacks are restored as a whole ----------
+
 push_function_mode: Callable[[Any], None] = look_up(
     "torch._C._push_on_torch_function_stack", "turns a function mode on", NO_VIRTUAL_GPU
 )
@@ -46,7 +47,8 @@ set_compiled_code_sees_modes: Callable[[bool], None] = look_up(
     _LEFT,
 )
 
-# --- hooks on all modules and optimizers: as entries of these tables they can be removed whatever was interrupted
+# --- hooks on all modules and optimizers: as entries of these tables they can be removed whatever was interrupted ---
+
 PARAMETER_REGISTRATION_HOOKS: MutableMapping[Any, Any] = look_up(
     "torch.nn.modules.module._global_parameter_registration_hooks",
     "which modules are built while a virtual GPU is on",
@@ -63,7 +65,8 @@ OPTIMIZER_PRE_HOOKS: MutableMapping[Any, Any] = look_up(
     "optimizers are not restored after a virtual GPU",
 )
 
-# --- tensors
+# --- tensors --------------------------------------------------------------------------------------------------------
+
 contents_key = attribute_of(
     "torch.Tensor",
     "_cdata",
@@ -72,7 +75,8 @@ contents_key = attribute_of(
     "models cannot be moved to a virtual GPU",
 )
 
-# --- torch.compile
+# --- torch.compile --------------------------------------------------------------------------------------------------
+
 _COMPILER = "torch._dynamo.eval_frame"
 
 
