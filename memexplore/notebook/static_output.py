@@ -23,7 +23,7 @@ def static_output(tape: Tape, class_name: str, sentence: str = "") -> dict[str, 
     """Return the MIME bundle of an output that follows a widget, and hides it in a notebook without a kernel.
 
     JupyterLab shows an error in place of a widget without a kernel, and ignores the widget's other formats. `sentence`
-    stands above the image. The widget, while it is alive, hides the output (`frontend/picture.js`).
+    stands above the image. The widget, while it is alive, hides the output (`frontend/page.js`).
     """
     live, dead = ".memexplore", f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{class_name})"
     style = f"<style>{dead}:not(:has({live})) {{ display: none }}</style>"

@@ -17,7 +17,7 @@ export class Requests {
   }
 
   /**
-   * Send a request that has no reply to this view alone.
+   * Send a request whose replies, if any, go to all views.
    * @param {string} type
    * @param {Record<string, unknown>} [fields]
    */

@@ -214,7 +214,7 @@ export class View {
   }
 
   /**
-   * Tell the kernel that a tape is on the screen, after the next frame: it begins with the details then.
+   * Tell the kernel that a tape is on the screen, after the next frame: the kernel then computes the details.
    * @param {number} tape
    */
   reportDrawn(tape) {
