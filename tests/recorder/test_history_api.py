@@ -62,7 +62,7 @@ def test_stacks_name_the_line_of_the_script(dumped):
     assert any(frame.filename == __file__ and frame.function == "_script" for frame in tape.stacks[tape.stack[row]])
 
 
-def test_only_so_many_events_are_kept():
+def test_history_keeps_at_most_max_entries_events():
     with mx.virtual("T4"):
         torch.cuda.memory._record_memory_history(max_entries=3)
         blocks = [torch.ones(100, device="cuda") for _ in range(10)]
@@ -79,7 +79,7 @@ def test_without_history_there_are_segments_and_no_events():
         assert block.numel() == 100
 
 
-def test_the_functions_of_torch_come_back():
+def test_the_functions_of_torch_are_restored():
     before = torch.cuda.memory._snapshot
     with mx.virtual("T4"):
         assert torch.cuda.memory._snapshot is not before

@@ -38,7 +38,7 @@ def test_widest_type_wins_where_types_are_promoted(gpu):
     assert joined.dtype is torch.float32
 
 
-def test_disabled_region_inside_keeps_float(gpu):
+def test_a_disabled_region_computes_in_float(gpu):
     x = torch.ones(4, 8, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         with torch.autocast("cuda", enabled=False):
@@ -46,7 +46,7 @@ def test_disabled_region_inside_keeps_float(gpu):
         assert (x @ x.t()).dtype is torch.bfloat16
 
 
-def test_double_is_left_alone(gpu):
+def test_double_is_not_cast(gpu):
     x = torch.ones(4, 8, device="cuda", dtype=torch.float64)
     with torch.autocast("cuda", torch.bfloat16):
         assert (x @ x.t()).dtype is torch.float64
@@ -73,7 +73,7 @@ def test_cast_weight_is_made_once_in_a_context(gpu):
     assert (tape.size[tape.action == Action.ALLOC] == 2 * MIB).sum() == 1
 
 
-def test_no_cache_is_kept_where_it_is_turned_off(gpu):
+def test_cast_weights_are_not_cached_with_the_cache_disabled(gpu):
     layer, x = nn.Linear(1024, 1024, bias=False).cuda(), torch.ones(1, 1024, device="cuda")
     layer(x)
     before = torch.cuda.memory_allocated()
@@ -97,7 +97,7 @@ def test_binary_cross_entropy_is_refused_as_on_cuda(gpu):
         F.binary_cross_entropy(x, x)
 
 
-def test_custom_function_runs_in_the_type_it_asks_for(gpu):
+def test_custom_function_runs_in_its_declared_type(gpu):
     class Double(torch.autograd.Function):
         @staticmethod
         @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)

@@ -32,7 +32,7 @@ def test_before_2_9_every_colon_has_a_backward_of_its_own(release):
     "index",
     [-1, slice(None), slice(1, 3), ..., None, (slice(0, 3), 1), (..., slice(1, 3)), (slice(None, 3), slice(0, 4, 2))],
 )
-def test_other_indices_are_as_they_were(index):
+def test_other_indices_have_the_same_backward_in_all_releases(index):
     assert backward("2.8", index) == backward("2.9", index)
 
 
@@ -52,7 +52,7 @@ def test_the_values_are_those_of_the_installed_release(before, after, dots):
     assert torch.equal(getitem.getitem(x, index), x[index])
 
 
-def test_masks_select_what_they_select():
+def test_masks_select_the_elements_of_the_installed_release():
     x = torch.arange(12).reshape(3, 4)
     mask = torch.tensor([True, False, True])
     assert torch.equal(getitem.getitem(x, (mask, slice(None))), x[mask])

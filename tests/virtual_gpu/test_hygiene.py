@@ -1,4 +1,4 @@
-"""After a virtual run nothing is left: no hook, mode, patch or thread, and the user's objects are what they were."""
+"""A run on a virtual GPU leaves no hook, mode, patch or thread, and the user's objects unchanged."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_real_model_comes_back_untouched(model: nn.Module, use: Callable[[nn.Mod
     assert _gradients(model) == gradients
 
 
-def test_real_model_trains_on_as_if_nothing_had_been(model: nn.Module) -> None:
+def test_real_model_trains_after_a_simulation_as_without_one(model: nn.Module) -> None:
     model.zero_grad()  # a copy of a parameter comes without its gradient
     twin, x = copy.deepcopy(model), torch.randn(4, 3, 8, 8)
     optimizers = [torch.optim.Adam(net.parameters()) for net in (model, twin)]
@@ -218,7 +218,7 @@ def test_an_optimizer_made_before_holds_the_real_parameters_again(model: nn.Modu
     del kept
 
 
-def test_a_fresh_optimizer_state_goes_with_the_device(model: nn.Module) -> None:
+def test_optimizer_state_made_on_the_device_is_removed_with_it(model: nn.Module) -> None:
     optimizer = torch.optim.Adam(model.parameters())
 
     def run() -> None:
@@ -229,7 +229,7 @@ def test_a_fresh_optimizer_state_goes_with_the_device(model: nn.Module) -> None:
     assert not optimizer.state
 
 
-def test_training_mode_is_the_users(model: nn.Module) -> None:
+def test_training_mode_is_unchanged(model: nn.Module) -> None:
     model.eval()
     mx.simulate(lambda: model.cuda()(torch.randn(4, 3, 8, 8, device="cuda")).sum().backward())
     assert not any(module.training for module in model.modules())

@@ -158,7 +158,7 @@ def test_large_layers_take_no_memory_while_they_are_built() -> None:
     assert model.weight.device.type == "cpu"
 
 
-def test_channels_last_stays_through_a_convolution() -> None:
+def test_convolution_keeps_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).cuda().to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 16, 16).to("cuda", memory_format=torch.channels_last)
     assert model(x).is_contiguous(memory_format=torch.channels_last)
@@ -218,7 +218,7 @@ class Adapter(nn.Module):
         return self.base(x) + x @ self.down.T @ self.up.T
 
 
-def test_adapters_train_alone() -> None:
+def test_only_the_adapters_are_trained() -> None:
     model = network().cuda()
     model[0] = Adapter(model[0], 4)
     model[2].requires_grad_(False)
@@ -267,7 +267,7 @@ def test_a_deep_copy_has_memory_of_its_own() -> None:
     assert allocated() == NETWORK
 
 
-def test_an_averaged_model_follows() -> None:
+def test_an_averaged_model_is_updated() -> None:
     model = network().cuda()
     average = torch.optim.swa_utils.AveragedModel(model)
     for _ in range(2):
@@ -275,7 +275,7 @@ def test_an_averaged_model_follows() -> None:
     assert all(parameter.is_cuda for parameter in average.parameters())
 
 
-def test_batch_norm_statistics_are_brought_up_to_date() -> None:
+def test_batch_norm_statistics_are_updated() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda()
     torch.optim.swa_utils.update_bn([torch.randn(8, 64)], model, device="cuda")
     assert model[1].running_mean.is_cuda
@@ -361,18 +361,18 @@ def test_a_checkpoint_is_saved_and_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, lambda kept, saved: kept.cuda()]
+    "target", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, lambda kept, saved: kept.cuda()]
 )
-def test_a_real_file_is_loaded_onto_the_device(place: Any) -> None:
-    loaded = torch.load(_file({"w": torch.ones(1000), "n": [torch.ones(2)]}), map_location=place)
+def test_a_real_file_is_loaded_onto_the_device(target: Any) -> None:
+    loaded = torch.load(_file({"w": torch.ones(1000), "n": [torch.ones(2)]}), map_location=target)
     assert loaded["w"].is_cuda
     assert loaded["n"][0].is_cuda
     assert allocated() == 4_096 + 512  # 1000 * 4 rounded up to 512 * 8
 
 
-@pytest.mark.parametrize("place", [None, "cpu", torch.device("cpu"), lambda kept, saved: kept])
-def test_a_real_file_stays_real_on_the_cpu(place: Any) -> None:
-    loaded = torch.load(_file({"w": torch.arange(3.0)}), map_location=place)
+@pytest.mark.parametrize("target", [None, "cpu", torch.device("cpu"), lambda kept, saved: kept])
+def test_a_real_file_stays_real_on_the_cpu(target: Any) -> None:
+    loaded = torch.load(_file({"w": torch.arange(3.0)}), map_location=target)
     assert loaded["w"].tolist() == [0.0, 1.0, 2.0]
 
 
@@ -438,7 +438,7 @@ def test_embedding_bags_train() -> None:
     assert bag.weight.grad.shape == (100, 16)
 
 
-def test_a_compiled_model_runs_eagerly_and_says_so() -> None:
+def test_a_compiled_model_runs_eagerly_with_a_note_on_the_tape() -> None:
     from memexplore.virtual_gpu.tensors import values
 
     model = network().cuda()

@@ -68,9 +68,11 @@ with concurrent.futures.ThreadPoolExecutor(1) as pool:
 def test_cuda_in_an_earlier_thread_ends_in_one_sentence():
     # In a process of its own: C++ calls `_lazy_init` only once in a process.
     output = subprocess.run([sys.executable, "-c", EARLIER_THREAD], capture_output=True, text=True, check=True).stdout
-    # C++ raises for these two before it looks for a device.
-    errors = dict.fromkeys(USES, "NotSimulated") | dict.fromkeys(("Tensor.to a number", "Tensor.type"), "RuntimeError")
-    assert output.splitlines() == [f"{name}: {error}" for name, error in errors.items()]
+    errors = dict(line.split(": ") for line in output.splitlines())
+    # From torch 2.13 on C++ raises for these two before it looks for a device.
+    del errors["Tensor.to a number"], errors["Tensor.type"]
+    assert errors == dict.fromkeys(errors, "NotSimulated")
+    assert len(errors) == len(USES) - 2
 
 
 def test_torch_cuda_answers_in_every_thread(earlier):

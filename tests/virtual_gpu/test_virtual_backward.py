@@ -78,7 +78,7 @@ def test_a_hook_may_name_the_device(make: Callable[[torch.Tensor], torch.Tensor]
     assert x.grad.is_cuda
 
 
-def test_the_engine_is_torch_s_own_again_afterwards() -> None:
+def test_the_autograd_engine_is_restored() -> None:
     own = torch.autograd._engine_run_backward
     with capture.virtual("T4"):
         assert torch.autograd._engine_run_backward is not own
