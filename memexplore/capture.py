@@ -99,8 +99,8 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
     """
 
     def make() -> VirtualGpu:
-        found = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
-        return VirtualGpu(found, release_or_installed(release), settings_of(settings))
+        entry = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
+        return VirtualGpu(entry, release_or_installed(release), settings_of(settings))
 
     return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 

@@ -1,4 +1,4 @@
-"""The history of the real CUDA allocator, annotated with the ops and layers that a recorder noted.
+"""The history of the real CUDA allocator, annotated with the ops and layers of a recorder.
 
 In: the tape of the allocator's history and the tape of the recorder, of the same run. Out: one tape.
 """
@@ -77,55 +77,55 @@ def history(device: torch.device) -> Iterator[Callable[[], Tape]]:
         RECORD_HISTORY.value(enabled=None)
 
 
-def annotate(history: Tape, noted: Tape) -> Tape:
-    """Return the allocator's rows, each with op, layer, phase, step and category of the noted row it belongs to.
+def annotate(history: Tape, recorded: Tape) -> Tape:
+    """Return the allocator's rows, each with op, layer, phase, step and category of the recorded row it belongs to.
 
-    Both tapes are of one run: `history` has every request with its address, `noted` the requests that became storages,
-    with op and layer. A noted block is the next request of the history with its address and size. Requests in between
-    were made by kernels beside their outputs: they belong to the op before them, as a temporary if they are freed and
-    as a workspace if they stay. A mark of the noted tape comes in front of the request that follows it.
+    Both tapes are of one run: `history` has every request with its address, `recorded` the requests that became
+    storages, with op and layer. A recorded block is the next request of the history with its address and size. Requests
+    in between were made by kernels beside their outputs: they belong to the op before them, as a temporary if they are
+    freed and as a workspace if they stay. A mark of the recorded tape comes in front of the request that follows it.
     """
-    match = _matches(history, noted)
+    match = _matches(history, recorded)
     columns: dict[str, Any] = {name: getattr(history, name).copy() for name in COLUMNS}
-    rows = np.flatnonzero((match >= 0) & (noted.action != Action.FREE_REQUESTED))
+    rows = np.flatnonzero((match >= 0) & (recorded.action != Action.FREE_REQUESTED))
     matched = match[rows]
     for name in ("category", "phase", "step"):
-        columns[name][matched] = getattr(noted, name)[rows]
+        columns[name][matched] = getattr(recorded, name)[rows]
     columns["op"][:] = -1
     columns["module"][:] = -1
-    columns["op"][matched], columns["module"][matched] = noted.op[rows], noted.module[rows]
+    columns["op"][matched], columns["module"][matched] = recorded.op[rows], recorded.module[rows]
     offset = len(history.stacks)
-    has_stack = noted.stack[rows] >= 0
-    columns["stack"][matched[has_stack]] = noted.stack[rows][has_stack] + offset
+    has_stack = recorded.stack[rows] >= 0
+    columns["stack"][matched[has_stack]] = recorded.stack[rows][has_stack] + offset
 
     _fill(history, columns, matched)
     tape = Tape.from_columns(
         columns,
-        meta=noted.meta,
-        ops=noted.ops,
-        modules=noted.modules,
-        stacks=[*history.stacks, *noted.stacks],
+        meta=recorded.meta,
+        ops=recorded.ops,
+        modules=recorded.modules,
+        stacks=[*history.stacks, *recorded.stacks],
     )
-    return _with_marks(tape, noted, match)
+    return _with_marks(tape, recorded, match)
 
 
-def _matches(history: Tape, noted: Tape) -> Any:
-    """For each noted allocation, free and out-of-memory row the same row of the history, -1 for none."""
+def _matches(history: Tape, recorded: Tape) -> Any:
+    """For each recorded allocation, free and out-of-memory row the same row of the history, -1 for none."""
     candidates: dict[tuple[int, int], list[int]] = {}
     born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
     for row in np.flatnonzero(born)[::-1].tolist():
         candidates.setdefault((int(history.address[row]), int(history.size[row])), []).append(row)
-    result = np.full(len(noted), -1, dtype=np.int64)
-    for row in np.flatnonzero(np.isin(noted.action, (Action.ALLOC, Action.PREEXISTING))).tolist():
-        waiting = candidates.get((int(noted.address[row]), int(noted.size[row])))
+    result = np.full(len(recorded), -1, dtype=np.int64)
+    for row in np.flatnonzero(np.isin(recorded.action, (Action.ALLOC, Action.PREEXISTING))).tolist():
+        waiting = candidates.get((int(recorded.address[row]), int(recorded.size[row])))
         if waiting:
             result[row] = waiting.pop()
     freed = _frees(history)
-    for block, row in _frees(noted).items():
+    for block, row in _frees(recorded).items():
         if result[block] >= 0:
             result[row] = freed.get(int(result[block]), -1)
     # From the last to the first, as an op may run out of memory and try again with a smaller request.
-    failed = [np.flatnonzero(tape.action == Action.OOM)[::-1] for tape in (noted, history)]
+    failed = [np.flatnonzero(tape.action == Action.OOM)[::-1] for tape in (recorded, history)]
     for row, history_row in zip(*failed, strict=False):
         result[row] = history_row
     return result
@@ -145,40 +145,40 @@ def _frees(tape: Tape) -> dict[int, int]:
 
 
 def _fill(history: Tape, columns: dict[str, Any], matched: Any) -> None:
-    """Give rows that were not noted the op before them, and frees the category of their block."""
-    noted = np.zeros(len(history), dtype=bool)
-    noted[matched] = True
-    last = np.maximum.accumulate(np.where(noted, np.arange(len(history)), -1))
+    """Give rows that were not recorded the op before them, and frees the category of their block."""
+    recorded = np.zeros(len(history), dtype=bool)
+    recorded[matched] = True
+    last = np.maximum.accumulate(np.where(recorded, np.arange(len(history)), -1))
     born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
-    between = (history.action == Action.ALLOC) & ~noted & (last >= 0)
+    between = (history.action == Action.ALLOC) & ~recorded & (last >= 0)
     for name in ("op", "module"):
         columns[name][between] = columns[name][last[between]]
     for name in ("phase", "step"):
         columns[name][last >= 0] = columns[name][last[last >= 0]]
     open_blocks: dict[int, int] = {}
     category = columns["category"]
-    category[(history.action == Action.ALLOC) & ~noted] = Category.WORKSPACE
+    category[(history.action == Action.ALLOC) & ~recorded] = Category.WORKSPACE
     for row in np.flatnonzero(born | np.isin(history.action, (Action.FREE_REQUESTED, Action.FREE_COMPLETED))).tolist():
         address = int(history.address[row])
         if born[row]:
             open_blocks[address] = row
         elif address in open_blocks:
             block = open_blocks[address]
-            if not noted[block] and history.action[block] == Action.ALLOC:
+            if not recorded[block] and history.action[block] == Action.ALLOC:
                 category[block] = Category.TEMPORARY
             category[row] = category[block]
 
 
-def _with_marks(tape: Tape, noted: Tape, match: Any) -> Tape:
-    marks = np.flatnonzero(noted.action == Action.MARK)
+def _with_marks(tape: Tape, recorded: Tape, match: Any) -> Tape:
+    marks = np.flatnonzero(recorded.action == Action.MARK)
     if not len(marks):
         return tape
-    following = np.full(len(noted) + 1, len(tape), dtype=np.int64)
-    for row in range(len(noted) - 1, -1, -1):
+    following = np.full(len(recorded) + 1, len(tape), dtype=np.int64)
+    for row in range(len(recorded) - 1, -1, -1):
         following[row] = match[row] if match[row] >= 0 else following[row + 1]
     columns: dict[str, Any] = {}
     for name in COLUMNS:
-        columns[name] = np.insert(getattr(tape, name), following[marks], getattr(noted, name)[marks])
+        columns[name] = np.insert(getattr(tape, name), following[marks], getattr(recorded, name)[marks])
     is_mark = np.insert(np.zeros(len(tape), dtype=bool), following[marks], True)
     columns["stack"][is_mark] = -1
     # A phase lasts until the next mark, whatever phase the rows were matched to.

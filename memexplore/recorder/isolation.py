@@ -91,13 +91,13 @@ def _fill(device: torch.device, size: int, fillers: list[torch.Tensor]) -> None:
             fillers.append(filler)
 
 
-def drop_unrelated(history: Tape, noted: Tape) -> tuple[Tape, int]:
+def drop_unrelated(history: Tape, recorded: Tape) -> tuple[Tape, int]:
     """Return an allocator's history without older blocks that the run did not use, and the bytes of dropped segments.
 
-    `noted` is the recorder's tape of the run; its preexisting rows are the older blocks that the run used. A segment
+    `recorded` is the recorder's tape of the run; its preexisting rows are the older blocks that the run used. A segment
     older than the run is dropped if it has none of these. Frees of other code during the run are not followed.
     """
-    used = set(_blocks(noted, np.flatnonzero(noted.action == Action.PREEXISTING)))
+    used = set(_blocks(recorded, np.flatnonzero(recorded.action == Action.PREEXISTING)))
     life = lifetimes(history)
     is_older = history.action[life.born] == Action.PREEXISTING
     is_used = np.array([block in used for block in _blocks(history, life.born)], dtype=bool)

@@ -175,18 +175,18 @@ class RealDevice:
             else:
                 self.history = read_history()
 
-    def finish(self, noted: Tape) -> Tape:
-        """Return the tape of the recording: on a GPU the allocator's rows, annotated with the noted ones."""
+    def finish(self, recorded: Tape) -> Tape:
+        """Return the tape of the recording: on a GPU the allocator's rows, annotated with the recorded ones."""
         self.mode.live.clear()
         if self.history is None:
-            return noted
+            return recorded
         if self._unrelated is Unrelated.KEPT:
-            return cuda.annotate(self.history, noted)
-        history, held = isolation.drop_unrelated(self.history, noted)
-        meta = noted.meta
+            return cuda.annotate(self.history, recorded)
+        history, held = isolation.drop_unrelated(self.history, recorded)
+        meta = recorded.meta
         if held:
             note = (
                 f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
             )
             meta = meta._replace(capacity=(meta.capacity or held) - held, notes=(*meta.notes, note))
-        return cuda.annotate(history, noted.replace(meta=meta))
+        return cuda.annotate(history, recorded.replace(meta=meta))
