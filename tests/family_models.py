@@ -176,15 +176,15 @@ def detect(model: Any, batch: Any) -> Iterator[torch.Tensor]:
     corner = torch.rand(boxes.shape[1], 2, device=boxes.device)
     anchors = torch.cat([corner, corner + 0.1], 1)
     best, match = _overlap(anchors, truth).max(2)
-    found = best > 0.5
-    wanted = torch.zeros_like(scores)
-    wanted[found, labels.gather(1, match)[found]] = 1
+    matched = best > 0.5
+    labels_of_anchors = torch.zeros_like(scores)
+    labels_of_anchors[matched, labels.gather(1, match)[matched]] = 1
     chance = scores.sigmoid()
-    right = torch.where(wanted > 0, chance, 1 - chance)
-    raw = functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none")
-    focal = (raw * (1 - right) ** 2).sum() / found.sum().clamp(min=1)
+    right = torch.where(labels_of_anchors > 0, chance, 1 - chance)
+    raw = functional.binary_cross_entropy_with_logits(scores, labels_of_anchors, reduction="none")
+    focal = (raw * (1 - right) ** 2).sum() / matched.sum().clamp(min=1)
     target = truth.gather(1, match[..., None].expand(-1, -1, 4))
-    yield focal + functional.smooth_l1_loss(boxes[found], target[found])
+    yield focal + functional.smooth_l1_loss(boxes[matched], target[matched])
 
 
 class Spatial(nn.Module):

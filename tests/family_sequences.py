@@ -25,7 +25,7 @@ class Encoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Stacked recurrent layers of one kind, with dropout between layers."""
+    """Stacked recurrent modules of one kind, each of two layers with dropout between them."""
 
     def __init__(self, kind: Callable[..., nn.RNNBase], layers: int, bidirectional: bool) -> None:
         super().__init__()

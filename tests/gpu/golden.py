@@ -49,8 +49,8 @@ def columns(events: list[dict[str, Any]]) -> dict[str, list]:
 def _where(stack) -> str:
     """Return the innermost Python frame and the innermost frame of the scenario, as `file:line function`."""
     own = next((frame for frame in stack if "/tests/gpu/" in frame["filename"].replace("\\", "/")), None)
-    shown = [frame for frame in (stack[0] if stack else None, own) if frame is not None]
-    texts = [f"{pathlib.PurePath(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in shown]
+    frames = [frame for frame in (stack[0] if stack else None, own) if frame is not None]
+    texts = [f"{pathlib.PurePath(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in frames]
     return " < ".join(dict.fromkeys(texts))
 
 

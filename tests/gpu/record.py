@@ -192,30 +192,30 @@ def record_all(names: list[str], folder: pathlib.Path, jobs: int) -> int:
 
     def run(name: str) -> None:
         results[name] = record_in_process(name, deadline)
-        told = results[name]["scenario"]
-        events = len(told["events"]["size"]) if "events" in told else 0
-        print(f"{name}: {told['outcome']}, {events} events {told['message'].strip()[-300:]}", flush=True)
+        scenario = results[name]["scenario"]
+        events = len(scenario["events"]["size"]) if "events" in scenario else 0
+        print(f"{name}: {scenario['outcome']}, {events} events {scenario['message'].strip()[-300:]}", flush=True)
 
     for name in filter(EXCLUSIVE.__contains__, names):
         run(name)
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         list(pool.map(run, (name for name in names if name not in EXCLUSIVE)))
     # A process that died before it reported its GPU gets the GPU of the others.
-    known = next((result for result in results.values() if "gpu" in result), None)
-    if known is None:
+    reached = next((result for result in results.values() if "gpu" in result), None)
+    if reached is None:
         print("no scenario reached the GPU; nothing is written", file=sys.stderr)
         return 1
     for name, result in results.items():
-        path = keep(folder, name, {**{key: known[key] for key in ("gpu", "versions")}, **result})
+        path = keep(folder, name, {**{key: reached[key] for key in ("gpu", "versions")}, **result})
     size = sum(file.stat().st_size for file in folder.glob("golden_*.json.gz"))
-    bad = [name for name, result in results.items() if result["scenario"]["outcome"] != SCENARIOS[name].outcome]
+    unexpected = [name for name, result in results.items() if result["scenario"]["outcome"] != SCENARIOS[name].outcome]
     print(
-        f"{path}: {len(results) - len(bad)} of {len(results)} scenarios as expected in "
+        f"{path}: {len(results) - len(unexpected)} of {len(results)} scenarios as expected in "
         f"{time.monotonic() - started:.0f} s; golden files take {size:,} of {golden.LIMIT:,} bytes"
     )
-    if bad:
-        print(f"not as expected: {', '.join(bad)}", file=sys.stderr)
-    return 1 if bad or size > golden.LIMIT else 0
+    if unexpected:
+        print(f"not as expected: {', '.join(unexpected)}", file=sys.stderr)
+    return 1 if unexpected or size > golden.LIMIT else 0
 
 
 if __name__ == "__main__":

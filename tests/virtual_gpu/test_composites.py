@@ -20,8 +20,8 @@ EQUATIONS = [
 def test_einsum_gives_the_shape_of_its_equation(equation, first, second, release):
     expected = torch.einsum(equation, torch.ones(first), torch.ones(second)).shape
     with capture.virtual("T4", release=release):
-        found = torch.einsum(equation, torch.ones(first, device="cuda"), torch.ones(second, device="cuda"))
-        assert found.shape == expected
+        result = torch.einsum(equation, torch.ones(first, device="cuda"), torch.ones(second, device="cuda"))
+        assert result.shape == expected
 
 
 def product(release: str) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ def run(targets, inputs, outputs, **options):
     return [(name, int(tape.size[row]), int(tape.category[row])) for name, row in zip(names, rows, strict=True)], tape
 
 
-def of(found, op):
-    return [size for name, size, category in found if name == op and category != Category.WORKSPACE]
+def sizes_of(requests, op):
+    return [size for name, size, category in requests if name == op and category != Category.WORKSPACE]
 
 
 def joined(dtype, device="cpu"):
@@ -42,18 +42,18 @@ def numbers(values, dtype=torch.int32, device="cpu"):
 
 def test_cudnn_computes_the_gradient_together_with_the_losses():
     # empty_like(log_probs), the workspace, one loss a sample: _cudnn_ctc_loss in cudnn/LossCTC.cpp
-    found, tape = run(joined(torch.int32), FULL, TARGETS)
-    assert of(found, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
-    assert not of(found, "_ctc_loss_backward")
+    requests, tape = run(joined(torch.int32), FULL, TARGETS)
+    assert sizes_of(requests, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
+    assert not sizes_of(requests, "_ctc_loss_backward")
     assert any("ctc_loss is an estimate" in note for note in tape.meta.notes)
 
 
 def test_the_native_kernel_keeps_the_forward_variables_of_every_state():
     # 2·10 + 1 states a step: the log-alphas stay, the log-betas of the same size are scratch of the backward pass
-    found, _ = run(joined(torch.int64), FULL, TARGETS)
+    requests, _ = run(joined(torch.int64), FULL, TARGETS)
     alphas = BATCH * STEPS * (2 * LENGTH + 1) * 4
-    assert of(found, "_ctc_loss")[-2:] == [alphas, 4 * BATCH]
-    assert of(found, "_ctc_loss_backward")[:2] == [alphas, LOG_PROBS]
+    assert sizes_of(requests, "_ctc_loss")[-2:] == [alphas, 4 * BATCH]
+    assert sizes_of(requests, "_ctc_loss_backward")[:2] == [alphas, LOG_PROBS]
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_the_native_kernel_keeps_the_forward_variables_of_every_state():
 )
 def test_the_native_kernel_runs_if_a_condition_of_cudnn_fails(targets, inputs, outputs, options):
     # _use_cudnn_ctc_loss in cudnn/LossCTC.cpp
-    found, _ = run(targets, inputs, outputs, **options)
-    assert of(found, "_ctc_loss")
-    assert not of(found, "_cudnn_ctc_loss")
+    requests, _ = run(targets, inputs, outputs, **options)
+    assert sizes_of(requests, "_ctc_loss")
+    assert not sizes_of(requests, "_cudnn_ctc_loss")
 
 
 def test_cudnn_takes_lengths_as_int32_tensors_on_the_gpu():
     lengths = (numbers(values, device="cuda") for values in (FULL, TARGETS))
-    found, tape = run(joined(torch.int32, "cuda"), *lengths)
-    assert of(found, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
+    requests, tape = run(joined(torch.int32, "cuda"), *lengths)
+    assert sizes_of(requests, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
     assert any(note.startswith("assumed: the lengths in ctc_loss") for note in tape.meta.notes)
 
 
@@ -85,10 +85,10 @@ def test_the_native_kernel_runs_if_cudnn_is_disabled():
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
-        found, _ = run(joined(torch.int32), FULL, TARGETS)
+        requests, _ = run(joined(torch.int32), FULL, TARGETS)
     finally:
         torch.backends.cudnn.enabled = before
-    assert of(found, "_ctc_loss")
+    assert sizes_of(requests, "_ctc_loss")
 
 
 @pytest.mark.parametrize(("reduction", "size"), [("none", 4 * BATCH), ("sum", 4), ("mean", 4)])

@@ -15,7 +15,7 @@ ROWS = BATCH * STEPS * WIDTH * 4
 STATISTICS = BATCH * STEPS * 4
 
 
-def taken(function, gpu="A100"):
+def allocations(function, gpu="A100"):
     """Return op and bytes of each request except workspaces."""
     with capture.virtual(gpu, release="2.13"):
         run = function()
@@ -55,22 +55,22 @@ FEED_FORWARD = [("_addmm_activation", BATCH * STEPS * WIDE * 4), ("addmm", ROWS)
 
 def test_without_a_mask_attention_is_fused_and_sums_are_in_place():
     # One product for query, key and value; nothing for the sums, nothing for ReLU: transformer.cpp
-    found = taken(inference(lambda made, x: made(x)))
+    requests = allocations(inference(lambda made, x: made(x)))
     attention = [("addmm", 3 * ROWS), ("_scaled_dot_product_efficient_attention", ROWS), ("addmm", ROWS)]
-    assert found == [*attention, *norm(), *FEED_FORWARD, *norm()]
+    assert requests == [*attention, *norm(), *FEED_FORWARD, *norm()]
 
 
 def test_a_padding_mask_leads_to_unfused_attention():
     def call(made, x):
         return made(x, src_key_padding_mask=torch.ones(BATCH, STEPS, dtype=torch.bool, device="cuda"))
 
-    found = taken(inference(call))
+    requests = allocations(inference(call))
     scores = BATCH * HEADS * STEPS * STEPS * 4
     # query, key and value packed; scores; the mask as bool; softmax out of place; the heads merged
     written = [("mm", 3 * ROWS), ("new_empty", 3 * ROWS), ("bmm", scores), ("_to_copy", BATCH * STEPS)]
     written += [("empty_like", scores), ("clone", ROWS), ("addmm", ROWS)]
-    start = found.index(("mm", 3 * ROWS))
-    assert found[start:] == [*written, *norm(), *FEED_FORWARD, *norm()]
+    start = requests.index(("mm", 3 * ROWS))
+    assert requests[start:] == [*written, *norm(), *FEED_FORWARD, *norm()]
 
 
 def test_rows_of_more_than_1024_are_masked_in_a_copy():
@@ -89,8 +89,8 @@ def test_rows_of_more_than_1024_are_masked_in_a_copy():
 
     # masked_softmax_cuda drops its own result for that of masked_fill and softmax
     scores = HEADS * steps * steps * 4
-    found = [op for op, size in taken(make) if size == scores]
-    assert found == ["bmm", "empty_like", "masked_fill", "_softmax"]
+    requests = [op for op, size in allocations(make) if size == scores]
+    assert requests == ["bmm", "empty_like", "masked_fill", "_softmax"]
 
 
 def test_attention_that_returns_its_weights_is_unfused():
@@ -103,8 +103,8 @@ def test_attention_that_returns_its_weights_is_unfused():
 
         return run
 
-    assert ("sum", BATCH * STEPS * STEPS * 4) in taken(make)
-    assert "new_empty" in dict(taken(make))
+    assert ("sum", BATCH * STEPS * STEPS * 4) in allocations(make)
+    assert "new_empty" in dict(allocations(make))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -137,7 +137,7 @@ def test_training_and_gradients_leave_the_fast_path():
         return run
 
     for make in (with_gradients, in_training):
-        assert "_addmm_activation" not in dict(taken(make))
+        assert "_addmm_activation" not in dict(allocations(make))
 
 
 def test_inference_mode_takes_the_fast_path():
@@ -150,7 +150,7 @@ def test_inference_mode_takes_the_fast_path():
 
         return run
 
-    assert "_addmm_activation" in dict(taken(make))
+    assert "_addmm_activation" in dict(allocations(make))
 
 
 class Mine(torch.Tensor):
@@ -169,7 +169,7 @@ def test_tensor_classes_of_the_user_leave_the_fast_path():
 def test_a_cpu_layer_gives_the_same_values_while_a_virtual_gpu_is_on():
     made, x = layer("cpu")
     with torch.no_grad():
-        alone = made(x)
+        without_gpu = made(x)
         with capture.virtual("A100"):
-            beside = made(x)
-    assert torch.equal(alone, beside)
+            with_gpu = made(x)
+    assert torch.equal(without_gpu, with_gpu)

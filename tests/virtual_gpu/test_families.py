@@ -126,7 +126,7 @@ def every(function):
     return each(precise(checkpointed(function)))
 
 
-def taken(tape: mx.Tape, category: Category) -> list[int]:
+def sizes_of(tape: mx.Tape, category: Category) -> list[int]:
     """Return the bytes of the requests of a category."""
     return sorted(tape.size[(tape.action == Action.ALLOC) & (tape.category == category)].tolist())
 
@@ -139,8 +139,8 @@ def _begins(tape: mx.Tape, phase: Phase, step: int = 2) -> int:
 def gradients(tape: mx.Tape) -> list[int]:
     """Return the bytes of the gradients alive when the second step's optimizer starts."""
     optimizer = _begins(tape, Phase.OPTIMIZER)
-    found = (tape.action == Action.ALLOC) & (tape.category == Category.GRADIENT) & (free_rows(tape) > optimizer)
-    return sorted(tape.size[:optimizer][found[:optimizer]].tolist())
+    rows = (tape.action == Action.ALLOC) & (tape.category == Category.GRADIENT) & (free_rows(tape) > optimizer)
+    return sorted(tape.size[:optimizer][rows[:optimizer]].tolist())
 
 
 def alive_after_forward(tape: mx.Tape, step: int = 2) -> int:
@@ -169,8 +169,8 @@ def test_three_steps_run_through_all_phases(name, precision, memory):
 @every
 def test_parameters_and_buffers_have_the_sizes_of_the_cpu_model(name, precision, memory):
     tape = trained(name, precision, memory).tape
-    assert taken(tape, Category.PARAMETER) == real(name).parameters
-    assert taken(tape, Category.BUFFER) == real(name).buffers
+    assert sizes_of(tape, Category.PARAMETER) == real(name).parameters
+    assert sizes_of(tape, Category.BUFFER) == real(name).buffers
 
 
 @every
@@ -183,7 +183,7 @@ def test_gradients_have_the_sizes_of_the_cpu_model(name, precision, memory):
 def test_adamw_keeps_two_states_on_the_gpu_and_its_step_count_on_the_cpu(name, precision, memory):
     # exp_avg and exp_avg_sq on the GPU; `step` is a float on the CPU: torch/optim/adam.py, _init_group
     tape = trained(name, precision, memory).tape
-    assert taken(tape, Category.OPTIMIZER_STATE) == sorted(2 * real(name).trained)
+    assert sizes_of(tape, Category.OPTIMIZER_STATE) == sorted(2 * real(name).trained)
 
 
 @every
@@ -199,7 +199,7 @@ CUBLAS = 2 * 4 * 1024**2 + 8 * 16 * 1024
 @every
 def test_requested_bytes_after_a_step_are_the_sum_of_all_tensors(name, precision, memory):
     run, model = trained(name, precision, memory), real(name)
-    workspaces = taken(run.tape, Category.WORKSPACE).count(CUBLAS)
+    workspaces = sizes_of(run.tape, Category.WORKSPACE).count(CUBLAS)
     assert workspaces in (0, 2)
     # GradScaler: its scale, a float, and its growth tracker, an int
     scaler = 8 if precision is Precision.HALF else 0
@@ -281,10 +281,10 @@ def test_autocast_saves_less_for_backward(name, precision):
 
 @every
 def test_the_notes_are_the_assumptions_of_the_family(name, precision, memory):
-    told = assumptions(trained(name, precision, memory).tape)
+    notes = assumptions(trained(name, precision, memory).tape)
     for words in FAMILIES[name].assumed:
-        assert any(words in note for note in told)
-    assert bool(told) == bool(FAMILIES[name].assumed)
+        assert any(words in note for note in notes)
+    assert bool(notes) == bool(FAMILIES[name].assumed)
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.assumed])

@@ -49,31 +49,35 @@ def requests(tape: Tape) -> np.ndarray:
     return np.flatnonzero(np.isin(tape.action, REQUESTS))
 
 
-def first_difference(ours: Tape, theirs: Tape) -> str:
+def first_difference(predicted: Tape, recorded: Tape) -> str:
     """Return the first difference of two runs with the requests around it; empty if they are equal."""
-    mine, other = requests(ours), requests(theirs)
+    predicted_rows, recorded_rows = requests(predicted), requests(recorded)
     # Streams are pointers on a real GPU: only their order of first use can be compared.
     streams = [
-        {stream: number for number, stream in enumerate(dict.fromkeys(tape.stream.tolist()))} for tape in (ours, theirs)
+        {stream: number for number, stream in enumerate(dict.fromkeys(tape.stream.tolist()))}
+        for tape in (predicted, recorded)
     ]
 
-    def told(tape: Tape, rows: np.ndarray, place: int, numbers: dict) -> tuple:
-        if place >= len(rows):
+    def described(tape: Tape, rows: np.ndarray, position: int, numbers: dict) -> tuple:
+        if position >= len(rows):
             return ("end",)
-        row = rows[place]
+        row = rows[position]
         return Action(tape.action[row]).name, int(tape.size[row]), numbers[int(tape.stream[row])]
 
-    for place in range(max(len(mine), len(other))):
-        if told(ours, mine, place, streams[0]) == told(theirs, other, place, streams[1]):
+    for position in range(max(len(predicted_rows), len(recorded_rows))):
+        if described(predicted, predicted_rows, position, streams[0]) == described(
+            recorded, recorded_rows, position, streams[1]
+        ):
             continue
-        lines = [f"request {place} of {len(other)} differs (predicted | measured):"]
-        for near in range(max(0, place - 4), place + 5):
+        lines = [f"request {position} of {len(recorded_rows)} differs (predicted | measured):"]
+        for near in range(max(0, position - 4), position + 5):
             frames = [
                 tape.ops[tape.op[rows[near]]] if near < len(rows) and tape.op[rows[near]] >= 0 else ""
-                for tape, rows in ((ours, mine), (theirs, other))
+                for tape, rows in ((predicted, predicted_rows), (recorded, recorded_rows))
             ]
-            pair = f"{told(ours, mine, near, streams[0])} | {told(theirs, other, near, streams[1])}"
-            lines.append(f"{'>' if near == place else ' '} {near}: {pair}  {frames[0]} | {frames[1]}")
+            left = described(predicted, predicted_rows, near, streams[0])
+            right = described(recorded, recorded_rows, near, streams[1])
+            lines.append(f"{'>' if near == position else ' '} {near}: {left} | {right}  {frames[0]} | {frames[1]}")
         return "\n".join(lines)
     return ""
 
@@ -84,16 +88,18 @@ def test_requests_and_curves_are_those_of_the_real_gpu(path, name):
     scenario = run["scenarios"][name]
     if scenario["outcome"] == "failed":
         pytest.skip(f"the recording failed: {scenario['message'][-200:]}")
-    theirs = measured(run, name)
-    ours = up_to_oom(predicted(name, run["gpu"]["name"], run["versions"]["torch"].split("+")[0]))
-    assert first_difference(ours, theirs) == ""
+    measured_tape = measured(run, name)
+    predicted_tape = up_to_oom(predicted(name, run["gpu"]["name"], run["versions"]["torch"].split("+")[0]))
+    assert first_difference(predicted_tape, measured_tape) == ""
     for curve in ("requested", "allocated", "reserved"):
         np.testing.assert_array_equal(
-            curves.curve(ours, curve)[requests(ours)], curves.curve(theirs, curve)[requests(theirs)], err_msg=curve
+            curves.curve(predicted_tape, curve)[requests(predicted_tape)],
+            curves.curve(measured_tape, curve)[requests(measured_tape)],
+            err_msg=curve,
         )
     if scenario["outcome"] == "fits":
-        assert curves.peak(ours, "allocated")[0] == scenario["peak_allocated"]
-        assert curves.peak(ours, "reserved")[0] == scenario["peak_reserved"]
+        assert curves.peak(predicted_tape, "allocated")[0] == scenario["peak_allocated"]
+        assert curves.peak(predicted_tape, "reserved")[0] == scenario["peak_reserved"]
 
 
 @pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
@@ -199,5 +205,5 @@ def test_a_recorded_run_as_a_tape_equals_itself():
 
 def test_a_different_size_is_reported():
     other = [event | {"size": 101} if event["size"] == 100 else event for event in EVENTS]
-    told = first_difference(measured(run_of(other), "x"), measured(run_of(EVENTS), "x"))
-    assert "> 0: ('ALLOC', 101, 0) | ('ALLOC', 100, 0)" in told
+    difference = first_difference(measured(run_of(other), "x"), measured(run_of(EVENTS), "x"))
+    assert "> 0: ('ALLOC', 101, 0) | ('ALLOC', 100, 0)" in difference

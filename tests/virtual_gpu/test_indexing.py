@@ -10,9 +10,9 @@ def requests(work, release: str = "2.11") -> list[int]:
     """Return the bytes of each request (frees negative) of `work` on values of (512, 1000) and 512 indices."""
     with capture.virtual("T4", release=release):
         values = torch.randn(512, 1000, device="cuda", requires_grad=True)
-        places = torch.randint(0, 1000, (512,), device="cuda")
+        columns = torch.randint(0, 1000, (512,), device="cuda")
         with capture.record() as recording:
-            work(values, places)
+            work(values, columns)
     tape = recording.tape
     rows = (tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED)
     signs = [1 if action == Action.ALLOC else -1 for action in tape.action[rows]]
@@ -25,22 +25,22 @@ RESULT = 512 * 4
 
 def test_an_index_on_the_cpu_is_copied_before_the_read():
     # As recorded with torch 2.6 on an H100: copy, result, free of the copy.
-    found = requests(lambda values, places: values[torch.arange(512), places])
-    assert found == [INDEX, RESULT, -INDEX, -RESULT]
+    sizes = requests(lambda values, columns: values[torch.arange(512), columns])
+    assert sizes == [INDEX, RESULT, -INDEX, -RESULT]
 
 
 def test_an_int32_index_is_converted_to_int64_before_the_read():
-    def work(values, places):
-        short = places.int()
-        values[short, places]
+    def work(values, columns):
+        short = columns.int()
+        values[short, columns]
 
     assert requests(work) == [INDEX // 2, INDEX, RESULT, -INDEX, -RESULT, -INDEX // 2]
 
 
 def test_an_index_on_the_cpu_is_copied_before_the_write():
-    def work(values, places):
+    def work(values, columns):
         with torch.no_grad():
-            values[torch.arange(512), places] = 1.0
+            values[torch.arange(512), columns] = 1.0
 
     assert INDEX in requests(work)
 
@@ -48,12 +48,12 @@ def test_an_index_on_the_cpu_is_copied_before_the_write():
 def backward(first) -> list[int]:
     """Return the requests of the gradient of a read at (first, second), after the zeros that it is summed into."""
 
-    def work(values, places):
-        values[first(places), places].sum().backward()
+    def work(values, columns):
+        values[first(columns), columns].sum().backward()
 
-    found = requests(work)
+    sizes = requests(work)
     zeros = 512 * 1000 * 4
-    return found[found.index(zeros) + 1 :]
+    return sizes[sizes.index(zeros) + 1 :]
 
 
 # The gradient of a sum is expanded, so it is copied; then sorted indices, their order, the values that are sorted
@@ -64,16 +64,16 @@ SORTING = [RESULT, INDEX, INDEX, INDEX, 1, -1]
 def test_a_second_linear_index_is_added_in_place():
     # computeLinearIndex: each is wrapped and scaled, the second is added to the first.
     wrapped = [INDEX, INDEX, -INDEX]
-    assert backward(lambda places: places)[:13] == [*wrapped, *wrapped, -INDEX, *SORTING]
+    assert backward(lambda columns: columns)[:13] == [*wrapped, *wrapped, -INDEX, *SORTING]
 
 
 def test_the_gradient_makes_an_index_on_the_cpu_linear_on_the_cpu():
     # As recorded with torch 2.6 on an H100: the copy; wrapped and scaled, added; then sorting.
-    assert backward(lambda places: torch.arange(512))[:11] == [INDEX, INDEX, INDEX, -INDEX, -INDEX, *SORTING]
+    assert backward(lambda columns: torch.arange(512))[:11] == [INDEX, INDEX, INDEX, -INDEX, -INDEX, *SORTING]
 
 
 def test_a_write_by_a_mask_and_an_index_copies_no_index():
-    def work(values, places):
+    def work(values, columns):
         with torch.no_grad():
             mask = torch.ones(512, 1, dtype=torch.bool, device="cuda").squeeze(1)
             values[mask] = 0.0

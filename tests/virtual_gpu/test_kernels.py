@@ -27,17 +27,17 @@ def requests(function, gpu="A100", release="2.13"):
             result = run()
         del result
     tape = recording.tape
-    found = []
+    sizes = []
     for row in range(len(tape)):
         if tape.action[row] == Action.ALLOC:
-            found.append((tape.ops[tape.op[row]].removeprefix("aten::"), int(tape.size[row])))
+            sizes.append((tape.ops[tape.op[row]].removeprefix("aten::"), int(tape.size[row])))
         elif tape.action[row] == Action.FREE_REQUESTED:
-            found.append(-int(tape.size[row]))
-    return found
+            sizes.append(-int(tape.size[row]))
+    return sizes
 
 
-def taken(function, **where):
-    return [entry for entry in requests(function, **where) if not isinstance(entry, int)]
+def allocations(function, **options):
+    return [entry for entry in requests(function, **options) if not isinstance(entry, int)]
 
 
 # --- composite ops run CUDA's branch --------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_dropout_requests_the_mask_then_the_result():
         return lambda: F.dropout(x, 0.1)
 
     # bool mask 4·1024·1, float result 4·1024·4
-    assert taken(make) == [("native_dropout", 4096), ("native_dropout", 16384)]
+    assert allocations(make) == [("native_dropout", 4096), ("native_dropout", 16384)]
 
 
 def test_silu_backward_is_one_kernel():
@@ -58,7 +58,7 @@ def test_silu_backward_is_one_kernel():
         y, gradient = F.silu(x), torch.ones(4, 1024, device="cuda")
         return lambda: y.backward(gradient)
 
-    assert taken(make) == [("silu_backward", 16384)]
+    assert allocations(make) == [("silu_backward", 16384)]
 
 
 def test_half_softmax_in_float_makes_no_float_copy_of_its_input():
@@ -66,7 +66,7 @@ def test_half_softmax_in_float_makes_no_float_copy_of_its_input():
         x = torch.ones(4, 1024, device="cuda", dtype=torch.float16)
         return lambda: torch.softmax(x, -1, dtype=torch.float32)
 
-    assert taken(make) == [("_softmax", 16384)]
+    assert allocations(make) == [("_softmax", 16384)]
 
 
 def test_batch_norm_in_training_is_cudnn_s():
@@ -76,7 +76,7 @@ def test_batch_norm_in_training_is_cudnn_s():
         return lambda: layer(x)
 
     # result 2·16·8·8·4, mean and inverse deviation 16·4 each
-    assert taken(make) == [("cudnn_batch_norm", 8192), ("cudnn_batch_norm", 64), ("cudnn_batch_norm", 64)]
+    assert allocations(make) == [("cudnn_batch_norm", 8192), ("cudnn_batch_norm", 64), ("cudnn_batch_norm", 64)]
 
 
 def test_batch_norm_in_bfloat16_is_the_native_kernel():
@@ -85,7 +85,7 @@ def test_batch_norm_in_bfloat16_is_the_native_kernel():
         layer.num_batches_tracked = None
         return lambda: layer(x)
 
-    assert {op for op, _ in taken(make)} == {"native_batch_norm"}
+    assert {op for op, _ in allocations(make)} == {"native_batch_norm"}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_rms_norm_is_fused_from_torch_2_9_on(release, ops):
         x, weight = torch.ones(4, 1024, device="cuda"), torch.ones(1024, device="cuda")
         return lambda: F.rms_norm(x, (1024,), weight)
 
-    assert {op for op, _ in taken(make, release=release)} == ops
+    assert {op for op, _ in allocations(make, release=release)} == ops
 
 
 def test_linear_on_four_dimensions_adds_its_bias_in_place():
@@ -107,7 +107,7 @@ def test_linear_on_four_dimensions_adds_its_bias_in_place():
         return lambda: layer(x)
 
     # 2·3·5 rows of 8 floats, and nothing for the bias
-    assert taken(make) == [("mm", 960)]
+    assert allocations(make) == [("mm", 960)]
 
 
 def test_inference_mode_decomposes_composite_ops():
@@ -121,7 +121,7 @@ def test_inference_mode_decomposes_composite_ops():
         return run
 
     # result 4·64·4, then mean and root of 4 rows
-    assert taken(make) == [("native_layer_norm", 1024), ("native_layer_norm", 16), ("native_layer_norm", 16)]
+    assert allocations(make) == [("native_layer_norm", 1024), ("native_layer_norm", 16), ("native_layer_norm", 16)]
 
 
 def test_lstm_is_one_cudnn_op_whose_reserve_space_is_noted_as_an_estimate():
@@ -202,7 +202,7 @@ def test_flash_attention_requests_result_sums_and_random_state_on_the_device():
 
     name = "_scaled_dot_product_flash_attention"
     # result 2·64·128·64·2, log-sum-exp 2·64·128·4, two and one 64-bit numbers
-    assert taken(make) == [(name, 2097152), (name, 65536), (name, 16), (name, 8)]
+    assert allocations(make) == [(name, 2097152), (name, 65536), (name, 16), (name, 8)]
 
 
 def test_flash_attention_pads_heads_to_a_multiple_of_eight():
@@ -211,7 +211,7 @@ def test_flash_attention_pads_heads_to_a_multiple_of_eight():
         return lambda: F.scaled_dot_product_attention(query, query, query)
 
     # three paddings of 2·64·128·64·2 bytes before the kernel
-    assert taken(make)[:3] == [("constant_pad_nd", 2097152)] * 3
+    assert allocations(make)[:3] == [("constant_pad_nd", 2097152)] * 3
 
 
 def test_efficient_attention_backward_requests_what_was_recorded():
@@ -222,8 +222,8 @@ def test_efficient_attention_backward_requests_what_was_recorded():
         gradient = torch.ones(1, 1000, 32, 64, device="cuda").transpose(1, 2)
         return lambda: torch.autograd.grad(out, (query, key, value), gradient)
 
-    found = requests(make, gpu="T4", release="2.1")
-    sizes = [entry if isinstance(entry, int) else entry[1] for entry in found]
+    events = requests(make, gpu="T4", release="2.1")
+    sizes = [entry if isinstance(entry, int) else entry[1] for entry in events]
     # gradients 1000·32·64·4; product; sums 32·1000·4 twice; 16 blocks of 64·64+4 floats for each head
     start = [8192000] * 4 + [128000, 128000, -128000, -8192000, 8396800, -128000, -8396800]
     assert sizes[: len(start)] == start
@@ -246,7 +246,7 @@ def test_sum_of_booleans_makes_an_int64_copy():
         mask = torch.ones(4, 1024, device="cuda", dtype=torch.bool)
         return lambda: mask.sum()
 
-    assert taken(make) == [("sum", 8), ("sum", 4 * 1024 * 8)]
+    assert allocations(make) == [("sum", 8), ("sum", 4 * 1024 * 8)]
 
 
 def test_mean_squared_error_allocates_the_unreduced_loss_for_the_call():
@@ -272,7 +272,7 @@ def test_embedding_backward_sorts_more_than_3072_indices():
         gradient = torch.ones_like(out)
         return lambda: torch.autograd.grad(out, weight, gradient)
 
-    sizes = [size for _, size in taken(make)]
+    sizes = [size for _, size in allocations(make)]
     # partial sums: 4096 // 10 + 1000 rows of 64 floats
     assert (409 + 1000) * 64 * 4 in sizes
     assert 1000 * 64 * 4 in sizes
@@ -286,9 +286,9 @@ def test_index_backward_requests_what_was_recorded():
         gradient = torch.ones_like(out)
         return lambda: torch.autograd.grad(out, weight, gradient)
 
-    found = [entry if isinstance(entry, int) else entry[1] for entry in requests(make)]
+    sizes = [entry if isinstance(entry, int) else entry[1] for entry in requests(make)]
     indices = 4 * 512 * 8
-    assert found[:12] == [
+    assert sizes[:12] == [
         10000 * 64 * 4, indices, indices, -indices, indices, indices, indices, 1, -1, -indices, -indices, -indices,
     ]  # fmt: skip
 
@@ -301,7 +301,7 @@ def test_a_gradient_that_only_the_engine_refers_to_is_added_to_in_place():
         return lambda: torch.autograd.grad(out, x, (gradient, gradient))
 
     # three products and no sum
-    assert taken(make) == [("mul", 16384)] * 3
+    assert allocations(make) == [("mul", 16384)] * 3
 
 
 def test_a_gradient_with_another_reference_is_added_to_out_of_place():
@@ -312,7 +312,7 @@ def test_a_gradient_with_another_reference_is_added_to_out_of_place():
         return lambda: torch.autograd.grad(out, x, (gradient, gradient))
 
     # Backward starts with the last op: y + 3 passes on the caller's gradient
-    assert ("add", 16384) in taken(make)
+    assert ("add", 16384) in allocations(make)
 
 
 def test_reference_counts_of_a_gradient_hold_for_the_installed_torch():
@@ -329,7 +329,7 @@ def test_a_product_with_an_expanded_gradient_copies_the_gradient():
         torch.bmm(first, first.transpose(1, 2))
         return lambda: torch.bmm(first, second)
 
-    assert taken(make) == [("bmm", 8 * 64 * 16 * 4), ("bmm", 8 * 32 * 16 * 4)]
+    assert allocations(make) == [("bmm", 8 * 64 * 16 * 4), ("bmm", 8 * 32 * 16 * 4)]
 
 
 def test_addmm_allocates_1_mib_for_its_epilogue_until_torch_2_7():
@@ -338,8 +338,8 @@ def test_addmm_allocates_1_mib_for_its_epilogue_until_torch_2_7():
         layer(x)
         return lambda: layer(x)
 
-    assert taken(make, release="2.1") == [("addmm", 1024), ("addmm", 1024**2)]
-    assert taken(make, release="2.13") == [("addmm", 1024)]
+    assert allocations(make, release="2.1") == [("addmm", 1024), ("addmm", 1024**2)]
+    assert allocations(make, release="2.13") == [("addmm", 1024)]
 
 
 @pytest.mark.parametrize(("rows", "columns", "epilogue"), [(1, 32, [1024**2]), (8, 1, [])])
@@ -349,7 +349,7 @@ def test_addmm_has_no_epilogue_only_if_the_weight_has_one_row_or_column(rows, co
         layer(x)
         return lambda: layer(x)
 
-    assert [size for _, size in taken(make, release="2.2")] == [rows * columns * 4, *epilogue]
+    assert [size for _, size in allocations(make, release="2.2")] == [rows * columns * 4, *epilogue]
 
 
 def test_a_number_to_the_power_of_a_tensor_becomes_a_tensor_on_the_device():
@@ -371,7 +371,7 @@ def test_reflection_padding_copies_a_non_contiguous_input(shape):
     for number, size in enumerate(shape):
         x *= size
         result *= size + 2 * (number > 1)
-    assert [size for _, size in taken(make)] == [result, result, x]
+    assert [size for _, size in allocations(make)] == [result, result, x]
 
 
 def test_nearest_upsampling_of_channels_last_volumes_works_on_copies():
@@ -393,7 +393,7 @@ def test_clipping_computes_all_norms_at_once():
         return lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0)
 
     # one number for each of 2 tensors times 4 chunks of 65 536, then a norm each
-    assert taken(make)[:3] == [("_foreach_norm", 32), ("_foreach_norm", 4), ("_foreach_norm", 4)]
+    assert allocations(make)[:3] == [("_foreach_norm", 32), ("_foreach_norm", 4), ("_foreach_norm", 4)]
 
 
 def test_a_convolution_workspace_has_category_workspace_and_is_noted_as_an_estimate():

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.tape import Action
-from tests.virtual_gpu.test_encoder import taken
+from tests.virtual_gpu.test_encoder import allocations
 
 ROWS, WIDTH, COUNT, BAGS = 500, 16, 192, 64
 
@@ -27,8 +27,8 @@ def bags(mode, **options):
 
         return run
 
-    found = taken(make)
-    return [[size for op, size in found if op == name] for name in ("_embedding_bag", "_embedding_bag_backward")]
+    requests = allocations(make)
+    return [[size for op, size in requests if op == name] for name in ("_embedding_bag", "_embedding_bag_backward")]
 
 
 def test_a_bag_keeps_its_size_and_the_bag_of_each_index():
@@ -65,16 +65,16 @@ PICTURE, GRID, SAMPLED = 2 * 3 * 16 * 16 * 4, 2 * 8 * 8 * 2 * 4, 2 * 3 * 8 * 8 *
 def sampled(dtype=torch.float32, shape=(2, 3, 16, 16), grid=(2, 8, 8, 2), **options):
     def make():
         picture = torch.ones(shape, device="cuda", dtype=dtype, requires_grad=True)
-        places = torch.zeros(grid, device="cuda", dtype=dtype)
+        points = torch.zeros(grid, device="cuda", dtype=dtype)
 
         def run():
-            result = functional.grid_sample(picture, places, **options)
+            result = functional.grid_sample(picture, points, **options)
             result.backward(torch.ones_like(result))
             return result
 
         return run
 
-    return [entry for entry in taken(make) if "grid_sampler" in entry[0]]
+    return [entry for entry in allocations(make) if "grid_sampler" in entry[0]]
 
 
 def test_cudnn_computes_both_gradients_if_one_is_needed():
@@ -129,5 +129,5 @@ def test_dropout_keeps_its_result_between_layers():
 
 
 def test_a_note_says_that_cudnn_s_random_state_is_left_out():
-    told = [any("random state" in note for note in recurrent(dropout).meta.notes) for dropout in (0.2, 0.0)]
-    assert told == [True, False]
+    noted = [any("random state" in note for note in recurrent(dropout).meta.notes) for dropout in (0.2, 0.0)]
+    assert noted == [True, False]

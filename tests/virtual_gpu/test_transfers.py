@@ -9,7 +9,7 @@ from memexplore.tape import Action
 COUNT = 600
 
 
-def taken(function):
+def sizes_of(function):
     """Return the bytes of each request of `function` on two tensors of 20 x 30 numbers, one on each device."""
     with capture.virtual("A100"):
         host, device = torch.zeros(20, 30), torch.zeros(20, 30, device="cuda")
@@ -46,4 +46,4 @@ def taken(function):
     ],
 )
 def test_a_non_contiguous_copy_goes_through_a_temporary(function, sizes):
-    assert taken(function) == sizes
+    assert sizes_of(function) == sizes

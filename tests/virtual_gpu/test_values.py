@@ -35,7 +35,7 @@ def _notes(function: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    "shown",
+    "form",
     [
         lambda loss: str(loss.item()),
         lambda loss: repr(loss.item()),
@@ -50,8 +50,8 @@ def _notes(function: Callable[[], object]) -> str:
         lambda loss: str([loss.item() ** 2]),
     ],
 )
-def test_a_printed_value_says_virtual(loss: torch.Tensor, shown: Callable[[torch.Tensor], str]) -> None:
-    assert shown(loss).strip("[]") == "virtual"
+def test_a_printed_value_says_virtual(loss: torch.Tensor, form: Callable[[torch.Tensor], str]) -> None:
+    assert form(loss).strip("[]") == "virtual"
 
 
 def test_a_printed_value_keeps_its_column(loss: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ def test_a_value_is_a_number_wherever_one_is_needed(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "guard",
     [
         lambda x: x.isnan().any(),
         lambda x: torch.isnan(x).any().item(),
@@ -120,8 +120,8 @@ def test_a_value_is_a_number_wherever_one_is_needed(device: str) -> None:
         lambda x: bool(np.isnan(x.cpu().numpy()).any()),
     ],
 )
-def test_guards_against_nan_pass(device: str, bad: Callable[[torch.Tensor], object]) -> None:
-    assert not bad(torch.randn(4, 4, device=device))
+def test_guards_against_nan_pass(device: str, guard: Callable[[torch.Tensor], object]) -> None:
+    assert not guard(torch.randn(4, 4, device=device))
 
 
 def test_anomaly_detection_finds_nothing(device: str) -> None:

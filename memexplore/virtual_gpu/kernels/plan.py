@@ -6,12 +6,12 @@ In: shapes, dtypes and sizes in bytes. Out: `Plan`, which `PlanRunner.run_plan` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from memexplore.tape import Category
+from memexplore.virtual_gpu.tensors.value_hints import SetHints
 
 
 class NewTensor(NamedTuple):
@@ -80,8 +80,6 @@ class Free(NamedTuple):
 
 Requests = list[Output | Scratch | OptionalScratch | Free]
 """Requests and frees of one op, in order."""
-SetHints = Callable[[list[torch.Tensor], list[Any]], None]
-"""Sets the value hints of an op's results, given its tensor arguments and its results."""
 
 
 class Plan:
