@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.layout import TORCH
+from tests.layout import TESTED_UNDER_EVERY_TORCH
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tests of one file in one process, which caches what they share, and all browser tests in one process.
 
-    Tests of the packages that import torch get the marker `torch`, and so do the doctests of those packages.
+    Tests whose result depends on the release of torch get the marker `torch`.
     """
     for item in items:
         folder, part = item.path.relative_to(config.rootpath).parts[:2]
         part = part.removeprefix("test_").removesuffix(".py")
         browser = (folder, part) == ("tests", "browser")
         item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
-        if part in TORCH:
+        if part in TESTED_UNDER_EVERY_TORCH:
             item.add_marker(pytest.mark.torch)
 
 

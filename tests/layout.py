@@ -30,7 +30,9 @@ LEVELS = [
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 TORCH = {"torch_internals", "recorder", "virtual_gpu", "capture", "targets", "knobs", "steps", "codegen", "search"}
-"""Packages and modules that import torch. Their tests run under every supported release (`pytest -m torch`)."""
+"""Packages and modules that import torch."""
+TESTED_UNDER_EVERY_TORCH = TORCH | {"fidelity"}
+"""Folders and files of tests that `pytest -m torch` selects, and the doctests of the packages of the same name."""
 PLOTLY = {"figures", "report", "notebook"}
 IPYTHON = {"notebook"}
 
