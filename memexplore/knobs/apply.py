@@ -18,7 +18,7 @@ from memexplore.knobs.inplace.in_place import set_in_place
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Checkpoint, Knobs, Mode, Precision
 from memexplore.knobs.report import ApplyReport
-from memexplore.knobs.scope import Off, inside, open_scope
+from memexplore.knobs.scope import Off, Reach, inside, open_scope
 from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.torch_internals.modules import BatchNorm
 
@@ -53,16 +53,23 @@ def apply(knobs: Knobs, model: nn.Module, sites: Sites | None = None) -> context
 
     Raises ValueError, with similar names, for a layer that the model does not have.
     """
-    return undone_after(lambda log: _put_on(log, knobs, model, sites))
+    return undone_after(lambda log: _put_on(log, knobs, model, sites, Reach.FORWARD))
 
 
-def _put_on(log: UndoLog, knobs: Knobs, model: nn.Module, sites: Sites | None) -> ApplyReport:
+def apply_to_step(
+    knobs: Knobs, model: nn.Module, sites: Sites | None = None
+) -> contextlib.AbstractContextManager[ApplyReport]:
+    """Do what `apply` does, for a step that is run alone: saved-tensor hooks are on for the loss as well."""
+    return undone_after(lambda log: _put_on(log, knobs, model, sites, Reach.STEP))
+
+
+def _put_on(log: UndoLog, knobs: Knobs, model: nn.Module, sites: Sites | None, reach: Reach) -> ApplyReport:
     adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
     report = ApplyReport((), (), (*_loop_field_notes(knobs), *micro_batch_notes(knobs, model)))
     changed = knobs.changed()
     for field, put_on in MODEL_FIELDS.items():
         if field in changed:
-            report += put_on(Target(log, model, knobs, sites))
+            report += put_on(Target(log, model, knobs, sites, reach))
     return report
 
 
@@ -74,6 +81,7 @@ class Target(NamedTuple):
     model: nn.Module
     knobs: Knobs
     sites: Sites | None
+    reach: Reach
 
 
 def of_model(knobs: Knobs) -> Knobs:
@@ -180,7 +188,7 @@ MODEL_FIELDS: dict[str, Callable[[Target], ApplyReport]] = {
     "memory_format": _set_memory_format,
     "inplace": lambda target: set_in_place(target.log, target.model, target.knobs.inplace, target.sites),
     "offload": _offload,
-    "checkpoint": lambda target: set_checkpoints(target.log, target.model, target.knobs.checkpoint),
+    "checkpoint": lambda target: set_checkpoints(target.log, target.model, target.knobs.checkpoint, target.reach),
     "precision": lambda target: precision.set_precision(target.log, target.model, target.knobs.precision),
     "mode": _set_mode,
 }

@@ -33,6 +33,13 @@ class Off(enum.Flag):
     """Calls of `torch.utils.checkpoint.checkpoint`, but for those of functions marked as a `RecomputedByKnob`."""
 
 
+class Reach(enum.Enum):
+    """Where the saved-tensor hooks of `checkpoint="norms"` are on."""
+
+    FORWARD = "while the model's forward runs"
+    STEP = "for the whole step, which may call parts of the model and saves tensors in its loss"
+
+
 class Scope:
     """What one applied knob switches off; without effect once it is closed."""
 

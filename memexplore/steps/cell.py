@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from memexplore import capture, targets
 from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs.apply import apply, training_loop_scope
+from memexplore.knobs.apply import apply_to_step, training_loop_scope
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.model_state import (
     Gradients,
@@ -172,7 +172,7 @@ def _executed(
     """Run a program with knobs on its models, to its end or out of memory; closing `stack` takes the knobs off."""
     reports: list[ApplyReport] = []
     with (
-        _at_first_calls(lambda model: reports.append(stack.enter_context(apply(knobs, model)))),
+        _at_first_calls(lambda model: reports.append(stack.enter_context(apply_to_step(knobs, model)))),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
         ending_out_of_memory(),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore import capture
-from memexplore.knobs.apply import apply
+from memexplore.knobs.apply import apply_to_step
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states, preserve_weight_storage
@@ -146,7 +146,7 @@ def _train(
     if device.type == "cpu":
         # On a GPU the training loop copies every micro-batch.
         step = dataclasses.replace(step, batch=pytree.tree_map_only(torch.Tensor, torch.clone, step.batch))
-    applied = stack.enter_context(apply(training_loop.knobs_to_apply(knobs), model, sites))
+    applied = stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites))
     return applied + training_loop.train(step, knobs, model, steps, kept)
 
 

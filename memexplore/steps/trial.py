@@ -17,7 +17,7 @@ import torch
 from memexplore import capture, targets
 from memexplore.analysis.curves import peak
 from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs.apply import apply
+from memexplore.knobs.apply import apply_to_step
 from memexplore.knobs.facts import Note, NoteKind
 from memexplore.knobs.inplace.legal import legal_sites, observed
 from memexplore.knobs.inplace.sites import Sites
@@ -195,7 +195,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             recording.end_stacks_at(sys._getframe())
             # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
-            applied = stack.enter_context(apply(training_loop.knobs_to_apply(knobs), model, sites))
+            applied = stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites))
             applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).completed()
         kept.clear()
         applied = applied.without_pending()  # a run that ended out of memory knows nothing of what it did not reach
@@ -243,7 +243,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             # Outermost, or a call in a checkpointed forward is not recognised when it is recomputed.
-            with observed(model), apply(training_loop.knobs_to_apply(plain), model):
+            with observed(model), apply_to_step(training_loop.knobs_to_apply(plain), model):
                 sites = legal_sites(lambda: training_loop.train(step, plain, model, range(1), []), model)
         record.add_sites(plain, target, sites)
     return sites

@@ -19,7 +19,7 @@ from memexplore.knobs.facts import Change, Count, NoteKind, Skipped, Unit
 from memexplore.knobs.forward import Wrapper, run_forward_inside, wrap_forward
 from memexplore.knobs.knobs import Checkpoint, CheckpointKind
 from memexplore.knobs.report import ApplyReport
-from memexplore.knobs.scope import Off, inside, open_scope
+from memexplore.knobs.scope import Off, Reach, inside, open_scope
 from memexplore.knobs.undo import UndoLog, undone_after
 
 
@@ -36,7 +36,9 @@ def checkpointed(model: nn.Module, checkpoint: Checkpoint) -> contextlib.Abstrac
     return undone_after(lambda log: set_checkpoints(log, model, checkpoint))
 
 
-def set_checkpoints(log: UndoLog, model: nn.Module, checkpoint: Checkpoint) -> ApplyReport:
+def set_checkpoints(
+    log: UndoLog, model: nn.Module, checkpoint: Checkpoint, reach: Reach = Reach.FORWARD
+) -> ApplyReport:
     """Have a model free activations after forward and recompute them in backward.
 
     The model's own checkpoints are switched off in its forward, except for `as written`: only the setting counts.
@@ -49,7 +51,10 @@ def set_checkpoints(log: UndoLog, model: nn.Module, checkpoint: Checkpoint) -> A
     """
     if checkpoint.kind is CheckpointKind.AS_WRITTEN:
         return ApplyReport()
-    report = _KINDS[checkpoint.kind](log, model, checkpoint)
+    if checkpoint.kind is CheckpointKind.NORMS:
+        report = norms.recompute_norms(log, model, checkpoint, reach)
+    else:
+        report = _KINDS[checkpoint.kind](log, model, checkpoint)
     _switch_off_own(log, model)
     return report
 
@@ -149,5 +154,4 @@ _KINDS: dict[CheckpointKind, Callable[[UndoLog, nn.Module, Checkpoint], ApplyRep
     CheckpointKind.SQRT: segments.checkpoint_segments,
     CheckpointKind.LAYERS: _layers,
     CheckpointKind.KEEP_MATMULS: _keep_matmuls,
-    CheckpointKind.NORMS: norms.recompute_norms,
 }

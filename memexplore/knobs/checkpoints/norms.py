@@ -7,6 +7,7 @@ the model's forward runs, hooks on every saved tensor replace those in the memor
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from memexplore.knobs.facts import Change, Count, Note, NoteKind, Skipped, Unit
 from memexplore.knobs.forward import Wrapper, run_forward_inside, wrap_forward
 from memexplore.knobs.knobs import Checkpoint
 from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.scope import Reach
 from memexplore.knobs.undo import UndoLog
 from memexplore.torch_internals.modules import NormBase
 from memexplore.torch_internals.tensors import version_of
@@ -128,7 +130,9 @@ class _LastNorm:
     region: weakref.ref[Region] | None = None
 
 
-def recompute_norms(log: UndoLog, model: nn.Module, checkpoint: Checkpoint) -> ApplyReport:
+def recompute_norms(
+    log: UndoLog, model: nn.Module, checkpoint: Checkpoint, reach: Reach = Reach.FORWARD
+) -> ApplyReport:
     """Recompute the normalisations and activation functions of a model in backward."""
     names = {module: name for module, name in _named(model) if is_norm(module) or is_activation(module)}
     norms = {name for module, name in names.items() if is_norm(module)}
@@ -141,7 +145,12 @@ def recompute_norms(log: UndoLog, model: nn.Module, checkpoint: Checkpoint) -> A
     reasons: dict[str, str] = {}
     for module, name in names.items():
         wrap_forward(log, module, _recomputed(name, module, watch, last_norm, results, reasons))
-    run_forward_inside(log, model, lambda: saved_tensors_hooks(results.pack, _unpack))
+    if reach is Reach.FORWARD:
+        run_forward_inside(log, model, lambda: saved_tensors_hooks(results.pack, _unpack))
+    else:
+        stack = contextlib.ExitStack()
+        log.add(stack.close)
+        stack.enter_context(saved_tensors_hooks(results.pack, _unpack))
     statistics = any(norm.track_running_stats for norm in norms_with_statistics(names))
     notes = (Note(NoteKind.STATISTICS_ONCE),) if statistics else ()
 
