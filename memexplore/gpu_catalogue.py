@@ -7,7 +7,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from memexplore.outside_allocator import outside
+from memexplore.outside_allocator import bytes_outside
 from memexplore.units import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -41,10 +41,11 @@ class Sources(NamedTuple):
 class Gpu:
     """One GPU: sizes in bytes, bandwidth in bytes per second.
 
-    ``name`` is what ``torch.cuda.get_device_name()`` says, ``key`` the short name a person writes. ``total`` is what
-    ``torch.cuda.get_device_properties().total_memory`` says; it differs between drivers by up to 1 %. ``outside`` is
-    what lies outside the allocator in a training process, CUDA context and loaded kernels, under the torch release
-    that was read last (`under` takes another). ``estimated`` names the fields that were not read off this very GPU.
+    ``name`` is the value of ``torch.cuda.get_device_name()``, ``key`` the short name that users write. ``total`` is
+    ``torch.cuda.get_device_properties().total_memory``, which differs between drivers by up to 1 %. ``outside`` is the
+    memory outside the allocator in a training process (CUDA context and loaded kernels) under the newest torch release
+    with a reading; `for_release` returns the card with the value of another release. ``estimated`` lists the fields
+    without a reading of this very card.
     """
 
     key: str
@@ -72,18 +73,18 @@ class Gpu:
         """
         return self.total - self.outside
 
-    def under(self, release: str | None) -> Gpu:
+    def for_release(self, release: str | None) -> Gpu:
         """The same card with what lies outside the allocator under a torch release, None for the newest that was read.
 
         >>> t4 = find("T4")
-        >>> (t4.under("2.14").outside - t4.under("2.11").outside) / 1024**2  # see outside_allocator
+        >>> (t4.for_release("2.14").outside - t4.for_release("2.11").outside) / 1024**2  # see outside_allocator
         -10.125
 
         Raises ValueError for what is no release.
         """
         if not any(gpu.key == self.key for gpu in _CATALOGUE):
             return self
-        held = outside(self.key, self.compute_capability, self.multiprocessors, release)
+        held = bytes_outside(self.key, self.compute_capability, self.multiprocessors, release)
         return dataclasses.replace(
             self,
             outside=held.bytes,
@@ -122,7 +123,7 @@ def _gpu(
     *aliases: str,
 ) -> Gpu:
     """One row of the catalogue, in the units of the sources: MiB, 10^9 bytes per second, 10^12 FLOP/s."""
-    held = outside(key, capability, multiprocessors)
+    held = bytes_outside(key, capability, multiprocessors)
     estimates = {"total": total_source.startswith("estimate"), "outside": held.estimated}
     return Gpu(
         key=key,
@@ -336,6 +337,6 @@ def gpus(release: str | None = None) -> pandas.DataFrame:
             **{f"flops_{kind}": rate for kind, rate in gpu.flops._asdict().items()},
             **{f"source_{field}": source for field, source in gpu.sources._asdict().items()},
         }
-        for gpu in sorted((gpu.under(release) for gpu in _CATALOGUE), key=lambda gpu: gpu.total)
+        for gpu in sorted((gpu.for_release(release) for gpu in _CATALOGUE), key=lambda gpu: gpu.total)
     ]
     return pandas.DataFrame(rows).set_index("gpu")

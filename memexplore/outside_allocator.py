@@ -23,7 +23,7 @@ _MIB = 1024**2
 _NEWEST = (99, 0)
 
 
-class Ran(enum.Enum):
+class Workload(enum.Enum):
     """What a process had run when it was read."""
 
     CONTEXT = "nothing computed"
@@ -42,13 +42,13 @@ class Reading(NamedTuple):
     cuda: str
     """The toolkit that torch was built with; empty where nobody says."""
     mib: float
-    ran: Ran
+    workload: Workload
     source: str
-    within: float = 15
+    tolerance: float = 15
     """How far off it may be, in MiB: texts print hundredths of a GiB."""
 
 
-class Outside(NamedTuple):
+class BytesOutside(NamedTuple):
     """Bytes outside the allocator, and between what they lie."""
 
     bytes: int
@@ -64,6 +64,7 @@ def _text(in_use: float, allocated: float, unallocated: float) -> float:
     return round((in_use - allocated - unallocated) * 1024)
 
 
+_CONTEXT, _FORWARD, _TRAINING = Workload.CONTEXT, Workload.FORWARD, Workload.TRAINING
 # Texts say which releases they may be of: until 2.1 they advise max_split_size_mb, from 2.2 expandable_segments, just
 # before 2.11 in PYTORCH_ALLOC_CONF, from 2.11 on they lead to docs.pytorch.org (pytorch/pytorch, pull request 172327).
 _OOM = "an OutOfMemoryError text: "
@@ -75,93 +76,93 @@ _SEEN = "OutOfMemoryError texts: "
 # fmt: off
 READINGS: tuple[Reading, ...] = (
     # Pascal to Turing
-    Reading("P100", "2.1", "", _text(15.82, 15.36, 168.02 / 1024), Ran.TRAINING,
+    Reading("P100", "2.1", "", _text(15.82, 15.36, 168.02 / 1024), _TRAINING,
             _OOM + "a 15.89 GiB card (github andimarafioti/florence2-finetuning, issue 17)"),
-    Reading("V100 16GB", "2.2-2.9", "", _text(15.75, 14.89, 497.13 / 1024), Ran.TRAINING,
+    Reading("V100 16GB", "2.2-2.9", "", _text(15.75, 14.89, 497.13 / 1024), _TRAINING,
             _OOM + "a vision transformer with autocast on a 15.77 GiB card"),
-    Reading("V100 32GB", "2.2-2.9", "", _text(31.54, 28.49, 2.68), Ran.TRAINING, _OOM + "backward on a 31.73 GiB card"),
-    Reading("V100 32GB", "2.2-2.9", "", _text(13.60, 13.07, 162.31 / 1024), Ran.TRAINING,
+    Reading("V100 32GB", "2.2-2.9", "", _text(31.54, 28.49, 2.68), _TRAINING, _OOM + "backward on a 31.73 GiB card"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(13.60, 13.07, 162.31 / 1024), _TRAINING,
             _OOM + "training of a capsule network on a 31.73 GiB card"),
-    Reading("V100 32GB", "2.2-2.9", "", _text(31.72, 29.66, 1.68), Ran.FORWARD, _OOM + "relu on a 31.73 GiB card"),
-    Reading("V100 32GB", "2.2-2.9", "", _text(7.31, 7.00, 12 / 1024), Ran.CONTEXT,
+    Reading("V100 32GB", "2.2-2.9", "", _text(31.72, 29.66, 1.68), _FORWARD, _OOM + "relu on a 31.73 GiB card"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(7.31, 7.00, 12 / 1024), _CONTEXT,
             _OOM + "KernelBench on a Tesla V100-SXM2-32GB"),
-    Reading("T4", "2.14", "13.0", 140.875, Ran.TRAINING, _FITCHECK, within=0),
-    Reading("T4", "2.10", "12.8", 140.875, Ran.TRAINING, _FITCHECK, within=0),
-    Reading("T4", "2.11", "12.8", _text(14.54, 13.90, 504.07 / 1024), Ran.TRAINING, _YOLO + "yolo26s at 960 pixels"),
-    Reading("T4", "2.11", "12.8", _text(14.56, 13.86, 511.64 / 1024), Ran.TRAINING,
+    Reading("T4", "2.14", "13.0", 140.875, _TRAINING, _FITCHECK, tolerance=0),
+    Reading("T4", "2.10", "12.8", 140.875, _TRAINING, _FITCHECK, tolerance=0),
+    Reading("T4", "2.11", "12.8", _text(14.54, 13.90, 504.07 / 1024), _TRAINING, _YOLO + "yolo26s at 960 pixels"),
+    Reading("T4", "2.11", "12.8", _text(14.56, 13.86, 511.64 / 1024), _TRAINING,
             _YOLO + "yolo26s at 960 pixels after another model"),
-    Reading("T4", "2.9-2.10", "", _text(13.75, 13.44, 153.73 / 1024), Ran.TRAINING, _OOM + "unsloth on Kaggle"),
-    Reading("T4", "2.8", "12.8", _text(15.22, 15.08, 19.46 / 1024), Ran.FORWARD, _OOM + "fish-speech, first forward"),
-    Reading("T4", "2.1", "", _text(14.54, 14.38, 30.60 / 1024), Ran.FORWARD, _OOM + "attention on a 14.58 GiB card"),
-    Reading("T4", "2.10", "12.8", 104.875, Ran.CONTEXT, _FITCHECK, within=0),
+    Reading("T4", "2.9-2.10", "", _text(13.75, 13.44, 153.73 / 1024), _TRAINING, _OOM + "unsloth on Kaggle"),
+    Reading("T4", "2.8", "12.8", _text(15.22, 15.08, 19.46 / 1024), _FORWARD, _OOM + "fish-speech, first forward"),
+    Reading("T4", "2.1", "", _text(14.54, 14.38, 30.60 / 1024), _FORWARD, _OOM + "attention on a 14.58 GiB card"),
+    Reading("T4", "2.10", "12.8", 104.875, _CONTEXT, _FITCHECK, tolerance=0),
     # Ampere
-    Reading("A100 40GB", "2.11+", "", _text(39.31, 38.33, 499.39 / 1024), Ran.TRAINING,
+    Reading("A100 40GB", "2.11+", "", _text(39.31, 38.33, 499.39 / 1024), _TRAINING,
             _OOM + "cross-attention in training, a 39.49 GiB card, August 2026"),
-    Reading("A100 80GB", "2.11+", "", _text(79.23, 78.42, 336.78 / 1024), Ran.TRAINING,
+    Reading("A100 80GB", "2.11+", "", _text(79.23, 78.42, 336.78 / 1024), _TRAINING,
             _OOM + "a CS336 language model on a 79.25 GiB card"),
-    Reading("A100 80GB", "2.1", "", 481, Ran.FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
-    Reading("RTX 3080", "", "", 266, Ran.FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB cards"),
-    Reading("RTX 3090", "2.2-2.10", "", _text(17.29, 15.78, 1.21), Ran.TRAINING, _OOM + "backward on a 23.56 GiB card"),
-    Reading("RTX 3090", "2.2-2.9", "", _text(22.60, 19.46, 2.83), Ran.FORWARD, _OOM + "inference on a 23.56 GiB card"),
-    Reading("RTX 3090", "2.2-2.9", "", _text(6.62, 5.45, 836.77 / 1024), Ran.FORWARD,
+    Reading("A100 80GB", "2.1", "", 481, _FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
+    Reading("RTX 3080", "", "", 266, _FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB cards"),
+    Reading("RTX 3090", "2.2-2.10", "", _text(17.29, 15.78, 1.21), _TRAINING, _OOM + "backward on a 23.56 GiB card"),
+    Reading("RTX 3090", "2.2-2.9", "", _text(22.60, 19.46, 2.83), _FORWARD, _OOM + "inference on a 23.56 GiB card"),
+    Reading("RTX 3090", "2.2-2.9", "", _text(6.62, 5.45, 836.77 / 1024), _FORWARD,
             _OOM + "inference on a 23.56 GiB card"),
-    Reading("RTX A6000", "2.2+", "", _text(47.34, 45.65, 1.37), Ran.TRAINING,
+    Reading("RTX A6000", "2.2+", "", _text(47.34, 45.65, 1.37), _TRAINING,
             _OOM + "first forward of training on a 47.40 GiB card, September 2026"),
-    Reading("RTX A6000", "2.2-2.9", "", _text(43.59, 38.33, 4.95), Ran.FORWARD, _OOM + "a GRU on a 47.53 GiB card"),
-    Reading("RTX A6000", "", "", 307, Ran.FORWARD, _SEEN + "0.29, 0.30, 0.30, 0.31 GiB on 47.53 GiB cards"),
-    Reading("A10", "2.2-2.9", "", _text(22.03, 20.51, 1.22), Ran.FORWARD,
+    Reading("RTX A6000", "2.2-2.9", "", _text(43.59, 38.33, 4.95), _FORWARD, _OOM + "a GRU on a 47.53 GiB card"),
+    Reading("RTX A6000", "", "", 307, _FORWARD, _SEEN + "0.29, 0.30, 0.30, 0.31 GiB on 47.53 GiB cards"),
+    Reading("A10", "2.2-2.9", "", _text(22.03, 20.51, 1.22), _FORWARD,
             _OOM + "inference on the card that Modal gives for A10 and A10G, 22.06 GiB"),
-    Reading("A10", "2.1", "", _text(21.87, 21.65, 1.49 / 1024), Ran.CONTEXT, _OOM + "loading, a 21.99 GiB card"),
-    Reading("A10G", "", "", _text(21.25, 21.00, 0), Ran.CONTEXT, _OOM + "blocks of 1 GiB on a 22.06 GiB card"),
-    Reading("A40", "", "", 317, Ran.FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB card"),
+    Reading("A10", "2.1", "", _text(21.87, 21.65, 1.49 / 1024), _CONTEXT, _OOM + "loading, a 21.99 GiB card"),
+    Reading("A10G", "", "", _text(21.25, 21.00, 0), _CONTEXT, _OOM + "blocks of 1 GiB on a 22.06 GiB card"),
+    Reading("A40", "", "", 317, _FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB card"),
     # Ada
-    Reading("RTX 4070", "", "", 246, Ran.FORWARD, _SEEN + "0.24 GiB"),
-    Reading("RTX 4090", "2.11", "", 471, Ran.TRAINING, _LINYUN + "0.46 GiB", within=5),
-    Reading("RTX 4090", "2.11+", "", _text(23.37, 22.53, 376.96 / 1024), Ran.FORWARD, _OOM + "quantizing, July 2026"),
-    Reading("RTX 4090", "2.6", "12.1", _text(22.80, 22.10, 222.14 / 1024), Ran.FORWARD,
+    Reading("RTX 4070", "", "", 246, _FORWARD, _SEEN + "0.24 GiB"),
+    Reading("RTX 4090", "2.11", "", 471, _TRAINING, _LINYUN + "0.46 GiB", tolerance=5),
+    Reading("RTX 4090", "2.11+", "", _text(23.37, 22.53, 376.96 / 1024), _FORWARD, _OOM + "quantizing, July 2026"),
+    Reading("RTX 4090", "2.6", "12.1", _text(22.80, 22.10, 222.14 / 1024), _FORWARD,
             _OOM + "generation (github pytorch/torchchat, issue 1341)"),
-    Reading("RTX 4090", "2.2-2.9", "", _text(22.14, 21.66, 15.86 / 1024), Ran.FORWARD, _OOM + "batch_norm"),
-    Reading("RTX 4090", "2.2-2.9", "", _text(22.90, 21.91, 554.26 / 1024), Ran.FORWARD, _OOM + "attention"),
-    Reading("RTX 4090", "2.10", "12.8", 386, Ran.CONTEXT, _OOM + "github Project-MONAI/MONAI, issue 8735", within=1),
-    Reading("RTX 6000 Ada", "2.10", "13.0", 426, Ran.CONTEXT,
-            "nvidia-smi after mem_get_info (github unslothai/unsloth-zoo, pull request 1053)", within=1),
-    Reading("L4", "2.11", "12.8", _text(22.01, 21.62, 135.82 / 1024), Ran.TRAINING, _YOLO + "yolo11s-seg"),
-    Reading("L4", "", "", _text(21.96, 21.65, 66.83 / 1024), Ran.FORWARD, _OOM + "a solver on a 22.03 GiB card"),
-    Reading("L4", "", "", _text(21.96, 21.69, 65.15 / 1024), Ran.CONTEXT, _OOM + "loading on a 22.03 GiB card"),
-    Reading("L40S", "2.2-2.9", "", _text(44.37, 43.42, 458.52 / 1024), Ran.FORWARD, _OOM + "an export, 44.40 GiB card"),
-    Reading("L40S", "2.2-2.9", "", _text(17.52, 17.03, 6.95 / 1024), Ran.FORWARD, _OOM + "inference, 44.40 GiB card"),
-    Reading("L40S", "", "", 420, Ran.CONTEXT, _SEEN + "0.41 GiB"),
+    Reading("RTX 4090", "2.2-2.9", "", _text(22.14, 21.66, 15.86 / 1024), _FORWARD, _OOM + "batch_norm"),
+    Reading("RTX 4090", "2.2-2.9", "", _text(22.90, 21.91, 554.26 / 1024), _FORWARD, _OOM + "attention"),
+    Reading("RTX 4090", "2.10", "12.8", 386, _CONTEXT, _OOM + "github Project-MONAI/MONAI, issue 8735", tolerance=1),
+    Reading("RTX 6000 Ada", "2.10", "13.0", 426, _CONTEXT,
+            "nvidia-smi after mem_get_info (github unslothai/unsloth-zoo, pull request 1053)", tolerance=1),
+    Reading("L4", "2.11", "12.8", _text(22.01, 21.62, 135.82 / 1024), _TRAINING, _YOLO + "yolo11s-seg"),
+    Reading("L4", "", "", _text(21.96, 21.65, 66.83 / 1024), _FORWARD, _OOM + "a solver on a 22.03 GiB card"),
+    Reading("L4", "", "", _text(21.96, 21.69, 65.15 / 1024), _CONTEXT, _OOM + "loading on a 22.03 GiB card"),
+    Reading("L40S", "2.2-2.9", "", _text(44.37, 43.42, 458.52 / 1024), _FORWARD, _OOM + "an export, 44.40 GiB card"),
+    Reading("L40S", "2.2-2.9", "", _text(17.52, 17.03, 6.95 / 1024), _FORWARD, _OOM + "inference, 44.40 GiB card"),
+    Reading("L40S", "", "", 420, _CONTEXT, _SEEN + "0.41 GiB"),
     # Hopper
-    Reading("H100 PCIe", "2.2-2.9", "", _text(79.13, 77.91, 648.28 / 1024), Ran.TRAINING,
+    Reading("H100 PCIe", "2.2-2.9", "", _text(79.13, 77.91, 648.28 / 1024), _TRAINING,
             _OOM + "training in float32, card named"),
-    Reading("H100 SXM", "2.2-2.9", "", _text(61.32, 60.39, 268.86 / 1024), Ran.FORWARD,
+    Reading("H100 SXM", "2.2-2.9", "", _text(61.32, 60.39, 268.86 / 1024), _FORWARD,
             _OOM + "scaled_dot_product_attention on a 79.18 GiB card"),
-    Reading("H100 NVL", "2.2+", "", _text(92.94, 77.61, 14.58), Ran.TRAINING,
+    Reading("H100 NVL", "2.2+", "", _text(92.94, 77.61, 14.58), _TRAINING,
             _OOM + "first batch of training, a 93.10 GiB card, August 2026"),
-    Reading("H100 NVL", "2.2-2.9", "", _text(15.94, 15.16, 122.11 / 1024), Ran.FORWARD, _OOM + "a 93.10 GiB card"),
-    Reading("H200", "2.2-2.9", "", _text(139.75, 138.59, 508.12 / 1024), Ran.FORWARD,
+    Reading("H100 NVL", "2.2-2.9", "", _text(15.94, 15.16, 122.11 / 1024), _FORWARD, _OOM + "a 93.10 GiB card"),
+    Reading("H200", "2.2-2.9", "", _text(139.75, 138.59, 508.12 / 1024), _FORWARD,
             _OOM + "inference on a 139.81 GiB card"),
-    Reading("H200", "2.2-2.9", "", _text(139.60, 138.14, 824.86 / 1024), Ran.FORWARD, _OOM + "a 139.72 GiB card"),
-    Reading("H200", "2.11+", "", _text(139.20, 2.05, 136.64), Ran.CONTEXT, _OOM + "loading on a 139.81 GiB card"),
+    Reading("H200", "2.2-2.9", "", _text(139.60, 138.14, 824.86 / 1024), _FORWARD, _OOM + "a 139.72 GiB card"),
+    Reading("H200", "2.11+", "", _text(139.20, 2.05, 136.64), _CONTEXT, _OOM + "loading on a 139.81 GiB card"),
     # Blackwell
-    Reading("B200", "2.2+", "", _text(168.34, 167.64, 4.62 / 1024), Ran.FORWARD,
+    Reading("B200", "2.2+", "", _text(168.34, 167.64, 4.62 / 1024), _FORWARD,
             _OOM + "178.35 GiB card (github stas00/ml-engineering)"),
-    Reading("RTX 5060 Ti 16GB", "2.2+", "12.8", 128, Ran.CONTEXT, _OOM + "before loading, card named", within=1),
-    Reading("RTX 5080", "", "", 394, Ran.FORWARD, _SEEN + "0.38, 0.39 GiB on 16 GB Blackwell cards"),
-    Reading("RTX 5090", "2.2-2.9", "", _text(31.34, 30.74, 19.41 / 1024), Ran.FORWARD,
+    Reading("RTX 5060 Ti 16GB", "2.2+", "12.8", 128, _CONTEXT, _OOM + "before loading, card named", tolerance=1),
+    Reading("RTX 5080", "", "", 394, _FORWARD, _SEEN + "0.38, 0.39 GiB on 16 GB Blackwell cards"),
+    Reading("RTX 5090", "2.2-2.9", "", _text(31.34, 30.74, 19.41 / 1024), _FORWARD,
             _OOM + "github Wan-Video/Wan2.1, issue 465"),
-    Reading("RTX 5090", "2.2-2.9", "", _text(31.33, 27.89, 2.84), Ran.FORWARD, _OOM + "inference on a 31.36 GiB card"),
-    Reading("RTX 5090", "2.11+", "", _text(31.29, 30.80, 2.80 / 1024), Ran.CONTEXT, _OOM + "loading for quantization"),
-    Reading("RTX 5090", "2.9-2.10", "", _text(31.33, 30.81, 33.90 / 1024), Ran.CONTEXT,
+    Reading("RTX 5090", "2.2-2.9", "", _text(31.33, 27.89, 2.84), _FORWARD, _OOM + "inference on a 31.36 GiB card"),
+    Reading("RTX 5090", "2.11+", "", _text(31.29, 30.80, 2.80 / 1024), _CONTEXT, _OOM + "loading for quantization"),
+    Reading("RTX 5090", "2.9-2.10", "", _text(31.33, 30.81, 33.90 / 1024), _CONTEXT,
             _OOM + "loading for quantization"),
-    Reading("RTX PRO 6000", "2.11", "", 655, Ran.TRAINING, _LINYUN + "0.63 to 0.65 GiB", within=10),
+    Reading("RTX PRO 6000", "2.11", "", 655, _TRAINING, _LINYUN + "0.63 to 0.65 GiB", tolerance=10),
 )
 # fmt: on
 
-THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
+RESIDENT_THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
 """Threads that are resident on a multiprocessor, 1536 elsewhere (CUDA programming guide, compute capabilities)."""
 
-KERNELS: dict[tuple[int, int], tuple[int, int, int]] = {
+KERNEL_MIB: dict[tuple[int, int], tuple[int, int, int]] = {
     (6, 0): (66, 66, 66),
     (7, 0): (52, 53, 57),
     (7, 5): (39, 49, 103),
@@ -174,55 +175,61 @@ KERNELS: dict[tuple[int, int], tuple[int, int, int]] = {
 }
 """MiB beyond `context` by compute capability: least, median and most of the readings of training, or else forward."""
 
-_CONTEXT = 27, 1.874
+_CONTEXT_LINE = 27, 1.874
 """MiB, and KiB for each resident thread: the line through RTX 5060 Ti (128), RTX 4090 (386) and RTX 6000 Ada (426)."""
 _SPREAD = 0.08
 """How far contexts that were read lie off that line."""
 
 
-def context(capability: tuple[int, int], multiprocessors: int) -> float:
+def context_mib(capability: tuple[int, int], multiprocessors: int) -> float:
     """MiB of a context alone: 27 and 1.874 KiB for each resident thread, 8 % more or less.
 
     The driver keeps local memory for every thread that can be resident. The line goes through three cards whose
     context was read to the MiB; the others that were read lie up to 8 % off it.
 
-    >>> round(context((8, 9), 128))  # an RTX 4090, where 386 MiB were read
+    >>> round(context_mib((8, 9), 128))  # an RTX 4090, where 386 MiB were read
     387
     """
-    base, of_a_thread = _CONTEXT
-    return base + of_a_thread * multiprocessors * THREADS.get(capability, 1536) / 1024
+    base, of_a_thread = _CONTEXT_LINE
+    return base + of_a_thread * multiprocessors * RESIDENT_THREADS.get(capability, 1536) / 1024
 
 
-def outside(gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None) -> Outside:
+def bytes_outside(
+    gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None
+) -> BytesOutside:
     """Bytes outside the allocator in a training process on a card of the catalogue, and between what they lie.
 
     `gpu` is the key of the entry, `release` a torch release such as ``2.11``, the newest that was read where it is
     None. Readings of training come before those of forward passes, then nearer releases before others.
 
-    >>> outside("T4", (7, 5), 40, "2.14").bytes / 1024**2, outside("RTX 4090", (8, 9), 128, "2.11").bytes / 1024**2
-    (140.875, 471.0)
+    >>> bytes_outside("T4", (7, 5), 40, "2.14").bytes / 1024**2
+    140.875
 
     Raises ValueError where the release is none.
     """
     wanted = _NEWEST if release is None else _release(release)
     known = [reading for reading in READINGS if reading.gpu == gpu]
-    ran = [reading for reading in known if reading.ran is not Ran.CONTEXT]
+    ran = [reading for reading in known if reading.workload is not Workload.CONTEXT]
     if ran:
-        best = min(ran, key=lambda reading: (reading.ran is not Ran.TRAINING, _distance(wanted, reading.release)))
-        return Outside(
+        best = min(
+            ran, key=lambda reading: (reading.workload is not Workload.TRAINING, _distance(wanted, reading.release))
+        )
+        return BytesOutside(
             bytes=round(best.mib * _MIB),
-            low=round(min(reading.mib - reading.within for reading in ran) * _MIB),
-            high=round(max(reading.mib + reading.within for reading in ran) * _MIB),
+            low=round(min(reading.mib - reading.tolerance for reading in ran) * _MIB),
+            high=round(max(reading.mib + reading.tolerance for reading in ran) * _MIB),
             estimated=False,
             source=_said(best),
         )
     alone = next((reading for reading in known), None)
-    start = context(capability, multiprocessors) if alone is None else alone.mib
-    off = _SPREAD * start if alone is None else alone.within
-    family = capability if capability in KERNELS else max(key for key in KERNELS if key <= max(capability, (6, 0)))
-    least, usual, most = KERNELS[family]
+    start = context_mib(capability, multiprocessors) if alone is None else alone.mib
+    off = _SPREAD * start if alone is None else alone.tolerance
+    family = (
+        capability if capability in KERNEL_MIB else max(key for key in KERNEL_MIB if key <= max(capability, (6, 0)))
+    )
+    least, usual, most = KERNEL_MIB[family]
     read = "a context by its multiprocessors" if alone is None else f"its context ({_said(alone)})"
-    return Outside(
+    return BytesOutside(
         bytes=round((start + usual) * _MIB),
         low=round((start - off + least) * _MIB),
         high=round((start + off + most) * _MIB),
@@ -234,7 +241,7 @@ def outside(gpu: str, capability: tuple[int, int], multiprocessors: int, release
 
 def _said(reading: Reading) -> str:
     of = f"torch {reading.release}" if reading.release else "a release not told"
-    return f"{of}, {reading.ran.value}: {reading.source}"
+    return f"{of}, {reading.workload.value}: {reading.source}"
 
 
 def _release(text: str) -> tuple[int, int]:

@@ -152,11 +152,11 @@ def test_the_table_is_sorted_by_total_and_says_what_is_estimated():
 
 
 def test_the_table_is_that_under_a_release():
-    assert gpus("2.11").loc["T4", "outside"] == find("T4").under("2.11").outside == 151 * 1024**2
+    assert gpus("2.11").loc["T4", "outside"] == find("T4").for_release("2.11").outside == 151 * 1024**2
 
 
 def test_a_card_under_a_release_differs_in_what_lies_outside_alone():
-    card, under = find("T4"), find("T4").under("2.11")
+    card, under = find("T4"), find("T4").for_release("2.11")
     assert under.outside != card.outside
     assert (
         dataclasses.replace(under, outside=card.outside, outside_range=card.outside_range, sources=card.sources) == card
@@ -164,11 +164,11 @@ def test_a_card_under_a_release_differs_in_what_lies_outside_alone():
 
 
 def test_a_size_is_the_same_under_every_release():
-    assert find("24GiB").under("2.11") == find("24GiB")
+    assert find("24GiB").for_release("2.11") == find("24GiB")
 
 
 def test_a_card_given_other_memory_keeps_it_under_a_release():
-    assert dataclasses.replace(find("T4"), total=2 * GIB).under("2.11").total == 2 * GIB
+    assert dataclasses.replace(find("T4"), total=2 * GIB).for_release("2.11").total == 2 * GIB
 
 
 def test_importing_the_catalogue_loads_neither_torch_nor_pandas():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore import gpu_catalogue
-from memexplore.outside_allocator import KERNELS, READINGS, Ran, Reading, context, outside
+from memexplore.outside_allocator import KERNEL_MIB, READINGS, Reading, Workload, bytes_outside, context_mib
 
 MIB = 1024**2
 CARDS = {gpu.key: gpu for gpu in gpu_catalogue._CATALOGUE}
@@ -17,12 +17,12 @@ RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 def of(key: str, release: str | None = None):
-    return outside(key, CARDS[key].compute_capability, CARDS[key].multiprocessors, release)
+    return bytes_outside(key, CARDS[key].compute_capability, CARDS[key].multiprocessors, release)
 
 
 def beyond_context(reading: Reading) -> float:
     card = CARDS[reading.gpu]
-    return reading.mib - context(card.compute_capability, card.multiprocessors)
+    return reading.mib - context_mib(card.compute_capability, card.multiprocessors)
 
 
 def name(reading: Reading) -> str:
@@ -96,32 +96,32 @@ def test_a_text_that_is_no_release_is_refused():
 # --- what the readings say ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reading", [each for each in READINGS if each.ran is Ran.CONTEXT], ids=name)
+@pytest.mark.parametrize("reading", [each for each in READINGS if each.workload is Workload.CONTEXT], ids=name)
 def test_contexts_lie_within_8_per_cent_of_a_line_through_resident_threads(reading):
     card = CARDS[reading.gpu]
-    line = context(card.compute_capability, card.multiprocessors)
-    assert abs(reading.mib - line) <= 0.08 * line + reading.within
+    line = context_mib(card.compute_capability, card.multiprocessors)
+    assert abs(reading.mib - line) <= 0.08 * line + reading.tolerance
 
 
-@pytest.mark.parametrize("reading", [each for each in READINGS if each.ran is not Ran.CONTEXT], ids=name)
+@pytest.mark.parametrize("reading", [each for each in READINGS if each.workload is not Workload.CONTEXT], ids=name)
 def test_what_computed_holds_more_than_a_context(reading):
     assert beyond_context(reading) > 0
 
 
-@pytest.mark.parametrize("capability", KERNELS, ids=str)
+@pytest.mark.parametrize("capability", KERNEL_MIB, ids=str)
 def test_kernels_are_those_of_the_readings(capability):
     found = []
     for key, card in CARDS.items():
         of_card = [each for each in READINGS if each.gpu == key and card.compute_capability == capability]
-        training = [each for each in of_card if each.ran is Ran.TRAINING]
-        forward = [each for each in of_card if each.ran is Ran.FORWARD]
+        training = [each for each in of_card if each.workload is Workload.TRAINING]
+        forward = [each for each in of_card if each.workload is Workload.FORWARD]
         found += [beyond_context(each) for each in training or forward]
-    assert KERNELS[capability] == pytest.approx((min(found), statistics.median(found), max(found)), abs=1)
+    assert KERNEL_MIB[capability] == pytest.approx((min(found), statistics.median(found), max(found)), abs=1)
 
 
 def test_readings_of_one_card_overlap_whatever_the_release():
     # RTX 4090: 459, 471, 476, 483 and 495 MiB under 2.2 to 2.9, 2.6, 2.11 and later, each 15 MiB more or less.
-    read = [each for each in READINGS if each.gpu == "RTX 4090" and each.ran is not Ran.CONTEXT]
+    read = [each for each in READINGS if each.gpu == "RTX 4090" and each.workload is not Workload.CONTEXT]
     assert len({each.release for each in read}) >= 4
     middle = statistics.median(each.mib for each in read)
     assert all(abs(each.mib - middle) <= 20 for each in read)
@@ -138,4 +138,4 @@ def test_an_estimate_does_not_depend_on_the_release(one, other):
 
 @given(st.integers(1, 200))
 def test_a_context_grows_with_the_multiprocessors(count):
-    assert context((8, 9), count) < context((8, 9), count + 1)
+    assert context_mib((8, 9), count) < context_mib((8, 9), count + 1)

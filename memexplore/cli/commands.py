@@ -288,7 +288,7 @@ def _gpus(options: argparse.Namespace) -> int:
     # From the package metadata: importing torch takes a second.
     release = options.release or importlib.metadata.version("torch")
     if options.gpu is not None:
-        gpu = _gpu(options.gpu).under(release)
+        gpu = _gpu(options.gpu).for_release(release)
         if options.json:
             import dataclasses
 

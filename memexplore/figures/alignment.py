@@ -22,13 +22,13 @@ def _borders(tape: Tape) -> dict[tuple[str, str, int], int]:
     return found
 
 
-def same_moment(rows: NDArray[np.float64], tape: Tape, other: Tape) -> NDArray[np.float64]:
+def matching_rows(rows: NDArray[np.float64], tape: Tape, other: Tape) -> NDArray[np.float64]:
     """Where some rows of a tape lie on another tape: phase by phase and step by step, stretched evenly between.
 
     >>> from memexplore.tape import Meta, Source
     >>> short, long = (Tape.from_columns({"step": [1] * count + [2] * count}, meta=Meta(Source.MEASURED, "cpu"))
     ...                for count in (2, 4))
-    >>> same_moment(np.array([0.0, 1.0, 2.0, 4.0]), short, long).tolist()
+    >>> matching_rows(np.array([0.0, 1.0, 2.0, 4.0]), short, long).tolist()
     [0.0, 2.0, 4.0, 8.0]
 
     Rows beyond the last border that both tapes have are stretched up to the end of both.
@@ -53,9 +53,9 @@ def same_moment(rows: NDArray[np.float64], tape: Tape, other: Tape) -> NDArray[n
     return np.interp(rows, before, after)
 
 
-def window_on(window: tuple[float, float] | None, tape: Tape, other: Tape) -> tuple[float, float] | None:
+def matching_window(window: tuple[float, float] | None, tape: Tape, other: Tape) -> tuple[float, float] | None:
     """The same window on another tape; None, which is all of it, stays None."""
     if window is None:
         return None
-    low, high = same_moment(np.array(sorted(window)), tape, other).tolist()
+    low, high = matching_rows(np.array(sorted(window)), tape, other).tolist()
     return low, high

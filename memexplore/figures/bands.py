@@ -62,7 +62,7 @@ def phases(tape: Tape, window: tuple[int, int]) -> list[Band]:
     return [band for band in named if band.phase is not Phase.OTHER]
 
 
-def readable(bands: list[Band], window: tuple[int, int], pixels: float, letter: float = 6.5) -> list[Band]:
+def with_visible_label(bands: list[Band], window: tuple[int, int], pixels: float, letter: float = 6.5) -> list[Band]:
     """The bands whose text fits with a letter's room on both sides, at a plot's width and `letter` pixels a letter.
 
     Each band has its own room, so texts cannot overlap. Where no step has room for its text, every second, fifth,

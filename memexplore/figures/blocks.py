@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memexplore.analysis.addresses import AddressMap, address_map
 from memexplore.analysis.curves import peak
 from memexplore.analysis.tables import NO_LAYER, module_parents, user_line
-from memexplore.figures.palette import COLOURS, FONT, GRID, Theme, byte_ticks, plain
+from memexplore.figures.palette import COLOURS, FONT, GRID, Theme, byte_ticks, escaped
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 
@@ -179,7 +179,7 @@ def _bars(
     base = begin[segment] + shown.address[inside] - shown.start[segment]
     size, rows = shown.size[inside], shown.row[inside]
     category, module = tape.category[rows].astype(np.int64), tape.module[rows]
-    lines = [plain(user_line(stack)) for stack in tape.stacks]
+    lines = [escaped(user_line(stack)) for stack in tape.stacks]
     fine = width // _FINE
     group = np.arange(len(inside))
     while len(inside):
@@ -231,7 +231,7 @@ def _block_text(tape: Tape, shown: AddressMap, block: int, lines: list[str]) -> 
         told.append("given back, waits for another stream")
     for name, table, number in (("layer", tape.modules, tape.module[row]), ("op", tape.ops, tape.op[row])):
         if number >= 0 and table[number]:
-            told.append(f"{name}: {plain(table[number])}")
+            told.append(f"{name}: {escaped(table[number])}")
     if tape.stack[row] >= 0:
         told.append(lines[int(tape.stack[row])])
     step = int(tape.step[row])

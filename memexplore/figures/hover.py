@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, lifetimes
-from memexplore.figures.palette import plain
+from memexplore.figures.palette import escaped
 from memexplore.tape import Action, Category, Phase, Source, Tape
 from memexplore.units import size_text
 
@@ -29,7 +29,7 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
     makers = _makers(tape)[rows].tolist()
     # What holds parameters and the like is as large on most rows.
     told, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
-    modules, ops = [plain(name) for name in tape.modules], [plain(name) for name in tape.ops]
+    modules, ops = [escaped(name) for name in tape.modules], [escaped(name) for name in tape.ops]
     texts = []
     for row, maker, sizes in zip(rows.tolist(), makers, by_kind.T.tolist(), strict=True):
         step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import plotly.graph_objects as go
 
 from memexplore.analysis.tables import LAYER_CATEGORIES, layers
-from memexplore.figures.palette import COLOURS, FONT, Theme, ink, plain
+from memexplore.figures.palette import COLOURS, FONT, Theme, escaped, text_colour
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 
@@ -18,7 +18,7 @@ ROOT = "all layers"
 EVERYTHING = "everything"
 _PART = " · "
 """Between a layer and the category of what it holds, in the id of a box."""
-# Text stands on the boxes in a colour of their own (`ink`), so that no theme makes it hard to read.
+# Text stands on the boxes in a colour of their own (`text_colour`), so that no theme makes it hard to read.
 _NEUTRAL = "#5f6b75"
 _ROOT_COLOUR = "#48525b"
 
@@ -41,7 +41,7 @@ class _Box(NamedTuple):
 
 
 def _box(ids: str, parents: str, label: str, size: int, colour: str, details: str) -> _Box:
-    return _Box(ids, parents, plain(label), size, size_text(size), colour, ink(colour), details)
+    return _Box(ids, parents, escaped(label), size, size_text(size), colour, text_colour(colour), details)
 
 
 def _boxes(table: pandas.DataFrame, kinds: tuple[Category, ...], details: dict[str, str]) -> dict[str, list[Any]]:
@@ -81,10 +81,10 @@ def _boxes(table: pandas.DataFrame, kinds: tuple[Category, ...], details: dict[s
     return columns
 
 
-def layer_of(box: str) -> str | None:
+def layer_of_box(box: str) -> str | None:
     """The layer that a box of the icicle belongs to, by the box's id; None for the box around all layers.
 
-    >>> layer_of("down.0.conv · activation"), layer_of("down.0.conv"), layer_of("all layers")
+    >>> layer_of_box("down.0.conv · activation"), layer_of_box("down.0.conv"), layer_of_box("all layers")
     ('down.0.conv', 'down.0.conv', None)
     """
     return None if box == ROOT else box.partition(_PART)[0]
@@ -100,7 +100,7 @@ def _details(table: pandas.DataFrame) -> dict[str, str]:
 
 
 def _words(name: str, columns: list[tuple[str, list[int]]], highest: list[int], row: int) -> str:
-    lines = [f"<b>{plain(name)}</b>"]
+    lines = [f"<b>{escaped(name)}</b>"]
     lines += [f"{size_text(sizes[row])} {text}" for text, sizes in columns if sizes[row]]
     if highest[row]:
         lines.append(f"peak {size_text(highest[row])} allocated while it ran")

@@ -37,10 +37,10 @@ class Theme(enum.Enum):
     DARK = "#d6d6d6"
 
 
-def ink(colour: str) -> str:
+def text_colour(colour: str) -> str:
     """Dark or white, whichever is easier to read on a colour (WCAG 2.2, relative luminance).
 
-    >>> ink("#E69F00"), ink("#0072B2")
+    >>> text_colour("#E69F00"), text_colour("#0072B2")
     ('#1a1a1a', '#ffffff')
     """
     channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
@@ -72,10 +72,10 @@ def event_ticks(first: int, last: int, most: int = 6) -> list[int]:
     return list(range(-(-first // step) * step, last + 1, step))
 
 
-def plain(text: str) -> str:
+def escaped(text: str) -> str:
     """A text that plotly shows as it is, though plotly reads a little HTML.
 
-    >>> plain("<lambda>")
+    >>> escaped("<lambda>")
     '&lt;lambda&gt;'
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

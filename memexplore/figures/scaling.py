@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from memexplore.figures.palette import FONT, GRID, Theme, plain
+from memexplore.figures.palette import FONT, GRID, Theme, escaped
 from memexplore.units import size_text
 
 Points = Sequence[tuple[int, int]]
@@ -55,11 +55,11 @@ def scaling(
         figure.add_scatter(
             x=[at for at, _ in ordered],
             y=[count for _, count in ordered],
-            name=f"{plain(name)}: {plain(size)}^{exponent(ordered):.2f}",
+            name=f"{escaped(name)}: {escaped(size)}^{exponent(ordered):.2f}",
             mode="lines+markers",
             line={"color": _COLOURS[number % len(_COLOURS)], "dash": _DASHES[number % len(_DASHES)]},
             text=[size_text(count) for _, count in ordered],
-            hovertemplate=f"{plain(size)} %{{x}}: %{{text}}<extra></extra>",
+            hovertemplate=f"{escaped(size)} %{{x}}: %{{text}}<extra></extra>",
         )
     figure.update_layout(
         font={"family": FONT, "color": theme.value},

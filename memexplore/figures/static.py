@@ -13,7 +13,7 @@ from memexplore.analysis.summary import sentence
 from memexplore.figures import bands
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import rows_of, timeline_arrays
+from memexplore.figures.timeline import timeline_arrays, window_rows
 from memexplore.tape import Action, Category, Tape
 from memexplore.units import size_text
 
@@ -74,7 +74,7 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
     lines = [(part, 14, 'font-weight="600"') for part in textwrap.wrap(head, int((width - 16) / 7.6))]
     lines += [(part, 12, "") for line in others for part in textwrap.wrap(line, int((width - 16) / 6.4))]
     roof = 44 + 20 * len(lines)
-    picture = _Picture(width, height, rows_of(tape, None), heights.ceiling * 1.15, roof)
+    picture = _Picture(width, height, window_rows(tape, None), heights.ceiling * 1.15, roof)
     for number, (line, size, more) in enumerate(lines):
         picture.text(line, 8, 20 + 20 * number, size=size, more=more)
     if not len(tape):
@@ -128,7 +128,7 @@ def _axes(picture: _Picture, tape: Tape, ceiling: float) -> None:
         if band.first > window[0]:
             x = picture.at(band.first, 0)[0]
             picture.line(x, picture.roof, x, picture.floor, RESERVED, 'stroke-opacity="0.5" stroke-dasharray="2 3"')
-    for band in bands.readable(step_bands, window, pixels):
+    for band in bands.with_visible_label(step_bands, window, pixels):
         picture.text(band.text, picture.at((band.first + band.last) / 2, 0)[0], picture.roof - 18, anchor="middle")
     phase_bands = bands.phases(tape, window)
     for band in phase_bands if len(phase_bands) * 4 <= pixels else []:
@@ -139,7 +139,7 @@ def _axes(picture: _Picture, tape: Tape, ceiling: float) -> None:
             f'fill="{RESERVED}" fill-opacity="{opacity:.2f}"/>'
         )
     if len(phase_bands) * 4 <= pixels:
-        for band in bands.readable(phase_bands, window, pixels, letter=6):
+        for band in bands.with_visible_label(phase_bands, window, pixels, letter=6):
             centre = picture.at((band.first + band.last) / 2, 0)[0]
             picture.text(band.text, centre, picture.roof - 3.5, anchor="middle", size=10)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, curve, peak
 from memexplore.figures import bands
-from memexplore.figures.alignment import same_moment, window_on
+from memexplore.figures.alignment import matching_rows, matching_window
 from memexplore.figures.hover import hover_texts
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks
 from memexplore.figures.scale import scale
@@ -24,7 +24,7 @@ HEIGHT = 460
 BEFORE = "before"
 """The name of the outline of an earlier tape."""
 OUTLINE = "rgba(128,128,128,0.7)"
-NARROWEST = 640
+DEFAULT_WIDTH = 640
 """Pixels of a timeline in a notebook on a page of 900: what labels must fit where the width is not told."""
 _MARGINS = {"l": 76, "r": 24, "t": 64, "b": 56}
 _STRIP_PIXELS = 16
@@ -38,7 +38,7 @@ _PHASE_SHADES = {
 }
 
 
-def rows_of(tape: Tape, window: Window) -> tuple[int, int]:
+def window_rows(tape: Tape, window: Window) -> tuple[int, int]:
     """First and last row of a window, cut to the tape."""
     last = max(len(tape) - 1, 0)
     if window is None:
@@ -65,7 +65,7 @@ def timeline_arrays(tape: Tape, window: Window = None, points: int = 2000) -> di
     """
     if points < 32:
         raise ValueError(f"{points} points are too few to draw a timeline: ask for 32 or more")
-    first, last = rows_of(tape, window)
+    first, last = window_rows(tape, window)
     part = slice(first, last + 1)
     by_kind, reserved = by_category(tape, window=part), curve(tape, "reserved")[part]
     allocated = by_kind.sum(axis=0)
@@ -93,15 +93,15 @@ def _kept(
     return np.unique(np.minimum(np.concatenate([begins, extremes.ravel(), extra]), count - 1))
 
 
-def timeline_layout(
-    tape: Tape, window: Window = None, width: int = NARROWEST, before: Tape | None = None
+def window_layout(
+    tape: Tape, window: Window = None, width: int = DEFAULT_WIDTH, before: Tape | None = None
 ) -> dict[str, Any]:
     """The parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
 
     The height of the y axis is that of the whole tape, so that zooming does not change what a height means. Labels are
     those that have room on a figure of `width` pixels.
     """
-    first, last = rows_of(tape, window)
+    first, last = window_rows(tape, window)
     shown = (first, last)
     heights = scale(tape, 0 if before is None else peak(before)[0])
     # Labels stand above all lines, so none is crossed.
@@ -187,35 +187,35 @@ def _add_bands(
         ]
         annotations += [
             _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS / 2, size=10)
-            for band in bands.readable(phase_bands, shown, pixels, letter=6)
+            for band in bands.with_visible_label(phase_bands, shown, pixels, letter=6)
         ]
     annotations += [
         _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS + 10, size=11)
-        for band in bands.readable(step_bands, shown, pixels)
+        for band in bands.with_visible_label(step_bands, shown, pixels)
     ]
 
 
-def timeline_parts(
+def timeline_dict(
     tape: Tape,
     window: Window = None,
     points: int = 2000,
     theme: Theme = Theme.ANY,
-    width: int = NARROWEST,
+    width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
 ) -> dict[str, Any]:
     """What `timeline` draws as plain `data` and `layout`: a plotly figure checks every value, which takes its time."""
     traces = timeline_traces(tape, window, points)
-    allocated = named(traces, "allocated")
-    allocated |= hovering(tape, allocated["x"])
+    allocated = trace_by_name(traces, "allocated")
+    allocated |= hover_fields(tape, allocated["x"])
     if before is not None:
         traces.insert(-1, outline_trace(before, tape, window, points // 2))
-    return {"data": traces, "layout": timeline_frame(tape, window, theme, width, before)}
+    return {"data": traces, "layout": timeline_layout(tape, window, theme, width, before)}
 
 
 def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> list[dict[str, Any]]:
     """The traces of a timeline, from the bottom up; the last is the peak, before which an outline goes.
 
-    None tells the mouse anything: the texts take longer to make than all the rest (`hovering`).
+    None tells the mouse anything: the texts take longer to make than all the rest (`hover_fields`).
     """
     arrays = timeline_arrays(tape, window, points)
     rows = arrays["row"]
@@ -275,25 +275,25 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
     return traces
 
 
-def hovering(tape: Tape, rows: NDArray[Any]) -> dict[str, Any]:
+def hover_fields(tape: Tape, rows: NDArray[Any]) -> dict[str, Any]:
     """What the `allocated` trace of these rows needs to tell the mouse of each."""
     return {"text": hover_texts(tape, rows), "hoverinfo": "text", "hovertemplate": "%{text}<extra></extra>"}
 
 
-def named(traces: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def trace_by_name(traces: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """The trace of a name."""
     return next(trace for trace in traces if trace["name"] == name)
 
 
-def timeline_frame(
+def timeline_layout(
     tape: Tape,
     window: Window = None,
     theme: Theme = Theme.ANY,
-    width: int = NARROWEST,
+    width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
 ) -> dict[str, Any]:
     """The layout of a timeline, with room for the outline of another tape."""
-    changing = timeline_layout(tape, window, width, before)
+    changing = window_layout(tape, window, width, before)
     names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [BEFORE] * (before is not None)
     return {
         "height": HEIGHT,
@@ -353,10 +353,10 @@ def _legend_below(names: list[str], width: int) -> dict[str, Any]:
 
 def outline_trace(before: Tape, tape: Tape, window: Window = None, points: int = 1000) -> dict[str, Any]:
     """The allocated curve of another tape, each of its moments where the tape has the same moment."""
-    arrays = timeline_arrays(before, window_on(window, tape, before), max(points, 32))
+    arrays = timeline_arrays(before, matching_window(window, tape, before), max(points, 32))
     return {
         "type": "scatter",
-        "x": same_moment(arrays["row"], before, tape),
+        "x": matching_rows(arrays["row"], before, tape),
         "y": arrays["allocated"],
         "name": BEFORE,
         "mode": "lines",
@@ -370,7 +370,7 @@ def timeline(
     window: Window = None,
     points: int = 2000,
     theme: Theme = Theme.ANY,
-    width: int = NARROWEST,
+    width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
 ) -> go.Figure:
     """The timeline of a tape: allocated bytes by category over the events, which stand evenly, with or without a clock.
@@ -387,4 +387,4 @@ def timeline(
 
     Raises ValueError as `timeline_arrays` does.
     """
-    return go.Figure(timeline_parts(tape, window, points, theme, width, before))
+    return go.Figure(timeline_dict(tape, window, points, theme, width, before))

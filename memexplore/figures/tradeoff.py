@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memexplore.analysis.tradeoffs import Point, frontier
-from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, plain
+from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, escaped
 from memexplore.tape import Source
 from memexplore.units import size_text
 
@@ -20,7 +20,7 @@ that much slower than half of them stands at the right edge with its number besi
 _HEADROOM = 1.15
 
 
-class Across(enum.Enum):
+class XAxis(enum.Enum):
     """What the horizontal axis shows; the value is its title."""
 
     TIME = "expected time of a sample, as written = 1"
@@ -28,13 +28,13 @@ class Across(enum.Enum):
 
     def of(self, point: Point) -> float:
         """The point's place on the axis."""
-        return point.slow_down if self is Across.TIME else 1 + point.extra_flops
+        return point.slow_down if self is XAxis.TIME else 1 + point.extra_flops
 
 
-def hover_text(point: Point, capacity: int | None = None) -> str:
+def setting_hover_text(point: Point, capacity: int | None = None) -> str:
     """What the mouse is told of a setting.
 
-    >>> hover_text(Point("precision bf16", 0.5, 0.0, 1024, True), 2048)
+    >>> setting_hover_text(Point("precision bf16", 0.5, 0.0, 1024, True), 2048)
     '<b>precision bf16</b><br>1.00 KiB reserved, 1.00 KiB to spare<br>0.50 times the time, +0 % FLOPs'
     """
     room = ""
@@ -42,7 +42,7 @@ def hover_text(point: Point, capacity: int | None = None) -> str:
         spare = capacity - point.peak_reserved
         room = f", {size_text(abs(spare))} {'to spare' if spare >= 0 else 'too much'}"
     return (
-        f"<b>{plain(point.setting)}</b><br>{size_text(point.peak_reserved)} reserved{room}<br>"
+        f"<b>{escaped(point.setting)}</b><br>{size_text(point.peak_reserved)} reserved{room}<br>"
         f"{point.slow_down:.2f} times the time, {point.extra_flops * 100:+.0f} % FLOPs"
     )
 
@@ -51,7 +51,7 @@ def tradeoff(
     points: Sequence[Point],
     capacity: int | None = None,
     *,
-    across: Across = Across.TIME,
+    across: XAxis = XAxis.TIME,
     chosen: str | None = None,
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
@@ -96,7 +96,7 @@ def tradeoff(
                 },
             },
             customdata=shown,
-            text=[hover_text(points[number], capacity) for number in shown],
+            text=[setting_hover_text(points[number], capacity) for number in shown],
             hovertemplate="%{text}<extra></extra>",
             cliponaxis=False,
         )
@@ -104,7 +104,7 @@ def tradeoff(
     shapes, annotations, top = _capacity(capacity, highest)
     annotations += [
         _note(
-            plain(points[number].setting),
+            escaped(points[number].setting),
             x=min(across.of(points[number]), edge),
             y=points[number].peak_reserved,
             # The two may lie at the same place.

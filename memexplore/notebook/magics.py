@@ -117,7 +117,7 @@ class MemoryMagics(Magics):
         if gpu is None:
             print("No virtual GPU is on. Run %memgpu T4 to use one in this notebook.")
         else:
-            usable = size_text(gpu.under(capture.release_or_installed(None)).capacity)
+            usable = size_text(gpu.for_release(capture.release_or_installed(None)).capacity)
             print(f"The virtual {gpu.name} is on: {usable} usable. Run %memgpu off to switch it off.")
 
     # -- a profile

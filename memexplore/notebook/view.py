@@ -21,8 +21,8 @@ import traitlets
 from IPython.display import display
 
 from memexplore.analysis import curves, tables
-from memexplore.figures.alignment import same_moment, window_on
-from memexplore.figures.layers import layer_of
+from memexplore.figures.alignment import matching_rows, matching_window
+from memexplore.figures.layers import layer_of_box
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline import HEIGHT, Window
 from memexplore.notebook import view_content
@@ -129,12 +129,12 @@ class View(anywidget.AnyWidget):
             old, is_at_peak = self._tape, self.cursor == curves.peak(self._tape)[1]
             cursor = peak_row
             if not is_at_peak and peak_row >= 0:
-                aligned = same_moment(np.array([float(self.cursor)]), old, tape)[0]
+                aligned = matching_rows(np.array([float(self.cursor)]), old, tape)[0]
                 cursor = min(round(float(aligned)), len(tape) - 1)
             has_layer = self.selection in (None, tables.NO_LAYER) or self.selection in tables.module_parents(
                 tape.modules
             )
-            window = _clipped(window_on(self._screen.window, old, tape), len(tape))
+            window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
             self._tape, self._before, self._on_drawn = tape, before, on_drawn
             self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
             with self._silently():
@@ -242,7 +242,7 @@ class View(anywidget.AnyWidget):
             # A click can be slightly left of the first row or right of the last one.
             self.cursor = min(max(round(request["row"]), 0), len(self.tape) - 1)
         elif kind == "select":
-            self.selection = layer_of(request["box"]) if request["box"] else None
+            self.selection = layer_of_box(request["box"]) if request["box"] else None
         elif kind == "block":
             module = int(self.tape.module[request["row"]])
             self.selection = (self.tape.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER

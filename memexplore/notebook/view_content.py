@@ -13,13 +13,13 @@ from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
 from memexplore.figures.layers import layers_figure
 from memexplore.figures.timeline import (
-    NARROWEST,
+    DEFAULT_WIDTH,
     Window,
-    hovering,
-    named,
+    hover_fields,
     outline_trace,
-    timeline_frame,
+    timeline_layout,
     timeline_traces,
+    trace_by_name,
 )
 from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors
 from memexplore.notebook.packing import pack
@@ -64,15 +64,15 @@ def scene_content(scene: Scene) -> dict[str, Any]:
 def details_content(scene: Scene) -> dict[str, Any]:
     """Return tables, the chart of layers and hover texts, which are sent after the timeline."""
     layers = json.loads(layers_figure(scene.tape).to_json())
-    hover = {"window": scene.window, **hovering(scene.tape, named(_traces(scene), "allocated")["x"])}
+    hover = {"window": scene.window, **hover_fields(scene.tape, trace_by_name(_traces(scene), "allocated")["x"])}
     return {"growth": growth_table(scene.tape), "layers": layers, "hover": hover, **cursor_content(scene)}
 
 
 def timeline_content(scene: Scene) -> dict[str, Any]:
     """Return the figure of the timeline with its hover texts."""
     traces = _traces(scene)
-    allocated = named(traces, "allocated")
-    allocated |= hovering(scene.tape, allocated["x"])
+    allocated = trace_by_name(traces, "allocated")
+    allocated |= hover_fields(scene.tape, allocated["x"])
     return {"data": [*traces, *_outline(scene)], "layout": _layout(scene)}
 
 
@@ -126,6 +126,6 @@ def _outline(scene: Scene) -> list[dict[str, Any]]:
 
 
 def _layout(scene: Scene) -> dict[str, Any]:
-    layout = timeline_frame(scene.tape, scene.window, width=scene.width or NARROWEST, before=scene.before)
+    layout = timeline_layout(scene.tape, scene.window, width=scene.width or DEFAULT_WIDTH, before=scene.before)
     # A click selects the nearest event, however far from the mouse.
     return {**layout, "hoverdistance": -1, "spikedistance": -1}

@@ -64,7 +64,7 @@ def advise(
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
     name = _virtual_gpu(gpu or targets.default_target())
-    device = gpu_catalogue.find(name).under(release_or_installed(release))
+    device = gpu_catalogue.find(name).for_release(release_or_installed(release))
     with open_runner(
         step, gpu=name, release=release, executor=executor, expected_runs=budget, run_setting=run_unlimited
     ) as run_all:

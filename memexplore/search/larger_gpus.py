@@ -19,7 +19,7 @@ def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], 
     """
     if log.as_written.fits:
         return [], None
-    gpus = [gpu_catalogue.find(name).under(release_or_installed(release)) for name in gpu_catalogue.gpus().index]
+    gpus = [gpu_catalogue.find(name).for_release(release_or_installed(release)) for name in gpu_catalogue.gpus().index]
     gpus = [gpu for gpu in gpus if gpu.capacity > log.gpu.capacity]
     fitting = _smallest_fitting(log, Knobs(), gpus)
     if fitting is not None or not gpus:

@@ -119,7 +119,7 @@ def run_unlimited(
     whole = run(step, knobs.replace(gpu=None), gpu=targets.unlimited(device), release=release)
     if not is_traced(step, knobs, gpu, release):
         return run_outcome(step, knobs, gpu=gpu, release=release)
-    capacity = device.under(release_or_installed(release)).capacity
+    capacity = device.for_release(release_or_installed(release)).capacity
     trial = derived_trial(step, knobs, gpu, release)
     return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
 

@@ -96,7 +96,7 @@ class VirtualGpu:
         check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
         tensor.fake_mode()
-        self.gpu = gpu = gpu.under(release)
+        self.gpu = gpu = gpu.for_release(release)
         self.release = release
         self.settings = settings
         numbers = release_of(release)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.figures.palette import CAPACITY, FITS
 from memexplore.figures.text import tradeoff_text
-from memexplore.figures.tradeoff import Across, hover_text, tradeoff
+from memexplore.figures.tradeoff import XAxis, setting_hover_text, tradeoff
 
 GIB = 1024**3
 POINTS = [
@@ -98,9 +98,9 @@ def test_a_setting_far_slower_than_the_others_stands_at_the_edge_with_its_number
 
 
 def test_flops_can_be_drawn_in_place_of_time():
-    figure = tradeoff(POINTS, across=Across.FLOPS)
+    figure = tradeoff(POINTS, x_axis=XAxis.FLOPS)
     assert list(trace(figure, "fits").x) == [1.31, 1.0, 1.0]
-    assert figure.layout.xaxis.title.text == Across.FLOPS.value
+    assert figure.layout.xaxis.title.text == XAxis.FLOPS.value
 
 
 def test_the_mouse_is_told_the_knobs():
@@ -111,11 +111,11 @@ def test_the_mouse_is_told_the_knobs():
 
 
 def test_the_mouse_is_told_how_much_is_missing():
-    assert "4.00 GiB too much" in hover_text(POINTS[0], 14 * GIB)
+    assert "4.00 GiB too much" in setting_hover_text(POINTS[0], 14 * GIB)
 
 
 def test_a_setting_is_never_read_as_html():
-    assert "&lt;lambda&gt;" in hover_text(Point("<lambda>", 1.0, 0.0, 1, True))
+    assert "&lt;lambda&gt;" in setting_hover_text(Point("<lambda>", 1.0, 0.0, 1, True))
 
 
 def test_a_setting_without_a_time_is_left_out():

@@ -161,7 +161,7 @@ def row(case: Case) -> Row:
         gc.collect()
     measured = float("inf") if case.measured == "OOM" else float(case.measured) * unit
     gpu = gpu_catalogue.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
-    capacity = gpu.under(case.torch).capacity
+    capacity = gpu.for_release(case.torch).capacity
     text = case.measured if case.measured == "OOM" else f"{case.measured} {case.unit}"
     comparison = compared.compare_run(RECORDINGS[case.name]) if case.name in RECORDINGS else None
     reasons += [f"{case.name}: {note}." for note in _notes(case.name, ours - measured, comparison)]

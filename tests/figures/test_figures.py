@@ -11,10 +11,10 @@ from memexplore.analysis import curves, summary
 from memexplore.analysis import tables as analysis_tables
 from memexplore.figures import bands, static, tables, text
 from memexplore.figures.hover import hover_texts
-from memexplore.figures.layers import ROOT, layer_of, layers_figure
-from memexplore.figures.palette import COLOURS, Theme, byte_ticks, event_ticks, ink
+from memexplore.figures.layers import ROOT, layer_of_box, layers_figure
+from memexplore.figures.palette import COLOURS, Theme, byte_ticks, event_ticks, text_colour
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import timeline, timeline_arrays, timeline_layout
+from memexplore.figures.timeline import timeline, timeline_arrays, window_layout
 from memexplore.tape import Action, Category, Phase, Source, Tape
 from tests.sample_tapes import CPU, GIB, T4, Program, big_tape, oom_tape, small_tape, training_tape
 
@@ -155,21 +155,21 @@ def test_the_axis_starts_at_zero_and_its_ticks_are_binary():
 
 
 def test_a_near_capacity_is_a_line():
-    layout = timeline_layout(oom_tape())
+    layout = window_layout(oom_tape())
     assert [shape["y0"] for shape in layout["shapes"] if shape.get("xref") == "paper"] == [4 * GIB]
     assert "capacity 4.00 GiB" in texts(layout)
 
 
 def test_a_far_capacity_does_not_squash_the_picture():
     tape = training_tape(steps=1, batch=1)
-    layout = timeline_layout(tape)
+    layout = window_layout(tape)
     reserved, _ = curves.peak(tape, "reserved")
     assert layout["yaxis"]["range"][1] == 1.2 * reserved
     assert any(re.fullmatch(r"capacity 14\.6 GiB, [\d.]+ times the peak reserved ↑", words) for words in texts(layout))
 
 
 def test_running_out_of_memory_is_marked():
-    assert "<b>out of memory: 2.00 GiB asked for</b>" in texts(timeline_layout(oom_tape()))
+    assert "<b>out of memory: 2.00 GiB asked for</b>" in texts(window_layout(oom_tape()))
 
 
 def test_the_source_is_said():
@@ -177,7 +177,7 @@ def test_the_source_is_said():
 
 
 def test_steps_and_phases_are_labelled():
-    words = texts(timeline_layout(training_tape(), width=900))
+    words = texts(window_layout(training_tape(), width=900))
     assert words[:2] == ["forward", "backward"]
     assert [word for word in words if word.startswith("step")] == ["step 1", "step 2", "step 3"]
 
@@ -187,7 +187,7 @@ def test_labels_of_steps_do_not_overlap(steps):
     # 760 pixels for `steps` steps of 100 rows, 6.5 pixels a letter
     shown = (0, 100 * steps)
     all_bands = [bands.Band(100 * n, 100 * n + 100, f"step {n + 1}") for n in range(steps)]
-    kept = bands.readable(all_bands, shown, 760)
+    kept = bands.with_visible_label(all_bands, shown, 760)
     centres = [(band.first + band.last) / 2 / shown[1] * 760 for band in kept]
     assert kept
     halves = [len(band.text) / 2 * 6.5 for band in kept]
@@ -198,7 +198,7 @@ def test_labels_of_steps_do_not_overlap(steps):
 @pytest.mark.parametrize("width", [640, 900, 1400])
 def test_a_phase_is_named_only_where_its_band_has_room(width):
     tape = training_tape()
-    notes = [note for note in timeline_layout(tape, width=width)["annotations"] if note["font"]["size"] == 10]
+    notes = [note for note in window_layout(tape, width=width)["annotations"] if note["font"]["size"] == 10]
     assert notes
     rows = {(band.first + band.last) / 2: band.last - band.first for band in bands.phases(tape, (0, len(tape) - 1))}
     for note in notes:
@@ -221,7 +221,7 @@ def test_ink_is_readable_on_every_category(colour):
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    light, dark = sorted((luminance(colour), luminance(ink(colour))), reverse=True)
+    light, dark = sorted((luminance(colour), luminance(text_colour(colour))), reverse=True)
     # WCAG 2.2 asks for a contrast of 4.5
     assert (light + 0.05) / (dark + 0.05) >= 4.5
 
@@ -312,7 +312,7 @@ def test_the_menu_offers_what_occurs():
 def test_every_box_knows_its_layer():
     chart = layers_figure(training_tape()).data[0]
     known = set(analysis_tables.layers(training_tape()).index)
-    assert {layer_of(box) for box in chart.ids} - {None} <= known
+    assert {layer_of_box(box) for box in chart.ids} - {None} <= known
 
 
 def test_a_module_name_is_no_html():

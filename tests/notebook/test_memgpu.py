@@ -45,7 +45,10 @@ def test_memgpu_prints_its_state(shell: Shell) -> None:
     assert "No virtual GPU is on" in shell.text
     shell.run("%memgpu T4")
     shell.run("%memgpu")
-    assert f"The virtual Tesla T4 is on: {size_text(find('T4').under(torch.__version__).capacity)} usable" in shell.text
+    assert (
+        f"The virtual Tesla T4 is on: {size_text(find('T4').for_release(torch.__version__).capacity)} usable"
+        in shell.text
+    )
     shell.run("%memgpu off")
     assert "Tesla T4 is off" in shell.text
 
