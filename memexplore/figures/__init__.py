@@ -1,0 +1,22 @@
+"""Figures of a Tape: plotly figures, an SVG image, HTML tables and plain text. Pure functions; nothing imports torch.
+
+- `timeline`: allocated bytes by category over the events. `highlight` emphasises one layer in it, `hover` writes its
+  hover texts, `bands` finds steps and phases, `scale` the range of the y axis, `alignment` matching rows of two tapes.
+- `layers`: icicle of the module tree. `blocks`: segments and blocks by address. `tradeoff`: time against memory.
+  `scaling`: memory against a size, log-log.
+- `static`: the timeline as SVG. `tables`: HTML tables. `text`: figures as plain text.
+- `palette`: colours, fonts and axis ticks of every figure.
+
+To add a chart, for example of bytes by phase:
+
+1. Write ``phases_figure(tape: Tape, theme: Theme = Theme.ANY) -> go.Figure`` in a new file ``figures/phases.py``;
+   `scaling.py` is a short example. Compute numbers in `memexplore.analysis`, take colours and ticks from `palette`, and
+   return a figure for an empty tape too.
+2. Write ``phases_text(tape: Tape) -> str`` in `text.py` for readers without plotly: `sentence(tape)` first, then a
+   table by `_columns`.
+3. Test both in ``tests/figures/test_phases.py`` with `small_tape()` of ``tests/sample_tapes.py``, whose comments give
+   the bytes after every row.
+4. Show the figure as a tab of a view: ``view.put_tabs({"Phases": {"kind": "figure", "figure": figure.to_dict()}})``.
+   For a tab of the explorer add it to `explorer_tabs` in ``notebook/tabs.py``; for the HTML page add a heading and
+   ``_figure("phases", phases_figure(tape))`` to `report.html`. No JavaScript is needed.
+"""

@@ -1,4 +1,4 @@
-"""One tape beside another: which of their rows are the same moment of the same step."""
+"""Alignment of two tapes of the same program: the row of one tape that matches a row of the other."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from memexplore.figures import bands
 from memexplore.tape import Tape
 
 
-def _borders(tape: Tape) -> dict[tuple[str, str, int], int]:
-    """Where each phase of each step begins, by step, phase and how often the phase was there before in the step."""
+def _boundaries(tape: Tape) -> dict[tuple[str, str, int], int]:
+    """Return the first row of each step and phase, by step, phase and count of that phase within the step."""
     window = (0, len(tape))
     steps = bands.steps(tape, window)
-    found = {(step.text, "", 0): step.first for step in steps}
+    boundaries = {(step.text, "", 0): step.first for step in steps}
     counts: dict[tuple[str, str], int] = {}
     for phase in bands.phases(tape, window):
         step = next((step.text for step in steps if step.first <= phase.first < step.last), "")
         number = counts[step, phase.text] = counts.get((step, phase.text), 0) + 1
-        found[step, phase.text, number] = phase.first
-    return found
+        boundaries[step, phase.text, number] = phase.first
+    return boundaries
 
 
 def matching_rows(rows: NDArray[np.float64], tape: Tape, other: Tape) -> NDArray[np.float64]:
-    """Where some rows of a tape lie on another tape: phase by phase and step by step, stretched evenly between.
+    """Return the rows of another tape that match some rows of a tape, as floats.
+
+    The first rows of a step or phase match; rows between two of them are interpolated linearly.
 
     >>> from memexplore.tape import Meta, Source
     >>> short, long = (Tape.from_columns({"step": [1] * count + [2] * count}, meta=Meta(Source.MEASURED, "cpu"))
@@ -31,30 +33,31 @@ def matching_rows(rows: NDArray[np.float64], tape: Tape, other: Tape) -> NDArray
     >>> matching_rows(np.array([0.0, 1.0, 2.0, 4.0]), short, long).tolist()
     [0.0, 2.0, 4.0, 8.0]
 
-    Rows beyond the last border that both tapes have are stretched up to the end of both.
+    Rows after the last common boundary are interpolated up to the ends of both tapes. If one tape ended early, they
+    are shifted instead.
     """
     rows = np.asarray(rows, dtype=np.float64)
     if not len(tape) or not len(other):
         return rows
-    here, there = _borders(tape), _borders(other)
-    pairs = sorted((row, there[border]) for border, row in here.items() if border in there)
-    # Phases may come in another order where the batch is cut into micro-batches.
-    kept = [(0, 0)]
-    for row, its in pairs:
-        if row > kept[-1][0] and its > kept[-1][1]:
-            kept.append((row, its))
-    if set(here) == set(there) or not len(pairs):
-        kept.append((len(tape), len(other)))
+    boundaries, other_boundaries = _boundaries(tape), _boundaries(other)
+    pairs = sorted((row, other_boundaries[key]) for key, row in boundaries.items() if key in other_boundaries)
+    # Phases come in another order when the batch is split into micro-batches; `np.interp` needs rising rows.
+    rising = [(0, 0)]
+    for row, other_row in pairs:
+        if row > rising[-1][0] and other_row > rising[-1][1]:
+            rising.append((row, other_row))
+    if set(boundaries) == set(other_boundaries) or not len(pairs):
+        rising.append((len(tape), len(other)))
     else:
-        # One of the two ended early: its last rows are not stretched over what the other did afterwards.
-        left = max(len(tape) - kept[-1][0], 1)
-        kept.append((kept[-1][0] + left, kept[-1][1] + left))
-    before, after = np.array(kept, dtype=np.float64).T
-    return np.interp(rows, before, after)
+        # One tape ended early: its last rows must not be stretched over what the other did afterwards.
+        left = max(len(tape) - rising[-1][0], 1)
+        rising.append((rising[-1][0] + left, rising[-1][1] + left))
+    positions, other_positions = np.array(rising, dtype=np.float64).T
+    return np.interp(rows, positions, other_positions)
 
 
 def matching_window(window: tuple[float, float] | None, tape: Tape, other: Tape) -> tuple[float, float] | None:
-    """The same window on another tape; None, which is all of it, stays None."""
+    """Return the matching window of another tape; None, the whole tape, stays None."""
     if window is None:
         return None
     low, high = matching_rows(np.array(sorted(window)), tape, other).tolist()

@@ -1,4 +1,4 @@
-"""Steps and phases along a timeline, and which of their labels there is room for."""
+"""Bands of a timeline: row ranges of steps and phases, and the bands wide enough for their label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memexplore.tape import Action, Phase, Tape
 
 
 class Band(NamedTuple):
-    """Rows ``first`` to ``last`` (exclusive) that belong together, and the words for them."""
+    """The rows ``first`` to ``last`` (exclusive) of a step or phase, and its label."""
 
     first: int
     last: int
@@ -19,12 +19,12 @@ class Band(NamedTuple):
 
 
 def _runs(tape: Tape, window: tuple[int, int], keys: tuple[str, ...]) -> list[tuple[int, int, int]]:
-    """First row, last row (exclusive) and the mark of each run with equal keys, cut to the window."""
+    """Return first row, last row (exclusive) and starting mark of each run with equal keys, cut to the window."""
     marks = np.flatnonzero(tape.action == Action.MARK)
     if not len(marks):
         if not tape.step.any():
             return []
-        # An imported tape has no marks: its borders are where step or phase change.
+        # An imported tape has no marks: a run starts where step or phase change.
         marks = np.flatnonzero((np.diff(tape.step) != 0) | (np.diff(tape.phase) != 0)) + 1
         marks = np.append(0, marks)
     columns = np.stack([getattr(tape, key)[marks] for key in keys])
@@ -42,45 +42,48 @@ def _runs(tape: Tape, window: tuple[int, int], keys: tuple[str, ...]) -> list[tu
 
 
 def steps(tape: Tape, window: tuple[int, int]) -> list[Band]:
-    """The training steps in a window of rows, with what comes before the first as `set-up`."""
+    """Return the training steps in a window of rows; the rows before the first step are the band `set-up`."""
     runs = _runs(tape, window, ("step",))
     bands = [
         Band(first, last, f"step {int(tape.step[mark])}" if tape.step[mark] else "set-up") for first, last, mark in runs
     ]
-    begins = bands[0].first if bands else window[0]
-    if bands and begins > window[0]:
-        bands.insert(0, Band(window[0], begins, "set-up"))
+    start = bands[0].first if bands else window[0]
+    if bands and start > window[0]:
+        bands.insert(0, Band(window[0], start, "set-up"))
     return bands
 
 
 def phases(tape: Tape, window: tuple[int, int]) -> list[Band]:
-    """The phases in a window of rows; what lies outside forward, backward and optimizer is left out."""
-    named = [
+    """Return the forward, backward and optimizer phases in a window of rows."""
+    bands = [
         Band(first, last, Phase(int(tape.phase[mark])).text, Phase(int(tape.phase[mark])))
         for first, last, mark in _runs(tape, window, ("step", "phase"))
     ]
-    return [band for band in named if band.phase is not Phase.OTHER]
+    return [band for band in bands if band.phase is not Phase.OTHER]
 
 
-def with_visible_label(bands: list[Band], window: tuple[int, int], pixels: float, letter: float = 6.5) -> list[Band]:
-    """The bands whose text fits with a letter's room on both sides, at a plot's width and `letter` pixels a letter.
+def with_visible_label(
+    bands: list[Band], window: tuple[int, int], pixels: float, letter_pixels: float = 6.5
+) -> list[Band]:
+    """Return the bands wide enough for their label plus one letter on both sides.
 
-    Each band has its own room, so texts cannot overlap. Where no step has room for its text, every second, fifth,
-    tenth and so on keeps it and borrows the room of its neighbours.
+    `pixels` is the width of the plot and `letter_pixels` the mean width of a letter. Each label stays within its own
+    band, so labels cannot overlap. If less than half of the steps are wide enough, the steps whose number is a multiple
+    of 2, 5, 10, 20, ... keep their label, which extends over the neighbours.
     """
-    width = max(window[1] - window[0], 1)
+    rows = max(window[1] - window[0], 1)
 
-    def room(band: Band) -> float:
-        return (band.last - band.first) / width * pixels
+    def band_pixels(band: Band) -> float:
+        return (band.last - band.first) / rows * pixels
 
-    fitting = [band for band in bands if room(band) >= (len(band.text) + 2) * letter]
+    fitting = [band for band in bands if band_pixels(band) >= (len(band.text) + 2) * letter_pixels]
     if 2 * len(fitting) >= len(bands) or not bands or bands[0].phase is not None:
         return fitting
     kept: list[Band] = []
-    needed = (max(len(band.text) for band in bands) + 2) * letter * width / pixels
-    for every in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 100_000):
-        kept = [band for band in bands if band.text[5:].isdigit() and int(band.text[5:]) % every == 0]
+    label_rows = (max(len(band.text) for band in bands) + 2) * letter_pixels * rows / pixels
+    for interval in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 100_000):
+        kept = [band for band in bands if band.text[5:].isdigit() and int(band.text[5:]) % interval == 0]
         centres = np.array([(band.first + band.last) / 2 for band in kept])
-        if not len(kept) or len(kept) == 1 or np.min(np.diff(centres)) >= needed:
+        if not len(kept) or len(kept) == 1 or np.min(np.diff(centres)) >= label_rows:
             return kept
     return kept

@@ -1,4 +1,4 @@
-"""One layer in the timeline: what it and all below it hold, in full colour before the rest, which turns pale."""
+"""Highlight of one layer in the timeline: its bytes and those of its submodules in full colour, the rest pale."""
 
 from __future__ import annotations
 
@@ -12,11 +12,32 @@ from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
 
-_PALE = 0.2
+_PALE_OPACITY = 0.2
+
+
+def modules_of_layer(tape: Tape, layer: str) -> NDArray[np.bool_]:
+    """Return for each index of `tape.modules` whether it is the layer or below it; the last value is for index -1.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"size": [1]}, modules=["Net", "a.b", "c"], meta=Meta(Source.MEASURED, "cpu"))
+    >>> modules_of_layer(tape, "a").tolist()
+    [False, True, False, False]
+
+    Raises ValueError for a layer that is not on the tape.
+    """
+    tree = module_parents(tape.modules)
+    if layer != NO_LAYER and layer not in tree:
+        raise ValueError(f"this tape has no layer {layer!r}: tables.layers(tape) lists the layers")
+    below = {layer}
+    # Children follow their parents in the tree, so one pass finds all descendants.
+    for name, parent in tree.items():
+        if parent in below:
+            below.add(name)
+    return np.array([*(name in below for name in tape.modules), layer == NO_LAYER], dtype=bool)
 
 
 def layer_arrays(tape: Tape, layer: str, rows: NDArray[np.float64]) -> dict[Category, NDArray[np.float64]]:
-    """Allocated bytes that a module and those below it have made, after each of some rising rows, by category.
+    """Return the bytes allocated by a module and its submodules after each of some ascending rows, by category.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512, 1024], "size": [1, 2, 3], "module": [0, 1, 2]},
@@ -24,54 +45,50 @@ def layer_arrays(tape: Tape, layer: str, rows: NDArray[np.float64]) -> dict[Cate
     >>> layer_arrays(tape, "a", np.array([0, 1, 2]))[Category.UNKNOWN].tolist()
     [0.0, 2.0, 5.0]
 
-    A category that the layer never holds is left out. Raises ValueError for a layer that is not on the tape.
+    Categories without any bytes of the layer are omitted. Raises ValueError for a layer that is not on the tape.
     """
-    tree = module_parents(tape.modules)
-    if layer != NO_LAYER and layer not in tree:
-        raise ValueError(f"there is no layer {layer!r} on this tape")
-    below = {layer}
-    # Children stand behind their parents, so one pass finds all that hang below.
-    for name, parent in tree.items():
-        if parent in below:
-            below.add(name)
-    # The last place is that of row number -1: no module.
-    chosen = np.array([*(name in below for name in tape.modules), layer == NO_LAYER], dtype=bool)
+    in_layer = modules_of_layer(tape, layer)
     life = lifetimes(tape)
-    made = chosen[tape.module[life.born]]
-    born, gone = life.born[made], life.requested[made]
+    selected = in_layer[tape.module[life.born]]
+    born, freed = life.born[selected], life.requested[selected]
     sizes, category = block_bytes(tape)[born], tape.category[born]
     arrays = {}
     for kind in Category:
-        mine = category == kind
-        if np.any(sizes[mine] > 0):
+        of_kind = category == kind
+        if np.any(sizes[of_kind] > 0):
             change = np.zeros(len(tape) + 1, dtype=np.int64)
-            change[born[mine]] += sizes[mine]
-            change[gone[mine]] -= sizes[mine]
+            change[born[of_kind]] += sizes[of_kind]
+            change[freed[of_kind]] -= sizes[of_kind]
             arrays[kind] = np.cumsum(change)[np.asarray(rows, dtype=np.int64)].astype(np.float64)
     return arrays
 
 
 def _pale(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{_PALE})"
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{_PALE_OPACITY})"
 
 
 def highlight(traces: list[dict[str, Any]], tape: Tape, layer: str) -> list[dict[str, Any]]:
-    """The traces of the tape's timeline with one layer lit: what it holds is in full colour before the rest, now pale.
+    """Return the traces of a timeline with one layer in full colour in front of the others, which become pale.
 
     Raises ValueError for a layer that is not on the tape.
     """
     rows = next(trace["x"] for trace in traces if trace["name"] == "allocated")
-    lit = layer_arrays(tape, layer, rows)
-    words = {kind.text: kind for kind in Category}
-    behind = []
+    by_category = layer_arrays(tape, layer, rows)
+    kinds = {kind.text: kind for kind in Category}
+    pale = []
     for trace in traces:
         if trace.get("stackgroup") == "allocated":
-            kind = words[trace["name"]]
-            # plotly's opacity of a trace leaves its area as it is; the legend names each category once, at its place.
-            trace = {**trace, "fillcolor": _pale(COLOURS[kind]), "showlegend": kind not in lit, "legendrank": int(kind)}
-        behind.append(trace)
-    before = [
+            kind = kinds[trace["name"]]
+            # The opacity of a plotly trace does not apply to its area. The legend has one entry per category, in order.
+            trace = {
+                **trace,
+                "fillcolor": _pale(COLOURS[kind]),
+                "showlegend": kind not in by_category,
+                "legendrank": int(kind),
+            }
+        pale.append(trace)
+    coloured = [
         {
             "type": "scatter",
             "x": rows,
@@ -84,6 +101,6 @@ def highlight(traces: list[dict[str, Any]], tape: Tape, layer: str) -> list[dict
             "hoverinfo": "skip",
             "legendrank": int(kind),
         }
-        for kind, sizes in lit.items()
+        for kind, sizes in by_category.items()
     ]
-    return behind + before
+    return pale + coloured

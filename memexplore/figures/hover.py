@@ -1,4 +1,4 @@
-"""What the mouse is told over a timeline."""
+"""Hover texts of a timeline: one HTML text per row."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from memexplore.units import size_text
 
 
 def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
-    """What the mouse is told at each of these rising rows: the event, its layer and op, and every category's bytes.
+    """Return a text for each of some ascending rows: the event, its layer and op, and the bytes of each category.
 
-    A free tells of the layer and the op that made the block. The time is told where it was measured.
+    The text of a free has the layer and op that allocated the block. Only measured tapes with a clock have times.
     """
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):
         return []
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     by_kind = by_category(tape, window=span)[:, rows - span.start]
-    # A clock that only counts rows is none, and the time that a prediction took is not the time that the run takes.
-    clocked = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
-    makers = _makers(tape)[rows].tolist()
-    # What holds parameters and the like is as large on most rows.
-    told, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
+    # A time column that counts rows is no clock, and the duration of a prediction is not that of the run.
+    has_clock = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
+    alloc_rows = _alloc_rows(tape)[rows].tolist()
+    # Sizes such as those of the parameters repeat in most rows.
+    cached_size_text, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
     modules, ops = [escaped(name) for name in tape.modules], [escaped(name) for name in tape.ops]
     texts = []
-    for row, maker, sizes in zip(rows.tolist(), makers, by_kind.T.tolist(), strict=True):
+    for row, alloc_row, sizes in zip(rows.tolist(), alloc_rows, by_kind.T.tolist(), strict=True):
         step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))
-        place = [f"step {step}" if step else "set-up", *([phase.text] if phase is not Phase.OTHER else [])]
-        if clocked:
-            place.append(f"{tape.time[row] / 1e6:.1f} ms")
-        lines = [", ".join(place), _event_text(tape, row, maker)]
-        for name, table, number in (("layer", modules, tape.module[maker]), ("op", ops, tape.op[maker])):
+        location = [f"step {step}" if step else "set-up", *([phase.text] if phase is not Phase.OTHER else [])]
+        if has_clock:
+            location.append(f"{tape.time[row] / 1e6:.1f} ms")
+        lines = [", ".join(location), _event_text(tape, row, alloc_row)]
+        for name, table, number in (("layer", modules, tape.module[alloc_row]), ("op", ops, tape.op[alloc_row])):
             if number >= 0 and table[number]:
                 lines.append(f"{name}: {table[number]}")
-        lines.append(f"<b>{told(sum(sizes))} allocated</b>")
-        lines += [f"{told(sizes[kind])} {text}" for kind, text in kinds if sizes[kind]]
+        lines.append(f"<b>{cached_size_text(sum(sizes))} allocated</b>")
+        lines += [f"{cached_size_text(sizes[kind])} {text}" for kind, text in kinds if sizes[kind]]
         texts.append("<br>".join(lines))
     return texts
 
 
-def _makers(tape: Tape) -> NDArray[np.int64]:
-    """For each free the row that made its block, for each other row the row itself."""
+def _alloc_rows(tape: Tape) -> NDArray[np.int64]:
+    """Return for each free the row that allocated its block, for each other row the row itself."""
     life = lifetimes(tape)
-    makers = np.arange(len(tape) + 1)
-    for gone in (life.completed, life.requested):
-        is_free = np.isin(tape.action[np.minimum(gone, len(tape) - 1)], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
-        makers[gone[is_free]] = life.born[is_free]
-    return makers[:-1]
+    alloc_rows = np.arange(len(tape) + 1)
+    for freed in (life.completed, life.requested):
+        is_free = np.isin(tape.action[np.minimum(freed, len(tape) - 1)], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
+        alloc_rows[freed[is_free]] = life.born[is_free]
+    return alloc_rows[:-1]
 
 
-def _event_text(tape: Tape, row: int, maker: int) -> str:
-    action, size = Action(int(tape.action[row])), size_text(int(tape.size[maker]))
-    kind = Category(int(tape.category[maker])).text
-    words = {
+def _event_text(tape: Tape, row: int, alloc_row: int) -> str:
+    action, size = Action(int(tape.action[row])), size_text(int(tape.size[alloc_row]))
+    kind = Category(int(tape.category[alloc_row])).text
+    texts = {
         Action.ALLOC: f"+{size} {kind}",
-        Action.PREEXISTING: f"{size} {kind}, there before",
+        Action.PREEXISTING: f"{size} {kind}, allocated before recording",
         Action.FREE_REQUESTED: f"−{size} {kind}",
         Action.FREE_COMPLETED: f"free of {size} {kind} completed",
-        Action.OOM: f"out of memory: {size} asked for",
-        Action.MARK: "border",
+        Action.OOM: f"out of memory: {size} requested",
+        Action.MARK: "start of step or phase",
     }
-    return words.get(action, f"{action.name.lower().replace('_', ' ')} of {size}")
+    return texts.get(action, f"{action.name.lower().replace('_', ' ')} of {size}")

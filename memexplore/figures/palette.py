@@ -1,4 +1,4 @@
-"""What every figure shares: colours, text on light and dark, ticks in binary units."""
+"""Colours, fonts and axis ticks of every figure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS: dict[Category, str] = {
     Category.WORKSPACE: "#999999",
     Category.UNKNOWN: "#C9C9C9",
 }
-"""One colour a category in every figure, told apart by the colour-blind (after Okabe and Ito)."""
+"""One colour per category in every figure, distinguishable by colour-blind readers (after Okabe and Ito)."""
 
 CAPACITY = "#D55E00"
 FITS = "#0072B2"
@@ -29,21 +29,21 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans'
 
 
 class Theme(enum.Enum):
-    """What a figure is drawn on; the value is the colour of its text. Backgrounds are always transparent."""
+    """Background of a figure; the value is the colour of its text. The figure itself is transparent."""
 
     ANY = "#7d7d7d"
-    """Readable on light and on dark."""
+    """Legible on light and on dark."""
     LIGHT = "#333333"
     DARK = "#d6d6d6"
 
 
 def text_colour(colour: str) -> str:
-    """Dark or white, whichever is easier to read on a colour (WCAG 2.2, relative luminance).
+    """Return dark or white, whichever has more contrast with a colour (WCAG 2.2, relative luminance).
 
     >>> text_colour("#E69F00"), text_colour("#0072B2")
     ('#1a1a1a', '#ffffff')
     """
-    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     # Contrast with white is 1.05 / (luminance + 0.05), with #1a1a1a (0.0103) it is (luminance + 0.05) / 0.0603.
@@ -51,18 +51,20 @@ def text_colour(colour: str) -> str:
 
 
 def byte_ticks(highest: float, most: int = 6) -> tuple[list[int], list[str]]:
-    """Ticks from 0 up to a size, a power of two apart, with their texts; at most `most` above zero.
+    """Return ticks in bytes from 0 up to a size, at a distance of a power of two, and their labels.
+
+    At most `most` ticks are above zero.
 
     >>> byte_ticks(3 * 1024**3, most=3)
     ([0, 1073741824, 2147483648, 3221225472], ['0', '1 GiB', '2 GiB', '3 GiB'])
     """
     step = 1 << max(math.ceil(math.log2(max(highest, 1) / most)), 0)
     values = list(range(0, int(highest) + 1, step))
-    return values, ["0", *(_short(size_text(value)) for value in values[1:])]
+    return values, ["0", *(_without_zeros(size_text(value)) for value in values[1:])]
 
 
 def event_ticks(first: int, last: int, most: int = 6) -> list[int]:
-    """Round event numbers from one row to another, at most `most` and one.
+    """Return round row numbers between two rows, at most `most` + 1.
 
     >>> event_ticks(0, 2076)
     [0, 500, 1000, 1500, 2000]
@@ -73,7 +75,7 @@ def event_ticks(first: int, last: int, most: int = 6) -> list[int]:
 
 
 def escaped(text: str) -> str:
-    """A text that plotly shows as it is, though plotly reads a little HTML.
+    """Return a text with HTML escaped, because plotly interprets some HTML tags.
 
     >>> escaped("<lambda>")
     '&lt;lambda&gt;'
@@ -81,6 +83,6 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _short(text: str) -> str:
+def _without_zeros(text: str) -> str:
     number, unit = text.split(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -1,4 +1,4 @@
-"""How memory grows with a size, such as the depth of a model: log-log lines with their exponents."""
+"""Growth of memory with a size, such as the depth of a model: log-log lines with their exponents."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from memexplore.figures.palette import FONT, GRID, Theme, escaped
 from memexplore.units import size_text
 
 Points = Sequence[tuple[int, int]]
-"""Pairs of a size and the bytes measured there."""
+"""Pairs of a size and the bytes at that size."""
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def exponent(points: Points) -> float:
-    """The power with which bytes grow with the size: the slope of the least-squares line through the logarithms.
+    """Return the exponent of a power law bytes ~ size^exponent: the least-squares slope of the logarithms.
 
     >>> round(exponent([(16, 400), (64, 800), (256, 1600)]), 3)  # four times the size, twice the bytes
     0.5
 
-    Raises ValueError for less than two different sizes, or for a size or bytes that are not positive.
+    Raises ValueError for fewer than two different sizes, or for values that are not positive.
     """
     if len({size for size, _ in points}) < 2 or any(size <= 0 or count <= 0 for size, count in points):
-        raise ValueError("an exponent needs points at two different sizes at least, all positive")
-    across = [math.log(size) for size, _ in points]
-    up = [math.log(count) for _, count in points]
-    middle, height = sum(across) / len(across), sum(up) / len(up)
-    covariance = sum((x - middle) * (y - height) for x, y in zip(across, up, strict=True))
-    return covariance / sum((x - middle) ** 2 for x in across)
+        raise ValueError("an exponent needs two different sizes and positive values: add a point or remove zeros")
+    log_sizes = [math.log(size) for size, _ in points]
+    log_bytes = [math.log(count) for _, count in points]
+    mean_x, mean_y = sum(log_sizes) / len(log_sizes), sum(log_bytes) / len(log_bytes)
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(log_sizes, log_bytes, strict=True))
+    return covariance / sum((x - mean_x) ** 2 for x in log_sizes)
 
 
 def scaling(
@@ -41,19 +41,21 @@ def scaling(
     bytes_of: str = "peak of activations",
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
-    """Measured bytes over a size, a line a name, both axes logarithmic; the legend tells each line's exponent.
+    """Return a log-log figure of bytes over a size, one line per name, with the exponents in the legend.
+
+    `size` and `bytes_of` are the titles of the two axes.
 
     >>> figure = scaling({"plain": [(16, 1024), (64, 4096)], "sqrt": [(16, 1024), (64, 2048)]})
     >>> [line.name for line in figure.data]
     ['plain: depth^1.00', 'sqrt: depth^0.50']
 
-    Raises ValueError where a line has no exponent.
+    Raises ValueError for a line without an exponent (`exponent`).
     """
     figure = go.Figure()
     for number, (name, points) in enumerate(series.items()):
         ordered = sorted(points)
         figure.add_scatter(
-            x=[at for at, _ in ordered],
+            x=[value for value, _ in ordered],
             y=[count for _, count in ordered],
             name=f"{escaped(name)}: {escaped(size)}^{exponent(ordered):.2f}",
             mode="lines+markers",
@@ -68,7 +70,7 @@ def scaling(
         legend={"x": 0.02, "y": 0.98},
         margin={"l": 70, "r": 20, "t": 20, "b": 50},
     )
-    sizes = sorted({at for points in series.values() for at, _ in points})
+    sizes = sorted({value for points in series.values() for value, _ in points})
     ticks = _ticks([count for points in series.values() for _, count in points])
     figure.update_xaxes(type="log", title=size, tickvals=sizes, ticktext=list(map(str, sizes)), gridcolor=GRID)
     figure.update_yaxes(
@@ -78,7 +80,7 @@ def scaling(
 
 
 def _ticks(counts: Sequence[int], most: int = 8) -> list[int]:
-    """Powers of two that span some bytes, at most `most` and one."""
+    """Return powers of two that span some bytes, at most `most` + 1."""
     if not counts:
         return []
     low, high = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))

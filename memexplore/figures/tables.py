@@ -1,4 +1,4 @@
-"""Tables as HTML: the largest tensors and the categories at the peak; cells carry what a page sorts them by."""
+"""HTML tables of a Tape: tensors, categories, lines and growth. `data-value` of a cell is its sort key."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from memexplore.units import size_text
 
 
 def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
-    """The largest tensors alive after a row (the peak allocated by default) as an HTML table, largest first.
+    """Return the largest tensors alive after a row (default: the peak allocated) as an HTML table, largest first.
 
-    Cells of sizes carry their bytes in `data-value`; the stack is the tooltip of the line.
+    `data-value` of a size is its bytes; the tooltip of a line is its stack.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [1024]}, meta=Meta(Source.MEASURED, "cpu"))
     >>> "1.00 KiB" in tensors_table(tape)
     True
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     table = tensors(tape, row, count)
     rows = []
@@ -39,9 +39,9 @@ def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
 
 
 def categories_table(tape: Tape) -> str:
-    """Bytes of each category at the peak allocated as an HTML table, largest first, with its share.
+    """Return the bytes of each category at the peak allocated and their shares as an HTML table, largest first.
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     allocated, row = peak(tape)
     shares = by_category(tape, window=slice(row, row + 1))[:, 0].tolist() if row >= 0 else [0] * len(Category)
@@ -56,9 +56,9 @@ def categories_table(tape: Tape) -> str:
 
 
 def lines_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
-    """Who was alive after a row (the peak allocated by default), by the user's line, as an HTML table, largest first.
+    """Return allocated bytes after a row (default: the peak) by line of user code as an HTML table, largest first.
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     rows = [
         f'<tr><td class="number" data-value="{entry["size"]}">{size_text(entry["size"])}</td>'
@@ -67,26 +67,30 @@ def lines_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
         f'<td title="{html.escape(entry["line"])}">{_code(_short(entry["line"]))}</td></tr>'
         for entry in by_line(tape, row).head(count).to_dict("records")
     ]
-    return _table(("size", "blocks", "mostly", "line"), rows)
+    return _table(("size", "blocks", "main category", "line"), rows)
 
 
 def growth_table(tape: Tape, count: int = 25) -> str:
-    """What grew from step to step as an HTML table, most growth first: the first, the last but one and the last step.
+    """Return the memory that grows from step to step as an HTML table, most growth first.
 
-    Raises ValueError where the tape is not placed.
+    Columns of bytes for the first, the second last and the last step.
+
+    Raises ValueError for a tape that is not placed.
     """
     table = growth(tape)
     steps = [column for column in table.columns if isinstance(column, int)]
-    told = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
+    shown_steps = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
     rows = []
     for entry in table.head(count).to_dict("records"):
-        sizes = "".join(f'<td class="number" data-value="{entry[step]}">{size_text(entry[step])}</td>' for step in told)
+        sizes = "".join(
+            f'<td class="number" data-value="{entry[step]}">{size_text(entry[step])}</td>' for step in shown_steps
+        )
         rows.append(
             f'<tr><td class="number" data-value="{entry["grew"]}">+{size_text(entry["grew"])}</td>'
             f'<td class="short">{_swatch(entry["category"])}{entry["category"]}</td><td>{_code(entry["layer"])}</td>'
             f'{sizes}<td title="{html.escape(entry["line"])}">{_code(_short(entry["line"]))}</td></tr>'
         )
-    return _table(("grew", "category", "layer", *(f"step {step}" for step in told), "line"), rows)
+    return _table(("growth", "category", "layer", *(f"step {step}" for step in shown_steps), "line"), rows)
 
 
 def _percent(share: float) -> str:
@@ -104,7 +108,7 @@ def _swatch(category: str) -> str:
 
 
 def _short(line: str) -> str:
-    """A line with its file's folder and name; the rest of the path is in the tooltip."""
+    """Return a ``file:line`` with the last folder only; the tooltip has the whole path."""
     return "/".join(line.replace("\\", "/").split("/")[-2:])
 
 

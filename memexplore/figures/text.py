@@ -1,4 +1,4 @@
-"""Every figure in plain text: the sentence first, then small tables with bars."""
+"""Figures as plain text: a sentence, then a small table with bars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def bar(share: float, width: int = 24) -> str:
-    """A bar for a share between 0 and 1, in eighths of a letter.
+    """Return a bar for a share between 0 and 1; `width` is the letters of a full bar, in steps of 1/8 letter.
 
     >>> bar(0.5, 4), bar(0.3, 4)
     ('██', '█▎')
@@ -28,7 +28,7 @@ def bar(share: float, width: int = 24) -> str:
 
 
 def timeline_text(tape: Tape) -> str:
-    """The timeline in text: the sentence, and the allocated bytes of each category at the peak.
+    """Return the timeline as text: the sentence, and the allocated bytes of each category at the peak.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [1024], "category": [Category.INPUT]},
@@ -39,7 +39,7 @@ def timeline_text(tape: Tape) -> str:
     <BLANKLINE>
     input  1.00 KiB  100 %  ████████████████████████
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     allocated, row = peak(tape)
     shares = by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)
@@ -61,9 +61,9 @@ def _percent(share: float) -> str:
 
 
 def layers_text(tape: Tape, count: int = 12) -> str:
-    """The layers in text: the modules that hold most themselves, with the bytes of their largest category.
+    """Return the layers as text: the modules with the most bytes of their own, and the largest category of each.
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     table = layers(tape)
     names = [kind.name.lower() for kind in LAYER_CATEGORIES]
@@ -77,9 +77,9 @@ def layers_text(tape: Tape, count: int = 12) -> str:
 
 
 def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
-    """The largest tensors alive after a row (the peak allocated by default) in text.
+    """Return the largest tensors alive after a row (default: the peak allocated) as text.
 
-    Raises IndexError for a row that is not on the tape, ValueError where the tape is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     table = tensors(tape, row, count)
     rows = [
@@ -90,7 +90,7 @@ def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
 
 
 def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
-    """Settings in text, fastest first: outcome, peak reserved, time and FLOPs; those on the frontier have a star.
+    """Return settings as text, fastest first: outcome, peak reserved, time, FLOPs; a star marks the Pareto frontier.
 
     >>> print(tradeoff_text([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536))
     1 of 2 settings fit in 1.50 KiB
@@ -106,8 +106,8 @@ def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
         (
             "fits" if points[number].fits else "does not fit",
             size_text(points[number].peak_reserved),
-            _known(points[number].slow_down, "{:.2f}x"),
-            _known(points[number].extra_flops * 100, "{:+.0f} %"),
+            _number_or_dash(points[number].slow_down, "{:.2f}x"),
+            _number_or_dash(points[number].extra_flops * 100, "{:+.0f} %"),
             bar(points[number].peak_reserved / highest, 18),
             f"{'*' if number in best else ' '} {points[number].setting}",
         )
@@ -116,12 +116,12 @@ def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
     return "\n\n".join([title, *([_columns(rows)] if rows else [])])
 
 
-def _known(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else form.format(value)
+def _number_or_dash(value: float, template: str) -> str:
+    return "–" if math.isnan(value) else template.format(value)
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows below each other, sizes and per cents to the right."""
+    """Return rows as aligned columns; sizes and per cents are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""The timeline: allocated memory stacked by category, event by event, with what the device reserves and has."""
+"""Timeline of a Tape: allocated bytes stacked by category over the events, with reserved bytes and capacity."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.units import size_text
 
 Window = tuple[float, float] | None
-"""First and last row shown, None for all; numbers between rows are taken outwards."""
+"""First and last row shown, None for all rows; the first is rounded down and the last up."""
 
 HEIGHT = 460
-BEFORE = "before"
-"""The name of the outline of an earlier tape."""
-OUTLINE = "rgba(128,128,128,0.7)"
+OUTLINE_NAME = "before"
+"""Trace name of the allocated curve of an earlier tape."""
+_OUTLINE_COLOUR = "rgba(128,128,128,0.7)"
 DEFAULT_WIDTH = 640
-"""Pixels of a timeline in a notebook on a page of 900: what labels must fit where the width is not told."""
+"""Pixels of a timeline in a notebook page of 900; assumed when the caller gives no width."""
 _MARGINS = {"l": 76, "r": 24, "t": 64, "b": 56}
 _STRIP_PIXELS = 16
-_SWATCH, _LEGEND_LINE = 46, 20
-"""Pixels of an entry of the legend beside its text, and of a line of entries."""
+_SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
+"""Width of a legend entry without its text, and height of a line of entries."""
 _HEADROOM = 1.2
+"""Top of the y axis relative to the highest line, which leaves space for labels."""
 _PHASE_SHADES = {
     Phase.FORWARD: "rgba(128,128,128,0.12)",
     Phase.BACKWARD: "rgba(128,128,128,0.24)",
@@ -39,7 +40,7 @@ _PHASE_SHADES = {
 
 
 def window_rows(tape: Tape, window: Window) -> tuple[int, int]:
-    """First and last row of a window, cut to the tape."""
+    """Return the first and last row of a window, cut to the tape."""
     last = max(len(tape) - 1, 0)
     if window is None:
         return 0, last
@@ -49,72 +50,74 @@ def window_rows(tape: Tape, window: Window) -> tuple[int, int]:
 
 
 def timeline_arrays(tape: Tape, window: Window = None, points: int = 2000) -> dict[str, NDArray[np.float64]]:
-    """What the timeline draws in a window of rows: float arrays of one length, at most `points` long.
+    """Return the curves of the timeline in a window: float arrays of equal length, at most `points` long.
 
-    `row`, then bytes after each of these rows: every category under its text (`Category.text`), `allocated` (their
-    sum) and `reserved`. A window with more rows than points is cut into even stretches and each keeps its first
-    row, its highest and lowest allocated and its highest reserved; the highest of each category in the window is kept
-    too, so no maximum is lost.
+    Keys: `row`, and the bytes after these rows: each category by its text (`Category.text`), `allocated` (their sum)
+    and `reserved`. A window with more rows than points is divided into equal intervals; kept are the first row of each
+    interval, the rows of its highest and lowest allocated and of its highest reserved, and the row of the highest value
+    of each category in the window. So no maximum is lost.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
     >>> timeline_arrays(tape)["allocated"].tolist()
     [10.0, 30.0]
 
-    Raises ValueError for fewer than 32 points, and where the tape is not placed.
+    Raises ValueError for fewer than 32 points or a tape that is not placed.
     """
     if points < 32:
-        raise ValueError(f"{points} points are too few to draw a timeline: ask for 32 or more")
+        raise ValueError(f"{points} points are too few to draw a timeline: give 32 or more")
     first, last = window_rows(tape, window)
     part = slice(first, last + 1)
     by_kind, reserved = by_category(tape, window=part), curve(tape, "reserved")[part]
     allocated = by_kind.sum(axis=0)
-    kept = _kept(allocated, reserved, by_kind, points)
+    kept = _kept_positions(allocated, reserved, by_kind, points)
     arrays = {"row": (kept + first).astype(np.float64)}
     arrays |= {kind.text: by_kind[kind, kept].astype(np.float64) for kind in Category}
     arrays["allocated"], arrays["reserved"] = allocated[kept].astype(np.float64), reserved[kept].astype(np.float64)
     return arrays
 
 
-def _kept(
+def _kept_positions(
     allocated: NDArray[np.int64], reserved: NDArray[np.int64], by_kind: NDArray[np.int64], points: int
 ) -> NDArray[np.int64]:
+    """Return the positions that `timeline_arrays` keeps, ascending."""
     count = len(allocated)
     if count <= points:
         return np.arange(count)
-    extra = [0, count - 1, *np.argmax(by_kind, axis=1).tolist()]
-    stretches = (points - len(extra)) // 4
-    length = -(-count // stretches)
-    full = -(-count // length)
-    begins = np.arange(full) * length
-    # The last stretch is filled up with its own last value, which changes neither its highest nor its lowest.
-    filled = np.pad(np.stack([allocated, -allocated, reserved]), ((0, 0), (0, full * length - count)), mode="edge")
-    extremes = np.argmax(filled.reshape(3, full, length), axis=2) + begins
-    return np.unique(np.minimum(np.concatenate([begins, extremes.ravel(), extra]), count - 1))
+    always = [0, count - 1, *np.argmax(by_kind, axis=1).tolist()]
+    intervals = (points - len(always)) // 4
+    length = -(-count // intervals)
+    interval_count = -(-count // length)
+    starts = np.arange(interval_count) * length
+    # Padding the last interval with its last value changes neither its highest nor its lowest value.
+    missing = interval_count * length - count
+    padded = np.pad(np.stack([allocated, -allocated, reserved]), ((0, 0), (0, missing)), mode="edge")
+    extremes = np.argmax(padded.reshape(3, interval_count, length), axis=2) + starts
+    return np.unique(np.minimum(np.concatenate([starts, extremes.ravel(), always]), count - 1))
 
 
 def window_layout(
     tape: Tape, window: Window = None, width: int = DEFAULT_WIDTH, before: Tape | None = None
 ) -> dict[str, Any]:
-    """The parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
+    """Return the parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
 
-    The height of the y axis is that of the whole tape, so that zooming does not change what a height means. Labels are
-    those that have room on a figure of `width` pixels.
+    The y axis has the range of the whole tape, so zooming does not change the vertical scale. Only labels that fit into
+    a figure of `width` pixels are included.
     """
     first, last = window_rows(tape, window)
     shown = (first, last)
     heights = scale(tape, 0 if before is None else peak(before)[0])
-    # Labels stand above all lines, so none is crossed.
+    # Labels are placed above all lines, so no line crosses them.
     top = heights.ceiling * _HEADROOM
     values, texts = byte_ticks(heights.ceiling)
     shapes: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     _add_bands(tape, shown, shapes, annotations, width - _MARGINS["l"] - _MARGINS["r"])
-    peak_right = heights.row - first > (last - first) / 2
+    peak_in_right_half = heights.row - first > (last - first) / 2
     side: dict[str, Any]
     if heights.capacity_text:
-        # The capacity is told on the side where the peak is not.
-        side = {"x": 0.005, "xanchor": "left"} if peak_right else {"x": 0.995, "xanchor": "right"}
+        # The label of the capacity is on the side opposite the peak.
+        side = {"x": 0.005, "xanchor": "left"} if peak_in_right_half else {"x": 0.995, "xanchor": "right"}
         side |= {"y": 1, "yref": "paper", "yshift": -10}
         if heights.capacity is not None:
             y = (heights.capacity, heights.capacity)
@@ -122,20 +125,20 @@ def window_layout(
             side |= {"y": heights.capacity, "yref": "y", "yshift": 9}
         annotations.append(_note(heights.capacity_text, xref="paper", colour=CAPACITY, **side))
     if first <= heights.row <= last:
-        # A line of out of memory may stand right beside the peak.
+        # The line of an out-of-memory event may be right beside the peak.
         shift = -8 if np.any(tape.action == Action.OOM) else 10
-        side = {"xanchor": "right", "xshift": shift} if peak_right else {"xanchor": "left", "xshift": -shift}
+        side = {"xanchor": "right", "xshift": shift} if peak_in_right_half else {"xanchor": "left", "xshift": -shift}
         text = f"<b>peak {size_text(heights.allocated)}</b>"
         annotations.append(_note(text, x=heights.row, y=heights.label, yshift=11, size=12, **side))
     oom = np.flatnonzero(tape.action == Action.OOM)
     for row in oom[(oom >= first) & (oom <= last)][-1:].tolist():
-        right = row - first > (last - first) / 2
-        side = {"xanchor": "right", "xshift": -5} if right else {"xanchor": "left", "xshift": 5}
+        in_right_half = row - first > (last - first) / 2
+        side = {"xanchor": "right", "xshift": -5} if in_right_half else {"xanchor": "left", "xshift": 5}
         shapes.append(_line(x=(row, row), y=(0, 1), yref="paper", colour=CAPACITY, width=2, dash="dot"))
-        text = f"<b>out of memory: {size_text(int(tape.size[row]))} asked for</b>"
+        text = f"<b>out of memory: {size_text(int(tape.size[row]))} requested</b>"
         annotations.append(_note(text, x=row, y=1, yref="paper", yshift=-10, colour=CAPACITY, size=12, **side))
     return {
-        # Left alone, plotly would mark half events.
+        # Without dtick plotly would put ticks between events.
         "xaxis": {"range": [first, max(last, first + 1)], "dtick": 1 if last - first < 8 else None},
         "yaxis": {"range": [0, top], "tickvals": values, "ticktext": texts},
         "shapes": shapes,
@@ -150,18 +153,18 @@ def _line(
     return {"type": "line", "x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1], "line": line, **more}
 
 
-def _note(text: str, *, colour: str | None = None, size: int = 11, **place: Any) -> dict[str, Any]:
+def _note(text: str, *, colour: str | None = None, size: int = 11, **position: Any) -> dict[str, Any]:
     font = {"size": size, **({"color": colour} if colour else {})}
-    return {"text": text, "showarrow": False, "font": font, "xanchor": "center", "yanchor": "middle", **place}
+    return {"text": text, "showarrow": False, "font": font, "xanchor": "center", "yanchor": "middle", **position}
 
 
 def _add_bands(
     tape: Tape, shown: tuple[int, int], shapes: list[dict[str, Any]], annotations: list[dict[str, Any]], pixels: int
 ) -> None:
-    """A line at each step, a strip of phases above the plot, and the labels that have room."""
+    """Add a line at the start of each step, a strip of phases above the plot, and the labels that fit."""
     step_bands, phase_bands = bands.steps(tape, shown), bands.phases(tape, shown)
-    pixels_a_row = pixels / max(shown[1] - shown[0], 1)
-    # Borders closer than this are a grey wall, not information.
+    pixels_per_row = pixels / max(shown[1] - shown[0], 1)
+    # Lines closer than 8 pixels would merge into a grey area.
     if len(step_bands) * 8 <= pixels:
         shapes += [
             _line(x=(band.first, band.first), y=(0, 1), yref="paper", colour=GRID, width=1, dash="dot")
@@ -183,11 +186,11 @@ def _add_bands(
                 "line": {"width": 0},
             }
             for band in phase_bands
-            if band.phase is not None and (band.last - band.first) * pixels_a_row >= 0.5
+            if band.phase is not None and (band.last - band.first) * pixels_per_row >= 0.5
         ]
         annotations += [
             _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS / 2, size=10)
-            for band in bands.with_visible_label(phase_bands, shown, pixels, letter=6)
+            for band in bands.with_visible_label(phase_bands, shown, pixels, letter_pixels=6)
         ]
     annotations += [
         _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS + 10, size=11)
@@ -203,7 +206,7 @@ def timeline_dict(
     width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
 ) -> dict[str, Any]:
-    """What `timeline` draws as plain `data` and `layout`: a plotly figure checks every value, which takes its time."""
+    """Return the figure of `timeline` as a dictionary, without the slow validation of plotly."""
     traces = timeline_traces(tape, window, points)
     allocated = trace_by_name(traces, "allocated")
     allocated |= hover_fields(tape, allocated["x"])
@@ -213,13 +216,12 @@ def timeline_dict(
 
 
 def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> list[dict[str, Any]]:
-    """The traces of a timeline, from the bottom up; the last is the peak, before which an outline goes.
+    """Return the traces of a timeline in drawing order: categories, allocated, reserved, peak.
 
-    None tells the mouse anything: the texts take longer to make than all the rest (`hover_fields`).
+    The traces have no hover texts, which take longer to compute than everything else (`hover_fields`).
     """
     arrays = timeline_arrays(tape, window, points)
     rows = arrays["row"]
-    steps_like = {"shape": "hv"}
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -228,7 +230,7 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
             "name": kind.text,
             "stackgroup": "allocated",
             "mode": "lines",
-            "line": {**steps_like, "width": 0, "color": COLOURS[kind]},
+            "line": {"shape": "hv", "width": 0, "color": COLOURS[kind]},
             "fillcolor": COLOURS[kind],
             "hoverinfo": "skip",
         }
@@ -241,8 +243,8 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
             "y": arrays["allocated"],
             "name": "allocated",
             "mode": "lines",
-            "line": {**steps_like, "width": 0.5, "color": RESERVED},
-            # The mouse is heard, and told nothing.
+            "line": {"shape": "hv", "width": 0.5, "color": RESERVED},
+            # plotly sends hover events and shows no label.
             "hoverinfo": "none",
             "showlegend": False,
         }
@@ -254,7 +256,7 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
             "y": arrays["reserved"],
             "name": "reserved",
             "mode": "lines",
-            "line": {**steps_like, "width": 1.5, "color": RESERVED, "dash": "dash"},
+            "line": {"shape": "hv", "width": 1.5, "color": RESERVED, "dash": "dash"},
             "hoverinfo": "skip",
         }
     )
@@ -276,12 +278,12 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
 
 
 def hover_fields(tape: Tape, rows: NDArray[Any]) -> dict[str, Any]:
-    """What the `allocated` trace of these rows needs to tell the mouse of each."""
+    """Return the fields of the `allocated` trace with one hover text per row."""
     return {"text": hover_texts(tape, rows), "hoverinfo": "text", "hovertemplate": "%{text}<extra></extra>"}
 
 
 def trace_by_name(traces: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The trace of a name."""
+    """Return the trace with this name."""
     return next(trace for trace in traces if trace["name"] == name)
 
 
@@ -292,9 +294,9 @@ def timeline_layout(
     width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
 ) -> dict[str, Any]:
-    """The layout of a timeline, with room for the outline of another tape."""
-    changing = window_layout(tape, window, width, before)
-    names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [BEFORE] * (before is not None)
+    """Return the layout of a timeline, with a legend entry for the outline of the tape `before`."""
+    window_parts = window_layout(tape, window, width, before)
+    names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [OUTLINE_NAME] * (before is not None)
     return {
         "height": HEIGHT,
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -309,8 +311,8 @@ def timeline_layout(
         },
         **_legend_below(names, width),
         "dragmode": "zoom",
-        "shapes": changing["shapes"],
-        "annotations": changing["annotations"],
+        "shapes": window_parts["shapes"],
+        "annotations": window_parts["annotations"],
         "xaxis": {
             "title": {"text": "event"},
             "showgrid": False,
@@ -318,49 +320,50 @@ def timeline_layout(
             "tickformat": ",d",
             "showspikes": True,
             "spikemode": "across",
-            # plotly edges a spike with two pixels more; with -2 the edge is gone and the line one pixel wide.
+            # plotly draws a border of two more pixels around a spike; -2 removes it and leaves a line of one pixel.
             "spikethickness": -2,
             "spikedash": "solid",
             "spikecolor": RESERVED,
-            **changing["xaxis"],
+            **window_parts["xaxis"],
         },
         "yaxis": {
             "title": {"text": f"allocated, {tape.meta.source}"},
             "gridcolor": GRID,
             "zerolinecolor": GRID,
             "fixedrange": True,
-            **changing["yaxis"],
+            **window_parts["yaxis"],
         },
     }
 
 
 def _occurring(tape: Tape) -> list[Category]:
-    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
-    there = set(np.unique(tape.category[born & (tape.size > 0)]).tolist())
-    return [kind for kind in Category if kind in there]
+    """Return the categories with at least one byte."""
+    is_alloc = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
+    present = set(np.unique(tape.category[is_alloc & (tape.size > 0)]).tolist())
+    return [kind for kind in Category if kind in present]
 
 
 def _legend_below(names: list[str], width: int) -> dict[str, Any]:
-    """The legend below the title of the axis, and margins that leave it the lines which it needs at a width."""
-    room, widths = width - _MARGINS["l"] - _MARGINS["r"], [_SWATCH + 6.5 * len(name) for name in names]
-    # plotly gives all entries the width of the longest as soon as one line is too short for them.
-    lines = 1 if sum(widths) <= room else -(-len(names) // max(int(room // max(widths)), 1))
-    bottom = _MARGINS["b"] + _LEGEND_LINE * lines
+    """Return a legend below the axis title, and margins with space for its lines at a figure width in pixels."""
+    available, widths = width - _MARGINS["l"] - _MARGINS["r"], [_SWATCH_PIXELS + 6.5 * len(name) for name in names]
+    # plotly gives every entry the width of the longest one as soon as the entries need more than one line.
+    lines = 1 if sum(widths) <= available else -(-len(names) // max(int(available // max(widths)), 1))
+    bottom = _MARGINS["b"] + _LEGEND_LINE_PIXELS * lines
     y = -(_MARGINS["b"] - 2) / (HEIGHT - _MARGINS["t"] - bottom)
     legend = {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
     return {"legend": legend, "margin": {**_MARGINS, "b": bottom}}
 
 
 def outline_trace(before: Tape, tape: Tape, window: Window = None, points: int = 1000) -> dict[str, Any]:
-    """The allocated curve of another tape, each of its moments where the tape has the same moment."""
+    """Return the allocated curve of another tape, drawn at the matching rows of the tape (`matching_rows`)."""
     arrays = timeline_arrays(before, matching_window(window, tape, before), max(points, 32))
     return {
         "type": "scatter",
         "x": matching_rows(arrays["row"], before, tape),
         "y": arrays["allocated"],
-        "name": BEFORE,
+        "name": OUTLINE_NAME,
         "mode": "lines",
-        "line": {"shape": "hv", "width": 2, "color": OUTLINE},
+        "line": {"shape": "hv", "width": 2, "color": _OUTLINE_COLOUR},
         "hoverinfo": "skip",
     }
 
@@ -373,12 +376,12 @@ def timeline(
     width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
 ) -> go.Figure:
-    """The timeline of a tape: allocated bytes by category over the events, which stand evenly, with or without a clock.
+    """Return the timeline of a tape: allocated bytes by category over the events, which have equal distances.
 
-    Traces, by `name`: the categories that occur (stacked), `allocated` (their sum, which carries the hover texts),
-    `reserved` and `peak`; capacity, steps and phases are shapes with annotations. `window` is the first and last
-    row shown, `points` the most points of a trace (`timeline_arrays`), `width` the pixels that labels must fit. The
-    allocated curve of the tape `before` is a pale outline, stretched so that equal phases lie on each other.
+    Traces by `name`: the categories of the tape (stacked), `allocated` (their sum, with the hover texts), `reserved`
+    and `peak`; capacity, steps and phases are shapes with annotations. `window` is the first and last row shown,
+    `points` the maximum number of points per trace (`timeline_arrays`), `width` the pixels that labels must fit into.
+    With the tape `before`, its allocated curve is an outline, aligned by steps and phases (`matching_rows`).
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))

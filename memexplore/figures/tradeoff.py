@@ -1,4 +1,4 @@
-"""The trade-off: what every setting that was tried costs in time and needs in memory, and the frontier."""
+"""Trade-off of settings: time against peak reserved memory, with the Pareto frontier and the capacity."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from memexplore.units import size_text
 
 HEIGHT = 460
 _FAR = 2.5
-"""A capacity more than this many times the highest point would squash the picture, so it is told in words; a setting
-that much slower than half of them stands at the right edge with its number beside it."""
+"""A capacity above this multiple of the highest point would flatten the points, so it is only a text; a setting slower
+than this multiple of the median is drawn at the right edge with its value as text."""
 _HEADROOM = 1.15
+"""End of both axes relative to the largest value."""
 
 
 class XAxis(enum.Enum):
-    """What the horizontal axis shows; the value is its title."""
+    """Quantity of the horizontal axis; the value is its title."""
 
-    TIME = "expected time of a sample, as written = 1"
-    FLOPS = "FLOPs of a sample, as written = 1"
+    TIME = "expected time per sample, as written = 1"
+    FLOPS = "FLOPs per sample, as written = 1"
 
-    def of(self, point: Point) -> float:
-        """The point's place on the axis."""
+    def value_of(self, point: Point) -> float:
+        """Return the value of a point on the axis."""
         return point.slow_down if self is XAxis.TIME else 1 + point.extra_flops
 
 
 def setting_hover_text(point: Point, capacity: int | None = None) -> str:
-    """What the mouse is told of a setting.
+    """Return the hover text of a setting.
 
     >>> setting_hover_text(Point("precision bf16", 0.5, 0.0, 1024, True), 2048)
     '<b>precision bf16</b><br>1.00 KiB reserved, 1.00 KiB to spare<br>0.50 times the time, +0 % FLOPs'
     """
-    room = ""
+    margin_text = ""
     if capacity is not None:
-        spare = capacity - point.peak_reserved
-        room = f", {size_text(abs(spare))} {'to spare' if spare >= 0 else 'too much'}"
+        margin = capacity - point.peak_reserved
+        margin_text = f", {size_text(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
     return (
-        f"<b>{escaped(point.setting)}</b><br>{size_text(point.peak_reserved)} reserved{room}<br>"
+        f"<b>{escaped(point.setting)}</b><br>{size_text(point.peak_reserved)} reserved{margin_text}<br>"
         f"{point.slow_down:.2f} times the time, {point.extra_flops * 100:+.0f} % FLOPs"
     )
 
@@ -51,37 +52,37 @@ def tradeoff(
     points: Sequence[Point],
     capacity: int | None = None,
     *,
-    across: XAxis = XAxis.TIME,
+    x_axis: XAxis = XAxis.TIME,
     chosen: str | None = None,
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
-    """Settings as points, time to the right and peak reserved upwards; the frontier is a line, so is the capacity.
+    """Return settings as points (x: time or FLOPs, y: peak reserved) with lines for the frontier and the capacity.
 
-    Traces, by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its number in
-    `points`. `capacity` is in bytes, `chosen` the setting with a ring around it. Settings whose time is not known are
-    left out; one far slower than the others stands at the right edge.
+    Traces by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its index in
+    `points`. `capacity` is in bytes, `chosen` the setting with a ring. Settings with a NaN time are omitted; a setting
+    much slower than the others is drawn at the right edge.
 
     >>> figure = tradeoff([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536)
     >>> [(trace.name, list(trace.y)) for trace in figure.data]
     [('frontier', [2048, 1024]), ('fits', [1024]), ('does not fit', [2048])]
     """
-    best = frontier([(across.of(point), point.peak_reserved) for point in points])
-    known = [number for number, point in enumerate(points) if across.of(point) == across.of(point)]
-    edge = _edge([across.of(points[number]) for number in known])
+    best = frontier([(x_axis.value_of(point), point.peak_reserved) for point in points])
+    valid = [number for number, point in enumerate(points) if x_axis.value_of(point) == x_axis.value_of(point)]
+    edge = _edge([x_axis.value_of(points[number]) for number in valid])
     figure = go.Figure()
     figure.add_scatter(
-        x=[min(across.of(points[number]), edge) for number in best],
+        x=[min(x_axis.value_of(points[number]), edge) for number in best],
         y=[points[number].peak_reserved for number in best],
         name="frontier",
         mode="lines",
-        # Between two settings of the frontier there is none: what the slower one needs is had only from there on.
+        # No setting lies between two of the frontier: the lower memory is available only from the slower one on.
         line={"color": RESERVED, "width": 1.5, "dash": "dash", "shape": "hv"},
         hoverinfo="skip",
     )
-    for name, wanted, colour, symbol in (("fits", True, FITS, "circle"), ("does not fit", False, CAPACITY, "x")):
-        shown = [number for number in known if points[number].fits is wanted]
+    for name, fits, colour, symbol in (("fits", True, FITS, "circle"), ("does not fit", False, CAPACITY, "x")):
+        shown = [number for number in valid if points[number].fits is fits]
         figure.add_scatter(
-            x=[min(across.of(points[number]), edge) for number in shown],
+            x=[min(x_axis.value_of(points[number]), edge) for number in shown],
             y=[points[number].peak_reserved for number in shown],
             name=name,
             mode="markers",
@@ -100,23 +101,29 @@ def tradeoff(
             hovertemplate="%{text}<extra></extra>",
             cliponaxis=False,
         )
-    highest = max((points[number].peak_reserved for number in known), default=1)
+    highest = max((points[number].peak_reserved for number in valid), default=1)
     shapes, annotations, top = _capacity(capacity, highest)
     annotations += [
         _note(
             escaped(points[number].setting),
-            x=min(across.of(points[number]), edge),
+            x=min(x_axis.value_of(points[number]), edge),
             y=points[number].peak_reserved,
-            # The two may lie at the same place.
+            # Both points may have the same position.
             yshift=14 if points[number].setting == "as written" else -14,
         )
-        for number in known
+        for number in valid
         if points[number].setting in ("as written", chosen)
     ]
     annotations += [
-        _note(f"{across.of(points[number]):.1f} →", x=edge, y=points[number].peak_reserved, xanchor="left", xshift=8)
-        for number in known
-        if across.of(points[number]) > edge
+        _note(
+            f"{x_axis.value_of(points[number]):.1f} →",
+            x=edge,
+            y=points[number].peak_reserved,
+            xanchor="left",
+            xshift=8,
+        )
+        for number in valid
+        if x_axis.value_of(points[number]) > edge
     ]
     values, texts = byte_ticks(top)
     sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
@@ -133,7 +140,7 @@ def tradeoff(
         shapes=shapes,
         annotations=annotations,
         xaxis={
-            "title": {"text": across.value.replace("expected time", "time") if measured else across.value},
+            "title": {"text": x_axis.value.replace("expected time", "time") if measured else x_axis.value},
             "range": [0, edge * _HEADROOM],
             "gridcolor": GRID,
             "zerolinecolor": GRID,
@@ -151,28 +158,28 @@ def tradeoff(
 
 
 def _edge(values: Sequence[float]) -> float:
-    """The place furthest to the right: the largest value that is not far from half of them."""
+    """Return the right end of the axis: the largest value below `_FAR` times the median."""
     ordered = sorted(values)
     limit = _FAR * max(ordered[len(ordered) // 2], 1.0) if ordered else 1.0
     return max(1.0, *(value for value in [1.0, *ordered] if value <= limit))
 
 
 def _capacity(capacity: int | None, highest: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float]:
-    """The line of the capacity, its words, and the height of the picture."""
+    """Return the shapes and annotations of the capacity, and the top of the y axis."""
     if capacity is None:
         return [], [], highest * _HEADROOM
-    words = f"capacity {size_text(capacity)}"
+    text = f"capacity {size_text(capacity)}"
     if capacity > _FAR * highest:
-        words += f", {capacity / highest:.1f} times the highest ↑"
-        return [], [_label(words, y=1, yref="paper", yshift=-10)], highest * _HEADROOM
+        text += f", {capacity / highest:.1f} times the highest ↑"
+        return [], [_label(text, y=1, yref="paper", yshift=-10)], highest * _HEADROOM
     line = {"color": CAPACITY, "width": 2, "dash": "solid"}
     shape = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": capacity, "y1": capacity, "line": line}
-    return [shape], [_label(words, y=capacity, yshift=9)], max(highest, capacity) * _HEADROOM
+    return [shape], [_label(text, y=capacity, yshift=9)], max(highest, capacity) * _HEADROOM
 
 
-def _label(text: str, **place: Any) -> dict[str, Any]:
-    return _note(text, x=0.995, xref="paper", xanchor="right", font={"size": 11, "color": CAPACITY}, **place)
+def _label(text: str, **position: Any) -> dict[str, Any]:
+    return _note(text, x=0.995, xref="paper", xanchor="right", font={"size": 11, "color": CAPACITY}, **position)
 
 
-def _note(text: str, **place: Any) -> dict[str, Any]:
-    return {"text": text, "showarrow": False, "font": {"size": 11}, **place}
+def _note(text: str, **position: Any) -> dict[str, Any]:
+    return {"text": text, "showarrow": False, "font": {"size": 11}, **position}

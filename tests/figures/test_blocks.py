@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memexplore.allocator import Settings, replay
 from memexplore.analysis import curves
 from memexplore.analysis.addresses import address_map, fragmentation, fragmentation_text, gaps
-from memexplore.figures.blocks import FREE, ROWS, blocks_figure
+from memexplore.figures.blocks import FREE, MAX_LINES, blocks_figure
 from memexplore.tape import Category, Meta, Source, Tape
 from tests.sample_tapes import MIB, Program, small_tape, training_tape
 
@@ -131,11 +131,11 @@ def many_segments(count: int) -> Tape:
     return replay(program.tape(GPU))
 
 
-@pytest.mark.parametrize("count", [ROWS, 1400])
+@pytest.mark.parametrize("count", [MAX_LINES, 1400])
 def test_many_segments_share_rows_and_do_not_overlap(count: int) -> None:
     (free, _) = blocks_figure(many_segments(count)).data
     assert len(free.x) == count
-    assert max(free.y) < ROWS + 2
+    assert max(free.y) < MAX_LINES + 2
     spans = sorted(zip(free.y, free.base, free.x, strict=True))
     assert all(
         line < below or begin + size <= after for (line, begin, size), (below, after, _) in itertools.pairwise(spans)
@@ -174,7 +174,7 @@ def test_a_row_that_is_not_there_is_an_error(row: int) -> None:
 
 def test_a_cpu_has_no_segments_and_says_so() -> None:
     (note,) = blocks_figure(small_tape()).layout.annotations
-    assert note.text.startswith("No segments at this moment")
+    assert note.text.startswith("No segments")
     assert fragmentation_text(small_tape(), 0) == "No memory is reserved: the allocator holds no segment."
 
 

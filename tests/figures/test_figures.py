@@ -169,7 +169,7 @@ def test_a_far_capacity_does_not_squash_the_picture():
 
 
 def test_running_out_of_memory_is_marked():
-    assert "<b>out of memory: 2.00 GiB asked for</b>" in texts(window_layout(oom_tape()))
+    assert "<b>out of memory: 2.00 GiB requested</b>" in texts(window_layout(oom_tape()))
 
 
 def test_the_source_is_said():
