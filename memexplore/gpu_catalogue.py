@@ -1,4 +1,4 @@
-"""The GPU catalogue: memory, memory outside the allocator, compute capability and speed, each with its source."""
+"""GPU catalogue: memory, memory outside the allocator, compute capability and speed of GPUs, each with its source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIB = 1024**2
 
 
 class Flops(NamedTuple):
-    """Peak dense FLOP/s by data type; None where the hardware has no units for it or nothing is known.
+    """Peak dense FLOP/s by data type; None without hardware support or without a source.
 
     `tf32`, `fp16` and `bf16` are tensor-core rates that accumulate in fp32, as training does.
     """
@@ -29,12 +29,12 @@ class Flops(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Where the numbers of a catalogue entry come from, one text each."""
+    """Sources of the numbers of a catalogue entry, one text each."""
 
     total: str
     outside: str
     performance: str
-    """Of compute capability, multiprocessors, bandwidth and FLOP/s."""
+    """Source of compute capability, multiprocessors, bandwidth and FLOP/s."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Gpu:
     estimated: tuple[str, ...] = ()
     note: str = ""
     outside_range: tuple[int, int] = (0, 0)
-    """Least and most that `outside` may be, by what a process runs."""
+    """Lowest and highest value of `outside` over workloads."""
 
     @property
     def capacity(self) -> int:
-        """Bytes the allocator can reserve: `total` without `outside`.
+        """Bytes that the allocator can reserve: `total` minus `outside`.
 
         >>> gpu = find("T4")
         >>> gpu.capacity == gpu.total - gpu.outside
@@ -74,13 +74,13 @@ class Gpu:
         return self.total - self.outside
 
     def for_release(self, release: str | None) -> Gpu:
-        """The same card with what lies outside the allocator under a torch release, None for the newest that was read.
+        """Return the GPU with the `outside` of a torch release, by default of the newest release with a reading.
 
         >>> t4 = find("T4")
         >>> (t4.for_release("2.14").outside - t4.for_release("2.11").outside) / 1024**2  # see outside_allocator
         -10.125
 
-        Raises ValueError for what is no release.
+        Raises ValueError for a text that is not a release.
         """
         if not any(gpu.key == self.key for gpu in _CATALOGUE):
             return self
@@ -94,12 +94,12 @@ class Gpu:
 
 
 # --- sources -------------------------------------------------------------------------------------------------------
-# Totals are those of recent drivers (R570 and later), because torch 2.11 and later need one; older drivers report up
-# to 1 % more (a T4: 15 102 MiB under R535, 14 913 MiB under R570).
+# Totals are as reported by recent drivers (R570 and later), which torch 2.11 and later need. Older drivers report up to
+# 1 % more (a T4: 15 102 MiB under R535, 14 913 MiB under R570).
 _ULTRALYTICS = "total_memory as the start line of Ultralytics prints it, "
 _LLAMA = "total as the start line of llama.cpp prints it, "
 _OOM = "'has a total capacity of' in OutOfMemoryError texts, "
-_LIKE = "estimate: no report from a recent driver found; as "
+_LIKE = "estimate: no report from a recent driver found; same as "
 _PASCAL = "NVIDIA Tesla P100 PCIe datasheet"
 _VOLTA = "NVIDIA V100 datasheet, SXM2"
 _TURING = "NVIDIA T4 datasheet"
@@ -122,7 +122,7 @@ def _gpu(
     performance_source: str,
     *aliases: str,
 ) -> Gpu:
-    """One row of the catalogue, in the units of the sources: MiB, 10^9 bytes per second, 10^12 FLOP/s."""
+    """Return a catalogue entry from the units of the sources: MiB, 10^9 bytes per second, 10^12 FLOP/s."""
     held = bytes_outside(key, capability, multiprocessors)
     estimates = {"total": total_source.startswith("estimate"), "outside": held.estimated}
     return Gpu(
@@ -137,12 +137,12 @@ def _gpu(
         sources=Sources(total_source, held.source, performance_source),
         aliases=aliases,
         outside_range=(held.low, held.high),
-        estimated=tuple(field for field, guessed in estimates.items() if guessed),
+        estimated=tuple(field for field, is_estimate in estimates.items() if is_estimate),
     )
 
 
 def _tensor(fp32: float, tf32: float, half: float) -> tuple[float, float, float, float]:
-    """Rates of a GPU on which fp16 and bf16 are equally fast."""
+    """Return the TFLOP/s of a GPU whose fp16 and bf16 rates are equal."""
     return fp32, tf32, half, half
 
 
@@ -245,55 +245,55 @@ _NAME_AND_SIZE = re.compile(r"(.+?)[\s_-]+(\d+)\s*gi?b\s*", re.IGNORECASE)
 
 
 def _normal(text: str) -> str:
-    """A name without case, spaces, punctuation and the maker's brand words."""
+    """Return a name in lower case without spaces, punctuation and brand words."""
     return _NOISE.sub("", text.lower())
 
 
 def _names() -> dict[str, Gpu]:
-    """Every normalised name, the first entry that bears it winning: key before alias before torch's name."""
+    """Return entries by normalised name; of equal names the first counts, keys before aliases before torch's names."""
     names: dict[str, Gpu] = {}
     for texts in (lambda gpu: (gpu.key,), lambda gpu: gpu.aliases, lambda gpu: (gpu.name,)):
         for gpu in _CATALOGUE:
             for text in texts(gpu):
                 names.setdefault(_normal(text), gpu)
     for name, gpu in list(names.items()):
-        # People leave the RTX out: 4090, A6000, PRO 6000.
+        # Users often omit RTX: 4090, A6000, PRO 6000.
         names.setdefault(name.removeprefix("rtx"), gpu)
     return names
 
 
 def find(text: str) -> Gpu:
-    """The GPU of a catalogue name, an alias or a size; case, spaces and hyphens do not matter.
+    """Return the GPU of a catalogue name, an alias or a size; case, spaces and hyphens are ignored.
 
-    A plain family name means the first card that bore it: ``A100`` is the 40 GB one, ``V100`` the 16 GB one. The size
-    it is sold with may follow (``RTX 4090 24GB``). A size alone means an unknown GPU of compute capability 8.0 whose
-    allocator may use all of it, which its ``note`` says.
+    A family name is the first GPU of that family: ``A100`` the 40 GB one, ``V100`` the 16 GB one. The marketed size can
+    follow the name (``RTX 4090 24GB``). A size without a name is an unknown GPU of compute capability 8.0 whose
+    allocator can use all of it, as its ``note`` says.
 
     >>> find("rtx4090").name, find("24GiB").compute_capability
     ('NVIDIA GeForce RTX 4090', (8, 0))
 
-    Raises ValueError where the text is neither, naming the nearest catalogue names.
+    Raises ValueError, with the most similar catalogue names, for any other text.
     """
     names = _names()
-    known = names.get(_normal(text))
-    if known is not None:
-        return known
+    gpu = names.get(_normal(text))
+    if gpu is not None:
+        return gpu
     if parts := _NAME_AND_SIZE.fullmatch(text):
-        known = names.get(_normal(parts[1]))
-        # A card sold with 16 GB has between 14.5 and 16 GiB for torch.
-        if known is not None and 0.88 < known.total / (int(parts[2]) * 1024**3) <= 1:
-            return known
+        gpu = names.get(_normal(parts[1]))
+        # torch reports between 14.5 and 16 GiB for a GPU sold with 16 GB.
+        if gpu is not None and 0.88 < gpu.total / (int(parts[2]) * 1024**3) <= 1:
+            return gpu
     try:
         size = parse_size(text)
     except ValueError:
-        near = difflib.get_close_matches(_normal(text), names, n=6, cutoff=0.5)
-        keys = list(dict.fromkeys(names[name].key for name in near))[:3]
+        similar = difflib.get_close_matches(_normal(text), names, n=6, cutoff=0.5)
+        keys = list(dict.fromkeys(names[name].key for name in similar))[:3]
         hint = f"did you mean {', '.join(keys)}? " if keys else ""
         raise ValueError(
             f"no GPU {text!r} in the catalogue: {hint}`memexplore gpus` lists all; a size such as 24GiB works too"
         ) from None
     if size <= 0:
-        raise ValueError(f"a GPU of {text!r} holds nothing: write a size such as 24GiB")
+        raise ValueError(f"a GPU of {text!r} has no memory: write a size such as 24GiB")
     return Gpu(
         key=size_text(size),
         name=f"GPU with {size_text(size)}",
@@ -303,17 +303,17 @@ def find(text: str) -> Gpu:
         multiprocessors=108,
         bandwidth=None,
         flops=Flops(),
-        sources=Sources("the size asked for", "none taken off", "estimate: compute capability 8.0 as the A100"),
+        sources=Sources("the given size", "none subtracted", "estimate: compute capability 8.0 as the A100"),
         estimated=("outside", "compute_capability", "multiprocessors"),
-        note="Compute capability 8.0 is assumed, and that the allocator may use all of the size: "
-        "a real GPU keeps 1 to 3 % for the driver, the CUDA context and kernels.",
+        note="Compute capability 8.0 is assumed, and that the allocator can use the whole size: "
+        "on a real GPU the driver, the CUDA context and kernels take 1 to 3 %.",
     )
 
 
 def gpus(release: str | None = None) -> pandas.DataFrame:
-    """The catalogue, one row a GPU, smallest first: sizes in bytes, bandwidth in bytes/s, rates in FLOP/s.
+    """Return the catalogue, one row per GPU, smallest first: sizes in bytes, bandwidth in bytes/s, rates in FLOP/s.
 
-    `outside` and `capacity` are those under a torch release, the newest that was read where it is None.
+    `outside` and `capacity` are those of a torch release, by default of the newest release with a reading.
 
     >>> table = gpus()
     >>> int(table.loc["T4", "multiprocessors"])

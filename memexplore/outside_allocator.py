@@ -1,16 +1,16 @@
-"""What lies outside the allocator in a training process: readings of CUDA context and kernels, by GPU and release.
+"""Memory outside the allocator in a training process (CUDA context, loaded kernels): readings by GPU and torch release.
 
-What the readings say:
+What the readings show:
 
-- **The release does not matter.** A T4 held 140.875 MiB after training steps with torch 2.10 (CUDA 12.8) and with 2.14
-  (CUDA 13.0), to the byte; RTX 4090s 0.45 to 0.48 GiB with 2.2 to 2.9, with 2.6, with 2.11 and later; RTX 5090s
-  0.49 GiB after loading weights with 2.9 or 2.10 and with 2.11 or later.
-- **What ran does.** Kernels are loaded when they are first called: the T4 held 104.875 MiB before it computed anything,
-  and after training of convolutions, with one release, 0.15 or 0.20 GiB.
-- **A context alone grows with the threads that are resident on the GPU**, whatever the architecture: `context`.
+- **The torch release has no effect.** A T4 held 140.875 MiB after training steps with torch 2.10 (CUDA 12.8) and with
+  2.14 (CUDA 13.0), equal to the byte; RTX 4090s 0.45 to 0.48 GiB with 2.2 to 2.9, with 2.6, with 2.11 and later;
+  RTX 5090s 0.49 GiB after loading weights with 2.9 or 2.10 and with 2.11 or later.
+- **The workload has an effect.** CUDA loads a kernel at its first call: the T4 held 104.875 MiB before any computation,
+  and after training convolutions, with one release, 0.15 or 0.20 GiB.
+- **The context without kernels grows with the resident threads of the GPU**, on every architecture: `context_mib`.
 
-So a reading of the very card is taken, of the release asked for where there is one, else of the nearest; a card without
-a reading gets its context and what kernels take on other cards of its compute capability, marked as an estimate.
+So `bytes_outside` takes a reading of the same GPU, of the requested release if available, else of the nearest. A GPU
+without a reading gets an estimate: its context, plus the kernels of other GPUs of its compute capability.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ _NEWEST = (99, 0)
 
 
 class Workload(enum.Enum):
-    """What a process had run when it was read."""
+    """Work of a process before its reading."""
 
     CONTEXT = "nothing computed"
     FORWARD = "forward passes"
-    """Put down too where nobody says what ran."""
+    """Also readings whose source does not name the workload."""
     TRAINING = "training"
 
 
 class Reading(NamedTuple):
-    """One process on one GPU, read once."""
+    """Memory outside the allocator of one process on one GPU, read once."""
 
     gpu: str
     """Key of the catalogue entry."""
     release: str
-    """Of torch: one (`2.11`), several that write the same text (`2.2-2.9`, `2.11+`), or empty where nobody says."""
+    """torch release (`2.11`), releases that print the same text (`2.2-2.9`, `2.11+`), or empty if unknown."""
     cuda: str
-    """The toolkit that torch was built with; empty where nobody says."""
+    """CUDA toolkit of the torch build, empty if unknown."""
     mib: float
     workload: Workload
     source: str
     tolerance: float = 15
-    """How far off it may be, in MiB: texts print hundredths of a GiB."""
+    """Error bound in MiB; most sources print hundredths of a GiB."""
 
 
 class BytesOutside(NamedTuple):
-    """Bytes outside the allocator, and between what they lie."""
+    """Bytes outside the allocator, with the range over workloads."""
 
     bytes: int
     low: int
     high: int
     estimated: bool
-    """Whether no training or forward pass on this very card was read."""
+    """Whether no training or forward pass on this GPU was read."""
     source: str
 
 
 def _text(in_use: float, allocated: float, unallocated: float) -> float:
-    """MiB by an OutOfMemoryError text in GiB: in use by the process - allocated - reserved but unallocated."""
+    """Return MiB from an OutOfMemoryError text in GiB: in use by the process - allocated - reserved but unallocated."""
     return round((in_use - allocated - unallocated) * 1024)
 
 
 _CONTEXT, _FORWARD, _TRAINING = Workload.CONTEXT, Workload.FORWARD, Workload.TRAINING
-# Texts say which releases they may be of: until 2.1 they advise max_split_size_mb, from 2.2 expandable_segments, just
-# before 2.11 in PYTORCH_ALLOC_CONF, from 2.11 on they lead to docs.pytorch.org (pytorch/pytorch, pull request 172327).
+# The wording of the text shows the release: until 2.1 it suggests max_split_size_mb, from 2.2 expandable_segments, just
+# before 2.11 in PYTORCH_ALLOC_CONF, from 2.11 it links to docs.pytorch.org (pytorch/pytorch, pull request 172327).
 _OOM = "an OutOfMemoryError text: "
 _FITCHECK = "total - free - reserved (github Anassbzdd/fitcheck, data/measurements)"
 _YOLO = "the log of a YOLO training run on Colab: "
@@ -160,7 +160,7 @@ READINGS: tuple[Reading, ...] = (
 # fmt: on
 
 RESIDENT_THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
-"""Threads that are resident on a multiprocessor, 1536 elsewhere (CUDA programming guide, compute capabilities)."""
+"""Maximum resident threads per multiprocessor by compute capability, 1536 if missing (CUDA programming guide)."""
 
 KERNEL_MIB: dict[tuple[int, int], tuple[int, int, int]] = {
     (6, 0): (66, 66, 66),
@@ -173,91 +173,98 @@ KERNEL_MIB: dict[tuple[int, int], tuple[int, int, int]] = {
     (10, 0): (130, 130, 130),
     (12, 0): (90, 104, 131),
 }
-"""MiB beyond `context` by compute capability: least, median and most of the readings of training, or else forward."""
+"""MiB beyond `context_mib` by compute capability: lowest, median and highest reading of training, else of forward."""
 
 _CONTEXT_LINE = 27, 1.874
-"""MiB, and KiB for each resident thread: the line through RTX 5060 Ti (128), RTX 4090 (386) and RTX 6000 Ada (426)."""
-_SPREAD = 0.08
-"""How far contexts that were read lie off that line."""
+"""MiB, and KiB per resident thread: the line through RTX 5060 Ti (128), RTX 4090 (386) and RTX 6000 Ada (426 MiB)."""
+_CONTEXT_ERROR = 0.08
+"""Largest relative deviation of the other readings from that line."""
 
 
 def context_mib(capability: tuple[int, int], multiprocessors: int) -> float:
-    """MiB of a context alone: 27 and 1.874 KiB for each resident thread, 8 % more or less.
+    """Return the MiB of a CUDA context without kernels: 27 MiB + 1.874 KiB per resident thread, within 8 %.
 
-    The driver keeps local memory for every thread that can be resident. The line goes through three cards whose
-    context was read to the MiB; the others that were read lie up to 8 % off it.
+    The driver keeps local memory for each thread that can be resident. The line goes through three GPUs whose context
+    was read to the MiB; the other readings deviate by up to 8 %.
 
     >>> round(context_mib((8, 9), 128))  # an RTX 4090, where 386 MiB were read
     387
     """
-    base, of_a_thread = _CONTEXT_LINE
-    return base + of_a_thread * multiprocessors * RESIDENT_THREADS.get(capability, 1536) / 1024
+    base, kib_per_thread = _CONTEXT_LINE
+    return base + kib_per_thread * multiprocessors * RESIDENT_THREADS.get(capability, 1536) / 1024
 
 
 def bytes_outside(
     gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None
 ) -> BytesOutside:
-    """Bytes outside the allocator in a training process on a card of the catalogue, and between what they lie.
+    """Return the bytes outside the allocator in a training process on a GPU of the catalogue, with their range.
 
-    `gpu` is the key of the entry, `release` a torch release such as ``2.11``, the newest that was read where it is
-    None. Readings of training come before those of forward passes, then nearer releases before others.
+    `gpu` is the key of the entry, `release` a torch release such as ``2.11``, by default the newest with a reading.
+    Readings of training are preferred to forward passes, then readings of a nearer release.
 
     >>> bytes_outside("T4", (7, 5), 40, "2.14").bytes / 1024**2
     140.875
 
-    Raises ValueError where the release is none.
+    Raises ValueError for a text that is not a release.
     """
-    wanted = _NEWEST if release is None else _release(release)
-    known = [reading for reading in READINGS if reading.gpu == gpu]
-    ran = [reading for reading in known if reading.workload is not Workload.CONTEXT]
-    if ran:
-        best = min(
-            ran, key=lambda reading: (reading.workload is not Workload.TRAINING, _distance(wanted, reading.release))
-        )
-        return BytesOutside(
-            bytes=round(best.mib * _MIB),
-            low=round(min(reading.mib - reading.tolerance for reading in ran) * _MIB),
-            high=round(max(reading.mib + reading.tolerance for reading in ran) * _MIB),
-            estimated=False,
-            source=_said(best),
-        )
-    alone = next((reading for reading in known), None)
-    start = context_mib(capability, multiprocessors) if alone is None else alone.mib
-    off = _SPREAD * start if alone is None else alone.tolerance
+    wanted = _NEWEST if release is None else _parse_release(release)
+    of_gpu = [reading for reading in READINGS if reading.gpu == gpu]
+    computing = [reading for reading in of_gpu if reading.workload is not Workload.CONTEXT]
+    if not computing:
+        return _estimate(capability, multiprocessors, next(iter(of_gpu), None))
+    best = min(
+        computing,
+        key=lambda reading: (reading.workload is not Workload.TRAINING, _distance(wanted, reading.release)),
+    )
+    return BytesOutside(
+        bytes=round(best.mib * _MIB),
+        low=round(min(reading.mib - reading.tolerance for reading in computing) * _MIB),
+        high=round(max(reading.mib + reading.tolerance for reading in computing) * _MIB),
+        estimated=False,
+        source=_source_text(best),
+    )
+
+
+def _estimate(capability: tuple[int, int], multiprocessors: int, context: Reading | None) -> BytesOutside:
+    """Return the context (a reading, else `context_mib`) plus the kernels of other GPUs of the compute capability."""
+    if context is None:
+        mib = context_mib(capability, multiprocessors)
+        error, origin = _CONTEXT_ERROR * mib, "a context by its multiprocessors"
+    else:
+        mib, error, origin = context.mib, context.tolerance, f"its context ({_source_text(context)})"
     family = (
         capability if capability in KERNEL_MIB else max(key for key in KERNEL_MIB if key <= max(capability, (6, 0)))
     )
-    least, usual, most = KERNEL_MIB[family]
-    read = "a context by its multiprocessors" if alone is None else f"its context ({_said(alone)})"
+    lowest, median, highest = KERNEL_MIB[family]
     return BytesOutside(
-        bytes=round((start + usual) * _MIB),
-        low=round((start - off + least) * _MIB),
-        high=round((start + off + most) * _MIB),
+        bytes=round((mib + median) * _MIB),
+        low=round((mib - error + lowest) * _MIB),
+        high=round((mib + error + highest) * _MIB),
         estimated=True,
-        source=f"estimate: {read}, {start:.0f} MiB, and {usual} MiB of kernels as on other cards of compute "
+        source=f"estimate: {origin}, {mib:.0f} MiB, and {median} MiB of kernels as on other GPUs of compute "
         f"capability {family[0]}.{family[1]}",
     )
 
 
-def _said(reading: Reading) -> str:
-    of = f"torch {reading.release}" if reading.release else "a release not told"
-    return f"{of}, {reading.workload.value}: {reading.source}"
+def _source_text(reading: Reading) -> str:
+    release = f"torch {reading.release}" if reading.release else "unknown torch release"
+    return f"{release}, {reading.workload.value}: {reading.source}"
 
 
-def _release(text: str) -> tuple[int, int]:
+def _parse_release(text: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
-        raise ValueError(f"{text!r} is no torch release: write one such as 2.11")
+        raise ValueError(f"{text!r} is not a torch release: write one such as 2.11")
     return int(match[1]), int(match[2])
 
 
 def _distance(wanted: tuple[int, int], releases: str) -> float:
-    """How far a release is from those of a reading: 0 from the one, little from several it is among."""
+    """Return the distance of a release from the releases of a reading: 0 if equal, 0.5 within a range of several."""
     if not releases:
         return 1000
-    first = _release(releases)
-    last = _NEWEST if releases.endswith("+") else _release(releases.partition("-")[2] or releases)
+    first = _parse_release(releases)
+    last = _NEWEST if releases.endswith("+") else _parse_release(releases.partition("-")[2] or releases)
     if first <= wanted <= last:
         return 0 if first == last else 0.5
-    near = first if wanted < first else last
-    return 100 * abs(wanted[0] - near[0]) + abs(wanted[1] - near[1])
+    nearest = first if wanted < first else last
+    return 100 * abs(wanted[0] - nearest[0]) + abs(wanted[1] - nearest[1])

@@ -1,4 +1,4 @@
-"""A tape as one stand-alone HTML page that works offline."""
+"""HTML report of a Tape: one stand-alone page that works offline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ body {{ margin: 0 auto; padding: 1.5rem; max-width: 1500px; font: 15px/1.5 {FONT
 h1 {{ font-size: 1.35rem; line-height: 1.35; margin: 0; overflow-wrap: anywhere; }}
 h2 {{ font-size: 1.1rem; margin: 2.2rem 0 0.2rem; }}
 p {{ margin: 0.2rem 0 0.8rem; max-width: 60rem; }}
-.told {{ color: var(--muted); }}
+.note {{ color: var(--muted); }}
 .oom {{ color: #d55e00; overflow-wrap: anywhere; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 0.9rem; }}
@@ -53,16 +53,16 @@ tbody tr:nth-child(odd) {{ background: var(--odd); }}
 code {{ font-size: 0.95em; overflow-wrap: break-word; }}
 """
 
-# The figures are drawn in the colour that suits the page, and again when the page turns light or dark.
+# The text colour of the figures follows the light or dark setting of the page.
 _SCRIPT = """
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const colour = () => dark.matches ? DARK : LIGHT;
 const config = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]};
 for (const holder of document.querySelectorAll("script[type='application/json']")) {
-  const figure = JSON.parse(holder.textContent), place = document.getElementById(holder.dataset.place);
+  const figure = JSON.parse(holder.textContent), target = document.getElementById(holder.dataset.target);
   figure.layout.font.color = colour();
-  Plotly.newPlot(place, figure.data, figure.layout, config);
-  dark.addEventListener("change", () => Plotly.relayout(place, {"font.color": colour()}));
+  Plotly.newPlot(target, figure.data, figure.layout, config);
+  dark.addEventListener("change", () => Plotly.relayout(target, {"font.color": colour()}));
 }
 for (const table of document.querySelectorAll("table.memexplore")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
@@ -84,17 +84,17 @@ for (const table of document.querySelectorAll("table.memexplore")) {
 
 
 def html(tape: Tape) -> str:
-    """The tape as a stand-alone page: sentence, timeline, layers, tensors, lines, blocks, what grew, what it rests on.
+    """Return a stand-alone HTML page: sentence, timeline, layers, tensors, lines, growth, blocks, sources.
 
-    plotly.js is in the page, once (about 5 MB), and nothing is fetched. The page follows the reader's light or dark
-    setting; without JavaScript it shows the static picture.
+    The page contains plotly.js once (about 5 MB) and loads nothing. It follows the light or dark setting of the
+    browser; without JavaScript it shows the static image.
 
     >>> from memexplore.tape import Meta, Source, Tape
     >>> page = html(Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu")))
     >>> page.startswith("<!DOCTYPE html>")
     True
 
-    Raises ValueError where the tape is not placed.
+    Raises ValueError for a tape that is not placed.
     """
     first, *others = sentence(tape).splitlines()
     script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
@@ -106,26 +106,27 @@ def html(tape: Tape) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(first)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(first)}</h1>",
-        *(f'<p class="told">{escape(line)}</p>' for line in others),
+        *(f'<p class="note">{escape(line)}</p>' for line in others),
         *([f'<p class="oom">{escape(oom_text(tape))}</p>'] if oom_text(tape) else []),
         f"<noscript>{image(tape)}</noscript>",
         _figure("timeline", timeline(tape, points=_POINTS)),
         "<h2>Layers</h2>",
-        '<p class="told">What each layer and all below it holds in the step with the highest peak: the activations '
-        "it keeps for backward, its parameters, buffers, gradients and optimizer state. A click folds the tree.</p>",
+        '<p class="note">Bytes of each layer and its sublayers in the step with the highest peak: activations saved '
+        "for backward, parameters, buffers, gradients and optimizer state. Click a layer to enlarge it.</p>",
         _figure("layers", layers_figure(tape)),
         "<h2>Largest tensors at the peak</h2>",
-        '<p class="told">Requested bytes, and the line of your code that made each. A click on a heading sorts.</p>',
+        '<p class="note">Requested bytes, and the line of your code that allocated each tensor. '
+        "Click a heading to sort.</p>",
         f'<div class="wide">{tensors_table(tape)}</div>',
         "<h2>Lines at the peak</h2>",
-        '<p class="told">Who was alive at the peak, by the innermost line of your own code that asked for it.</p>',
+        '<p class="note">Allocated bytes at the peak by the innermost line of your code that allocated them.</p>',
         f'<div class="wide">{lines_table(tape)}</div>',
         *_growth(tape),
         *_blocks(tape),
         "<h2>Categories at the peak</h2>",
-        '<p class="told">Allocated bytes: the blocks handed out, after rounding.</p>',
+        '<p class="note">Allocated bytes: blocks after rounding.</p>',
         f'<div class="wide">{categories_table(tape)}</div>',
-        "<h2>What this rests on</h2>",
+        "<h2>Sources and assumptions</h2>",
         _facts(tape),
         f"<script>{get_plotlyjs()}</script><script>{script}</script></body></html>",
     ]
@@ -137,8 +138,8 @@ def _growth(tape: Tape) -> list[str]:
     if not text:
         return []
     return [
-        "<h2>What grew from step to step</h2>",
-        f'<p class="told">{escape(text)}</p>',
+        "<h2>Growth from step to step</h2>",
+        f'<p class="note">{escape(text)}</p>',
         f'<div class="wide">{growth_table(tape)}</div>',
     ]
 
@@ -149,19 +150,19 @@ def _blocks(tape: Tape) -> list[str]:
         return []
     return [
         "<h2>Segments and blocks at the peak</h2>",
-        f'<p class="told">{escape(fragmentation_text(tape, row))}</p>',
+        f'<p class="note">{escape(fragmentation_text(tape, row))}</p>',
         _figure("blocks", blocks_figure(tape, row)),
     ]
 
 
 def _figure(name: str, figure: go.Figure) -> str:
-    # A user's module may be called anything, "</script>" too, so no "<" may stand in the data.
+    # A module may have any name, even "</script>", so "<" is escaped.
     data = figure.to_json().replace("<", "\\u003c")
-    return f'<div id="{name}"></div><script type="application/json" data-place="{name}">{data}</script>'
+    return f'<div id="{name}"></div><script type="application/json" data-target="{name}">{data}</script>'
 
 
 def _facts(tape: Tape) -> str:
-    meta, told = tape.meta, summary(tape)
+    meta, result = tape.meta, summary(tape)
     facts = {
         "source": meta.source.value,
         "device": meta.device,
@@ -170,10 +171,10 @@ def _facts(tape: Tape) -> str:
         "allocator settings": meta.settings,
         **meta.versions,
         "events": f"{len(tape):,}",
-        "steps": str(told["steps"]),
-        "peak requested": size_text(told["peak_requested"]),
-        "peak allocated": size_text(told["peak_allocated"]),
-        "peak reserved": size_text(told["peak_reserved"]),
+        "steps": str(result["steps"]),
+        "peak requested": size_text(result["peak_requested"]),
+        "peak allocated": size_text(result["peak_allocated"]),
+        "peak reserved": size_text(result["peak_reserved"]),
     }
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items() if value

@@ -1,4 +1,4 @@
-"""Bytes to text and back; the only place that knows 1024."""
+"""Sizes as text: bytes to text with binary units, and text to bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kmgtp]i?b?|b
 
 
 def size_text(size: float) -> str:
-    """Write a number of bytes with a binary unit and three digits.
+    """Return a number of bytes as text with three digits and a binary unit.
 
     >>> size_text(9_803_000_000), size_text(512), size_text(-3 * 1024**2)
     ('9.13 GiB', '512 B', '-3.00 MiB')
@@ -18,7 +18,7 @@ def size_text(size: float) -> str:
         return "-" + size_text(-size)
     value = float(size)
     for unit in _PREFIXES:
-        # 999.5 would be written with four digits, so it moves to the next unit.
+        # 999.5 rounds to four digits, so it gets the next unit.
         if value < 999.5 or unit == _PREFIXES[-1]:
             break
         value /= 1024
@@ -29,7 +29,7 @@ def size_text(size: float) -> str:
 
 
 def difference_text(before: float, after: float) -> str:
-    """Write a change in bytes with its sign and per cent of what was there before.
+    """Return a change in bytes as text, with its sign and in per cent of `before`.
 
     >>> difference_text(1024**3, 512 * 1024**2)
     '-512 MiB (-50 %)'
@@ -41,15 +41,15 @@ def difference_text(before: float, after: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read a size such as ``24GiB``, ``512 MiB`` or ``80GB``; a unit is needed, and K to P are binary.
+    """Return the bytes of a size such as ``24GiB``, ``512 MiB`` or ``80GB``; K to P are binary, also without "i".
 
     >>> parse_size("24GiB") == 24 * 1024**3, parse_size("1.5 MiB")
     (True, 1572864)
 
-    Raises ValueError where the text is no size.
+    Raises ValueError for a text without a number and a unit.
     """
     match = _SIZE.fullmatch(text)
     if match is None or match["unit"] is None:
-        raise ValueError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 512MiB")
+        raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 24GiB or 512MiB")
     power = "bkmgtp".index(match["unit"][0].lower())
     return int(float(match["number"]) * 1024**power)

@@ -77,7 +77,7 @@ def test_every_answer_lies_within_its_range(key, release):
 
 def test_an_estimate_is_a_context_and_the_kernels_of_its_compute_capability():
     # RTX 3070: 46 multiprocessors of 1536 threads, 1.874 KiB each: 129.3 MiB, with 27 of the context 156.3; kernels
-    # take 54 MiB on other cards of compute capability 8.6.
+    # take 54 MiB on other GPUs of compute capability 8.6.
     assert of("RTX 3070").estimated
     assert of("RTX 3070").bytes / MIB == pytest.approx(27 + 46 * 1536 * 1.874 / 1024 + 54, abs=1e-6)
 
@@ -89,7 +89,7 @@ def test_a_context_that_was_read_is_the_start_of_an_estimate():
 
 
 def test_a_text_that_is_no_release_is_refused():
-    with pytest.raises(ValueError, match=r"no torch release: write one such as 2\.11"):
+    with pytest.raises(ValueError, match=r"not a torch release: write one such as 2\.11"):
         of("T4", "new")
 
 

@@ -38,8 +38,8 @@ def page() -> str:
     return report.html(training_tape())
 
 
-def data_of(page: str, place: str) -> dict:
-    match = re.search(rf'<script type="application/json" data-place="{place}">(.*?)</script>', page, re.DOTALL)
+def data_of(page: str, name: str) -> dict:
+    match = re.search(rf'<script type="application/json" data-target="{name}">(.*?)</script>', page, re.DOTALL)
     assert match is not None
     return json.loads(match[1])
 
@@ -97,7 +97,7 @@ def test_blocks_and_lines_are_there(page):
     assert data_of(page, "blocks")["data"][0]["name"] == "free"
     assert "internal fragmentation" in page
     assert "<h2>Lines at the peak</h2>" in page
-    assert "What grew from step to step" not in page
+    assert "Growth from step to step" not in page
 
 
 def test_what_grew_is_told_where_something_grows():

@@ -37,5 +37,5 @@ def test_a_written_size_is_read_back(number, unit):
 
 @pytest.mark.parametrize("text", ["", "24", "GiB", "24 apples", "-3GiB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
