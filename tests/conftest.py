@@ -14,6 +14,7 @@ import pytest
 from tests.layout import TESTED_UNDER_EVERY_TORCH
 
 
+@pytest.hookimpl(tryfirst=True)  # before the hook of pytest-xdist that reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tests of one file in one process, which caches what they share, and all browser tests in one process.
 
