@@ -8,25 +8,31 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.layout import TESTED_UNDER_EVERY_TORCH
 
 
-@pytest.hookimpl(tryfirst=True)  # before the hook of pytest-xdist that reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the tests of one file in one process, which caches what they share, and all browser tests in one process.
-
-    Tests whose result depends on the release of torch get the marker `torch`.
-    """
+    """Give the marker `torch` to tests whose result depends on the release of torch."""
     for item in items:
-        folder, part = item.path.relative_to(config.rootpath).parts[:2]
-        part = part.removeprefix("test_").removesuffix(".py")
-        browser = (folder, part) == ("tests", "browser")
-        item.add_marker(pytest.mark.xdist_group("browser" if browser else str(item.path)))
+        part = item.path.relative_to(config.rootpath).parts[1].removeprefix("test_").removesuffix(".py")
         if part in TESTED_UNDER_EVERY_TORCH:
             item.add_marker(pytest.mark.torch)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Run the tests of one file in one process, which caches what they share, and all browser tests in one process."""
+    return _ByFile(config, log)
+
+
+class _ByFile(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
 
 
 # --- browser tests run while no other test does ---------------------------------------------------------------------
