@@ -159,10 +159,9 @@ def _with_stride(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 def _change_layout(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the memory of a tensor and of its gradient; both stay the same objects."""
-    with torch.no_grad():
-        for value in (tensor, tensor.grad):
-            if value is not None:
-                value.data = change(value.data)
+    for value in (tensor, tensor.grad):
+        if value is not None:
+            value.data = change(value.data)
 
 
 def _offload(target: Target) -> ApplyReport:

@@ -27,13 +27,49 @@ def wrap_forward(log: UndoLog, module: nn.Module, wrapper: Wrapper) -> None:
     >>> model(1), "forward" in vars(model)
     (1, False)
     """
-    inner = module.forward
+    inner = _Inner(module.forward)
 
-    @functools.wraps(inner)
+    @functools.wraps(inner.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(inner, *args, **kwargs)
+        return wrapper(inner.forward, *args, **kwargs)
 
+    setattr(forward, _INNER, inner)
     log.set_item(module.__dict__, "forward", forward)
+
+
+def wrap_innermost_forward(log: UndoLog, module: nn.Module, wrapper: Wrapper) -> None:
+    """Do what `wrap_forward` does, inside the wrappers that the module has already.
+
+    For a wrapper that does not call the forward that it gets: those around it still run.
+
+    >>> log, model = UndoLog(), nn.Identity()
+    >>> wrap_forward(log, model, lambda forward, value: forward(value) + 1)
+    >>> wrap_innermost_forward(log, model, lambda forward, value: 10 * value)
+    >>> model(2)
+    21
+    >>> log.restore()
+    >>> model(2)
+    2
+    """
+    innermost, inner = None, getattr(module.forward, _INNER, None)
+    while inner is not None:
+        innermost, inner = inner, getattr(inner.forward, _INNER, None)
+    if innermost is None:
+        wrap_forward(log, module, wrapper)
+    else:
+        log.add(setattr, innermost, "forward", innermost.forward)
+        innermost.forward = functools.partial(wrapper, innermost.forward)
+
+
+class _Inner:
+    """The forward that a wrapper gets."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+
+
+_INNER = "memexplore_inner"
+"""Attribute of a wrapped forward that holds its `_Inner`."""
 
 
 def run_forward_inside(log: UndoLog, model: nn.Module, context: Callable[[], Any]) -> None:

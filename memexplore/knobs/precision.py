@@ -105,7 +105,7 @@ def _restore(cast: _Cast) -> None:
     _change_dtype(cast.tensor, cast.dtype)
     if cast.values is None or is_virtual(cast.tensor):
         return
-    with torch.no_grad():
-        before = cast.values.to(cast.tensor.device)
-        untrained = before.bfloat16().to(cast.dtype) == cast.tensor
-        cast.tensor.copy_(torch.where(untrained, before, cast.tensor))
+    # Detached, not under `no_grad`: an interrupt at its end would leave gradients disabled.
+    trained, before = cast.tensor.detach(), cast.values.to(cast.tensor.device)
+    untrained = before.bfloat16().to(cast.dtype) == trained
+    trained.copy_(torch.where(untrained, before, trained))

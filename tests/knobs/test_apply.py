@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import inspect
 import weakref
@@ -185,12 +186,13 @@ def test_off_switches_every_autocast_off() -> None:
                 return self.inner(x)
 
     model, x = Casting(), torch.ones(1, 2)
-    mine = torch.autocast("cpu", dtype=torch.bfloat16)
-    with mine, apply(Knobs(precision="off"), model), mine:
+    # A new context each time: one `torch.autocast` entered twice restores what its second entry found.
+    autocast = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    with autocast(), apply(Knobs(precision="off"), model), autocast():
         assert model(x).dtype is torch.float32
         # A part called by other code is outside the model's forward.
         assert model.inner(x).dtype is torch.bfloat16
-    with mine:
+    with autocast():
         assert model(x).dtype is torch.bfloat16
 
 

@@ -75,6 +75,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "observed": set(legal._observed),
         "scopes": scopes(),
+        "gradients": torch.is_grad_enabled(),
     }
 
 

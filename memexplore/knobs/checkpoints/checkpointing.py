@@ -16,7 +16,7 @@ from memexplore.knobs.checkpoints.recompute import again, without_cache
 from memexplore.knobs.checkpoints.site import Site, sequential_forward
 from memexplore.knobs.checkpoints.watch import Watch
 from memexplore.knobs.facts import Change, Count, NoteKind, Skipped, Unit
-from memexplore.knobs.forward import Wrapper, run_forward_inside, wrap_forward
+from memexplore.knobs.forward import Wrapper, run_forward_inside, wrap_forward, wrap_innermost_forward
 from memexplore.knobs.knobs import Checkpoint, CheckpointKind
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.scope import Off, Reach, inside, open_scope
@@ -126,7 +126,7 @@ def _wrap(
             site = Site(piece, watch, contexts)
             wrap_forward(log, piece.modules[0], _checkpointing(site))
     for parent, runs in by_parent(pieces).items():
-        wrap_forward(log, parent, sequential_forward(parent, [Site(run, watch, contexts) for run in runs]))
+        wrap_innermost_forward(log, parent, sequential_forward(parent, [Site(run, watch, contexts) for run in runs]))
     watch.guard.protect(log, modules_in(pieces))
     return watch.report(modules_in(pieces))
 

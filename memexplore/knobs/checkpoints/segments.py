@@ -23,7 +23,7 @@ from memexplore.knobs.checkpoints.regions import Region
 from memexplore.knobs.checkpoints.site import Site, sequential_forward
 from memexplore.knobs.checkpoints.watch import Watch
 from memexplore.knobs.facts import Change, Count, NoteKind, Skipped, Unit
-from memexplore.knobs.forward import Wrapper, wrap_forward
+from memexplore.knobs.forward import Wrapper, wrap_forward, wrap_innermost_forward
 from memexplore.knobs.knobs import Checkpoint
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog
@@ -51,7 +51,7 @@ def checkpoint_segments(log: UndoLog, model: nn.Module, checkpoint: Checkpoint) 
             else:
                 runs.append([piece])
     for parent, parts in by_parent(joined(run) for runs in runs_of.values() for run in runs).items():
-        wrap_forward(log, parent, sequential_forward(parent, [Site(part, watch) for part in parts]))
+        wrap_innermost_forward(log, parent, sequential_forward(parent, [Site(part, watch) for part in parts]))
     watch.guard.protect(log, modules_in(pieces))
     return watch.report(modules_in(pieces))
 

@@ -60,7 +60,8 @@ def sequential_forward(parent: nn.Module, sites: list[Site]) -> Wrapper:
     children = list(children_of(parent).values())
     starts = {site.piece.start: site for site in sites}
 
-    def sequential(_: Callable[..., Any], value: Any) -> Any:
+    def sequential(_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        (value,) = (*args, *kwargs.values())
         index = 0
         while index < len(children):
             site = starts.get(index)
