@@ -44,8 +44,8 @@ class Gpu:
     ``name`` is the value of ``torch.cuda.get_device_name()``, ``key`` the short name that users write. ``total`` is
     ``torch.cuda.get_device_properties().total_memory``, which differs between drivers by up to 1 %. ``outside`` is the
     memory outside the allocator in a training process (CUDA context and loaded kernels) under the newest torch release
-    with a reading; `for_release` returns the card with the value of another release. ``estimated`` lists the fields
-    without a reading of this very card.
+    with a reading; `for_release` returns the GPU with the value of another release. ``estimated`` lists the fields
+    without a reading of this GPU.
     """
 
     key: str
@@ -244,7 +244,7 @@ _NOISE = re.compile(r"nvidia|geforce|tesla|quadro|generation|workstation edition
 _NAME_AND_SIZE = re.compile(r"(.+?)[\s_-]+(\d+)\s*gi?b\s*", re.IGNORECASE)
 
 
-def _normal(text: str) -> str:
+def _normalised(text: str) -> str:
     """Return a name in lower case without spaces, punctuation and brand words."""
     return _NOISE.sub("", text.lower())
 
@@ -255,7 +255,7 @@ def _names() -> dict[str, Gpu]:
     for texts in (lambda gpu: (gpu.key,), lambda gpu: gpu.aliases, lambda gpu: (gpu.name,)):
         for gpu in _CATALOGUE:
             for text in texts(gpu):
-                names.setdefault(_normal(text), gpu)
+                names.setdefault(_normalised(text), gpu)
     for name, gpu in list(names.items()):
         # Users often omit RTX: 4090, A6000, PRO 6000.
         names.setdefault(name.removeprefix("rtx"), gpu)
@@ -275,18 +275,18 @@ def find(text: str) -> Gpu:
     Raises ValueError, with the most similar catalogue names, for any other text.
     """
     names = _names()
-    gpu = names.get(_normal(text))
+    gpu = names.get(_normalised(text))
     if gpu is not None:
         return gpu
     if parts := _NAME_AND_SIZE.fullmatch(text):
-        gpu = names.get(_normal(parts[1]))
+        gpu = names.get(_normalised(parts[1]))
         # torch reports between 14.5 and 16 GiB for a GPU sold with 16 GB.
         if gpu is not None and 0.88 < gpu.total / (int(parts[2]) * 1024**3) <= 1:
             return gpu
     try:
         size = parse_size(text)
     except ValueError:
-        similar = difflib.get_close_matches(_normal(text), names, n=6, cutoff=0.5)
+        similar = difflib.get_close_matches(_normalised(text), names, n=6, cutoff=0.5)
         keys = list(dict.fromkeys(names[name].key for name in similar))[:3]
         hint = f"did you mean {', '.join(keys)}? " if keys else ""
         raise ValueError(

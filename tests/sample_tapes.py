@@ -1,4 +1,4 @@
-"""Tapes for tests: one to check by hand, one like a real training run, one with a million rows."""
+"""Tapes for tests: a small one with known bytes, a training run, an out-of-memory run, a tape with many rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = Meta(Source.MEASURED, "cpu", versions={"torch": "2.13.0"})
 
 
 class Program:
-    """Writes requests down row by row; every block gets an address of its own until somebody places the tape."""
+    """Builder of a tape row by row; each block has its own address until `replay` places the tape."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
@@ -35,12 +35,12 @@ class Program:
         self.held: dict[int, tuple[int, ...]] = {}
 
     def mark(self, step: int, phase: Phase) -> None:
-        """Begin a step or a phase."""
+        """Start a step or a phase."""
         self.step, self.phase = step, phase
         self.rows.append((Action.MARK, -1, 0, Category.UNKNOWN, phase, step, -1, -1, -1))
 
     def alloc(self, size: int, category: Category, op: str = "", module: str = "", line: int = 0) -> int:
-        """Ask for a block; the answer names it for `free`."""
+        """Allocate a block and return its address for `free`."""
         stack = (Frame("/env/site-packages/torch/nn/modules/conv.py", 548, "forward"), Frame("train.py", line, "step"))
         names = (
             self.ops.setdefault(op, len(self.ops)) if op else -1,
@@ -54,19 +54,19 @@ class Program:
         return row[0]
 
     def free(self, *addresses: int) -> None:
-        """Give blocks back, request and completion at once."""
+        """Free blocks: `free_requested` and `free_completed` in consecutive rows."""
         for address in addresses:
             _, size, category, _, _, op, module, stack = self.held.pop(address)
             row = (address, size, category, self.phase, self.step, op, module, stack)
             self.rows += [(Action.FREE_REQUESTED, *row), (Action.FREE_COMPLETED, *row)]
 
     def oom(self, size: int, op: str, module: str, line: int) -> None:
-        """Die asking for a block."""
+        """Add a failed request."""
         self.alloc(size, Category.UNKNOWN, op, module, line)
         self.rows[-1] = (Action.OOM, -1, *self.rows[-1][2:])
 
     def tape(self, meta: Meta = CPU) -> Tape:
-        """The tape so far, not yet placed by an allocator model."""
+        """Return the tape so far, not placed by the allocator model."""
         names = ("action", "address", "size", "category", "phase", "step", "op", "module", "stack")
         columns = dict(zip(names, np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True))
         return Tape.from_columns(
@@ -75,7 +75,7 @@ class Program:
 
 
 def small_tape() -> Tape:
-    """One training step of a model `Net` with a layer `fc`, on a CPU; rows and sizes in the comments."""
+    """Return one training step of a model `Net` with a layer `fc` on a CPU; comments give the bytes after each row."""
     program = Program()
     weight = program.alloc(400, Category.PARAMETER, "empty", "fc", 3)  # row 0: 400
     program.mark(1, Phase.FORWARD)  # row 1
@@ -94,17 +94,17 @@ def small_tape() -> Tape:
 
 
 def _network(depth: int) -> list[tuple[str, int]]:
-    """Names of convolution, batch norm and ReLU layers of an encoder and a decoder, with their channels."""
+    """Return names and channels of convolution, batch norm and ReLU layers of an encoder and a decoder."""
     names = []
     for half, order in (("encoder", range(depth)), ("decoder", reversed(range(depth)))):
-        for place, level in enumerate(order):
-            for number, kind in enumerate(("conv", "norm", "relu") * 2):
-                names.append((f"{half}.{place}.block.{number}.{kind}", 64 * 2**level))
+        for number, level in enumerate(order):
+            for position, kind in enumerate(("conv", "norm", "relu") * 2):
+                names.append((f"{half}.{number}.block.{position}.{kind}", 64 * 2**level))
     return [*names, ("head.conv", 64)]
 
 
 def training_tape(steps: int = 3, depth: int = 4, pixels: int = 256, batch: int = 8, meta: Meta = T4) -> Tape:
-    """A UNet-like run with AdamW: every category, `steps` steps, placed by the allocator model."""
+    """Return a placed tape of `steps` steps of a UNet-like model with AdamW; every category except unknown occurs."""
     program = Program()
     network = _network(depth)
     weights = {}
@@ -133,12 +133,12 @@ def training_tape(steps: int = 3, depth: int = 4, pixels: int = 256, batch: int 
         program.mark(step, Phase.BACKWARD)
         gradients = []
         for name, size, address in reversed(kept):
-            flowing = program.alloc(size, Category.TEMPORARY, f"{name.split('.')[-1]}_backward", name, 41)
+            gradient_of_output = program.alloc(size, Category.TEMPORARY, f"{name.split('.')[-1]}_backward", name, 41)
             for part in ("weight", "bias"):
                 if (name, part) in weights:
                     size = weights[name, part][1]
                     gradients.append(program.alloc(size, Category.GRADIENT, "convolution_backward", name, 42))
-            program.free(address, flowing)
+            program.free(address, gradient_of_output)
         program.free(given)
         program.mark(step, Phase.OPTIMIZER)
         for (name, _), (_, size) in weights.items():
@@ -151,7 +151,7 @@ def training_tape(steps: int = 3, depth: int = 4, pixels: int = 256, batch: int 
 
 
 def oom_tape() -> Tape:
-    """A forward that asks for 2 GiB where 1 GiB of 4 GiB is left."""
+    """Return a forward that requests 2 GiB when 1 GiB of 4 GiB is left."""
     program = Program()
     program.alloc(1 * GIB, Category.PARAMETER, "empty", "layer1", 3)
     program.mark(1, Phase.FORWARD)
@@ -164,14 +164,14 @@ def oom_tape() -> Tape:
 
 
 def big_tape(rows: int = 1_000_000, seed: int = 0) -> Tape:
-    """`rows` allocs and frees of a CPU on 20 000 addresses in random order: names and sizes are random too."""
+    """Return `rows` allocs and frees of a CPU at 20 000 addresses with random order, names and sizes."""
     random = np.random.default_rng(seed)
     address = random.integers(0, 20_000, rows) * 4096
     order = np.argsort(address, kind="stable")
-    # The n-th visit of an address is an alloc or a free in turn.
-    begins = np.flatnonzero(np.diff(address[order], prepend=-1))
+    # Visits of an address alternate between alloc and free.
+    starts = np.flatnonzero(np.diff(address[order], prepend=-1))
     visit = np.empty(rows, dtype=np.int64)
-    visit[order] = np.arange(rows) - np.repeat(begins, np.diff(begins, append=rows))
+    visit[order] = np.arange(rows) - np.repeat(starts, np.diff(starts, append=rows))
     return Tape.from_columns(
         {
             "action": np.where(visit % 2 == 0, Action.ALLOC, Action.FREE_REQUESTED),

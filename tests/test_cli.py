@@ -53,7 +53,7 @@ def write(tmp_path):
 # --- run -----------------------------------------------------------------------------------------------------------
 
 
-def test_run_prints_sentence_categories_and_tensors_after_the_scripts_own_output(write):
+def test_run_prints_a_summary_after_the_output_of_the_script(write):
     path = write(FITTING)
     done = memexplore("run", path, "--gpu", "T4", "--", "hello", "--gpu", cwd=path.parent)
     assert done.returncode == 0, done.stderr
@@ -62,62 +62,62 @@ def test_run_prints_sentence_categories_and_tensors_after_the_scripts_own_output
     assert lines[1].startswith("Peak ")
     assert "predicted" in lines[2]
     assert "Tesla T4" in lines[2]
-    # 1024 x 1024 fp32 are 4 MiB, made in line 5 of the script.
+    # 1024 x 1024 fp32 are 4 MiB, allocated in line 5 of the script.
     assert any("4.00 MiB" in line and "parameter" in line and "train.py:5" in line for line in lines)
 
 
-def test_json_is_all_of_stdout_and_the_scripts_output_goes_to_stderr(write):
+def test_json_is_the_whole_stdout_and_the_script_prints_to_stderr(write):
     path = write(FITTING + "import atexit, os\natexit.register(print, 'late')\nos.system('echo from a child')\n")
     done = memexplore("run", path, "--gpu", "RTX 4090", "--json", "--", "hello")
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     assert done.returncode == 0
-    assert (told["source"], told["gpu"], told["outcome"]) == ("predicted", "RTX 4090", "fits")
+    assert (result["source"], result["gpu"], result["outcome"]) == ("predicted", "RTX 4090", "fits")
     for text in ("the script says hello", "late", "from a child"):
         assert text in done.stderr
     # Parameter and gradient, 4 MiB each, and the input and output of 64 x 1024 fp32, 256 KiB each.
-    assert told["peak_requested"] >= 2 * 4 * 1024**2 + 2 * 256 * 1024
-    assert set(told["at_peak"]) == {"step", "phase", "layer", "op", "line", "by_category"}
-    assert sum(told["at_peak"]["by_category"].values()) == told["peak_allocated"]
+    assert result["peak_requested"] >= 2 * 4 * 1024**2 + 2 * 256 * 1024
+    assert set(result["at_peak"]) == {"step", "phase", "layer", "op", "line", "by_category"}
+    assert sum(result["at_peak"]["by_category"].values()) == result["peak_allocated"]
 
 
-def test_without_a_gpu_and_a_name_it_is_a_t4(write):
+def test_default_gpu_is_a_t4(write):
     done = memexplore("run", write(FITTING), "--json")
     assert json.loads(done.stdout)["gpu"] == "T4"
 
 
-def test_cpu_is_plain_training_measured(write):
+def test_run_on_the_cpu_is_measured(write):
     text = FITTING.replace(".cuda()", "").replace(', device="cuda"', "")
     done = memexplore("run", write(text), "--gpu", "cpu", "--json")
-    told = json.loads(done.stdout)
-    assert (told["source"], told["outcome"]) == ("measured", "fits")
+    result = json.loads(done.stdout)
+    assert (result["source"], result["outcome"]) == ("measured", "fits")
     # weight and its gradient of 1024 x 1024 floats, 4 MiB each
-    assert told["at_peak"]["by_category"]["parameter"] == told["at_peak"]["by_category"]["gradient"] == 4 * 1024**2
+    assert result["at_peak"]["by_category"]["parameter"] == result["at_peak"]["by_category"]["gradient"] == 4 * 1024**2
 
 
-def test_cuda_without_a_gpu_is_one_error_that_says_what_to_do(write):
+def test_cuda_without_a_gpu_is_one_error(write):
     done = memexplore("run", write(FITTING), "--gpu", "cuda")
     assert done.returncode == 2
     assert "torch finds no GPU on this machine: name a virtual one such as T4" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_size_is_a_gpu_and_says_what_is_assumed(write):
+def test_gpu_can_be_a_size_and_prints_the_assumption(write):
     path = write(FITTING)
     assert json.loads(memexplore("run", path, "--gpu", "24GiB", "--json").stdout)["capacity"] == 24 * 1024**3
     assert "Compute capability 8.0 is assumed" in memexplore("run", path, "--gpu", "24GiB").stdout
 
 
-def test_out_of_memory_is_status_3_and_no_traceback(write):
+def test_out_of_memory_is_status_3_without_traceback(write):
     done = memexplore("run", write(TOO_LARGE), "--gpu", "T4", "--json")
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     assert done.returncode == 3
-    assert told["outcome"] == "oom"
-    # What was alive then: the first tensor of 1 GiB.
-    assert told["peak_allocated"] == 1024**3
+    assert result["outcome"] == "oom"
+    # Allocated at the failed request: the first tensor of 1 GiB.
+    assert result["peak_allocated"] == 1024**3
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_shows_the_scripts_own_frames_only(write):
+def test_traceback_has_only_frames_of_the_script(write):
     path = write("""
         import torch
 
@@ -127,36 +127,36 @@ def test_an_error_shows_the_scripts_own_frames_only(write):
         try:
             broken(torch.ones(2, 2, device="cuda"))
         except RuntimeError as error:
-            raise ValueError("told by the script") from error
+            raise ValueError("raised by the script") from error
     """)
     done = memexplore("run", path, "--gpu", "T4", "--json")
     assert done.returncode == 1
     assert done.stdout == ""
     assert f'File "{path}", line 10, in <module>' in done.stderr
     assert f'File "{path}", line 5, in broken' in done.stderr
-    assert done.stderr.rstrip().endswith("ValueError: told by the script")
+    assert done.stderr.rstrip().endswith("ValueError: raised by the script")
     assert os.path.dirname(script.__file__) + os.sep not in done.stderr
 
 
-def test_a_syntax_error_looks_as_under_python(write):
+def test_syntax_error_prints_the_same_as_python(write):
     path = write("x = (\n")
-    ours = memexplore("run", path)
-    pythons = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    assert ours.returncode == pythons.returncode == 1
-    assert ours.stderr == pythons.stderr
+    memexplore_run = memexplore("run", path)
+    python = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert memexplore_run.returncode == python.returncode == 1
+    assert memexplore_run.stderr == python.stderr
 
 
 @pytest.mark.parametrize(
     ("ending", "status"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('why')", 1)]
 )
-def test_the_scripts_own_exit_is_honoured(write, ending, status):
+def test_exit_status_of_the_script_is_kept(write, ending, status):
     done = memexplore("run", write(FITTING + ending + "\n"), "--gpu", "T4", "--json")
     assert done.returncode == status
     assert json.loads(done.stdout)["outcome"] == "fits"
     assert ("why" in done.stderr) == (status == 1)
 
 
-def test_the_script_is_main_in_its_own_folder(write):
+def test_script_is_main_in_its_own_folder(write):
     write("ANSWER = 42\n", "neighbour.py")
     path = write("""
         import pickle
@@ -178,7 +178,7 @@ def test_the_script_is_main_in_its_own_folder(write):
     ]
 
 
-def test_the_tape_and_the_page_are_written(write, tmp_path):
+def test_run_writes_tape_and_page(write, tmp_path):
     done = memexplore(
         "run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.parquet", "--html", tmp_path / "page.html"
     )
@@ -201,7 +201,7 @@ def test_the_tape_and_the_page_are_written(write, tmp_path):
         (["gpus", "banana"], "no GPU 'banana'"),
     ],
 )
-def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments, message):
+def test_wrong_usage_is_status_2_with_a_message(arguments, message):
     done = memexplore(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -219,48 +219,48 @@ def test_gpus_lists_the_catalogue():
 
 def test_gpus_as_json_has_bytes_and_sources():
     gpus = {gpu["gpu"]: gpu for gpu in json.loads(memexplore("gpus", "--json", "--release", "2.14").stdout)["gpus"]}
-    # 14 913 MiB in all, 140.875 MiB of them outside the allocator.
+    # 14 913 MiB in total, 140.875 MiB of them outside the allocator.
     assert gpus["T4"]["capacity"] == (14913 - 140.875) * 1024**2
     assert "Ultralytics" in gpus["T4"]["source_total"]
 
 
-def test_one_gpu_is_shown_with_its_sources():
+def test_gpus_with_a_name_prints_sources():
     assert "NVIDIA T4 datasheet" in memexplore("gpus", "t4").stdout
 
 
-def test_one_gpu_is_shown_under_a_torch_release():
-    # T4 under 2.11: 14.54 GiB - 13.90 GiB - 504.07 MiB = 151 MiB; 124 - 15 to 205 + 15 MiB were read in all.
+def test_gpus_with_a_release_prints_memory_outside_the_allocator():
+    # T4 with 2.11: 14.54 GiB - 13.90 GiB - 504.07 MiB = 151 MiB; all readings are from 124 - 15 to 205 + 15 MiB.
     shown = memexplore("gpus", "t4", "--release", "2.11").stdout
     assert "outside the allocator: 151 MiB (109 MiB to 220 MiB, depending on the program; torch 2.11, training" in shown
 
 
-def test_gpus_refuses_what_is_no_release():
+def test_gpus_with_a_wrong_release_is_status_2():
     done = memexplore("gpus", "--release", "new")
     assert done.returncode == 2
     assert "'new' is not a torch release" in done.stderr
 
 
-def test_listing_gpus_needs_no_torch():
+def test_gpus_does_not_import_torch():
     code = "import sys; from memexplore.cli import main; main(['gpus']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_a_closed_pipe_is_no_traceback():
+def test_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m memexplore.cli gpus --json | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout == "{\n"
     assert done.stderr == ""
 
 
-def stand_in(folder, name, text):
-    """A package of that name that is found before the installed one."""
+def create_package(folder, name, text):
+    """Create a package that Python finds before the installed one of the same name."""
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("")
     (folder / name / "__main__.py").write_text(text)
 
 
 def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
-    stand_in(tmp_path, "jupyterlab", "import sys; print(sys.argv[1:])")
+    create_package(tmp_path, "jupyterlab", "import sys; print(sys.argv[1:])")
     done = memexplore("lab", "--no-browser", "--port=1234", env={"PYTHONPATH": str(tmp_path)})
     notebook = pathlib.Path(script.__file__).parent.parent / "notebooks" / "01_where_does_memory_go.ipynb"
     assert done.returncode == 0, done.stderr
@@ -268,7 +268,7 @@ def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
     assert "'--no-browser', '--port=1234']" in done.stdout
 
 
-def test_lab_says_what_to_install(tmp_path):
+def test_lab_without_jupyterlab_names_the_command_to_install_it(tmp_path):
     blocker = "import sys, importlib.util as u; real = u.find_spec\n"
     blocker += "u.find_spec = lambda name, *rest: None if name == 'jupyterlab' else real(name, *rest)\n"
     (tmp_path / "sitecustomize.py").write_text(blocker)
@@ -278,7 +278,7 @@ def test_lab_says_what_to_install(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_doctor_says_what_is_here():
+def test_doctor_lists_the_environment():
     done = memexplore("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ("torch ", "GPU: none", "Virtual GPU: works", "plotly ", "Browser: "):
@@ -290,7 +290,7 @@ def test_doctor_says_what_is_here():
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """A snapshot of one segment with one block of 1000 bytes that is alive and one that has come and gone."""
+    """Return the path of a snapshot with one segment, a live block of 1000 bytes and a freed block."""
     MIB = 1024**2
     frames = [{"filename": "/home/me/train.py", "line": 7, "name": "step"}]
     trace = [
@@ -314,7 +314,7 @@ def snapshot(tmp_path):
     return path
 
 
-def test_open_as_json_tells_events_segments_and_peaks(snapshot):
+def test_open_as_json_has_events_segments_and_peaks(snapshot):
     done = memexplore("open", snapshot, "--json")
     assert json.loads(done.stdout) == {
         "devices": [
@@ -334,7 +334,7 @@ def test_open_as_json_tells_events_segments_and_peaks(snapshot):
     assert done.returncode == 0
 
 
-def test_open_shows_the_tensors_and_leaves_out_what_a_snapshot_does_not_know(snapshot):
+def test_open_prints_tensors_without_missing_columns(snapshot):
     lines = memexplore("open", snapshot).stdout.splitlines()
     assert lines[0].startswith("Device 0: 5 events, 1 segments, 1.00 KiB allocated of 2.00 MiB reserved")
     # 1000 bytes are 0.98 KiB.
@@ -347,24 +347,24 @@ def test_open_writes_a_page(snapshot, tmp_path):
     assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
 
-def test_open_reads_what_run_saved(write, tmp_path):
+def test_open_reads_a_tape_saved_by_run(write, tmp_path):
     memexplore("run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.parquet")
-    told = json.loads(memexplore("open", tmp_path / "tape.parquet", "--json").stdout)
-    assert told["devices"][0]["peak_reserved"] > 4 * 1024**2
+    result = json.loads(memexplore("open", tmp_path / "tape.parquet", "--json").stdout)
+    assert result["devices"][0]["peak_reserved"] > 4 * 1024**2
 
 
-def test_verify_counts_what_the_model_places_as_recorded(snapshot):
+def test_verify_counts_equal_addresses(snapshot):
     done = memexplore("verify", snapshot, "--json")
-    of_device = json.loads(done.stdout)["devices"][0]
+    device = json.loads(done.stdout)["devices"][0]
     assert done.returncode == 0
-    assert of_device["alloc_addresses"] == [2, 2]
-    assert of_device["segment_allocs"] == [1, 1]
+    assert device["alloc_addresses"] == [2, 2]
+    assert device["segment_allocs"] == [1, 1]
     assert any(line.split() == ["0", "alloc", "addresses", "2", "2"] for line in
                memexplore("verify", snapshot).stdout.splitlines())  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["open", "verify"])
-def test_a_file_that_is_no_snapshot_is_one_sentence(command, tmp_path):
+def test_file_that_is_no_snapshot_is_one_sentence(command, tmp_path):
     path = tmp_path / "nonsense.pickle"
     path.write_bytes(b"nonsense")
     done = memexplore(command, path)
@@ -374,7 +374,7 @@ def test_a_file_that_is_no_snapshot_is_one_sentence(command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["open", "verify"])
-def test_a_missing_file_is_one_sentence(command, tmp_path):
+def test_missing_file_is_one_sentence(command, tmp_path):
     done = memexplore(command, tmp_path / "missing.pickle")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

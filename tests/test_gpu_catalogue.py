@@ -14,7 +14,7 @@ ENTRIES = gpu_catalogue._CATALOGUE
 
 
 @pytest.mark.parametrize("text", ["T4", "t4", " T 4 ", "Tesla T4", "tesla-t4", "NVIDIA T4"])
-def test_case_spaces_and_brand_do_not_matter(text):
+def test_find_ignores_case_spaces_and_brand(text):
     assert find(text).key == "T4"
 
 
@@ -42,7 +42,7 @@ def test_case_spaces_and_brand_do_not_matter(text):
         ("H100 NVL 94GB", "H100 NVL"),
     ],
 )
-def test_names_and_aliases(text, key):
+def test_find_accepts_names_and_aliases(text, key):
     assert find(text).key == key
 
 
@@ -51,14 +51,14 @@ def test_every_entry_is_found_by_its_key_and_aliases(gpu):
     assert all(find(text) is gpu for text in (gpu.key, *gpu.aliases))
 
 
-def test_no_two_entries_share_a_key_or_alias():
-    texts = [gpu_catalogue._normal(text) for gpu in ENTRIES for text in (gpu.key, *gpu.aliases)]
+def test_keys_and_aliases_are_unique():
+    texts = [gpu_catalogue._normalised(text) for gpu in ENTRIES for text in (gpu.key, *gpu.aliases)]
     assert len(texts) == len(set(texts))
 
 
 @pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
-def test_a_catalogue_name_that_torch_reports_finds_a_gpu_of_that_name(gpu):
-    # The RTX 3060 exists twice under one name, so the entry may be its sibling.
+def test_torch_name_finds_a_gpu_of_that_name(gpu):
+    # Two entries have the name of the RTX 3060.
     assert find(gpu.name).name == gpu.name
 
 
@@ -68,14 +68,14 @@ def test_every_number_has_a_source(gpu):
 
 
 @pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
-def test_capacity_is_total_without_outside(gpu):
+def test_capacity_is_total_minus_outside(gpu):
     assert gpu.capacity == gpu.total - gpu.outside
     assert 0.9 * gpu.total < gpu.capacity < gpu.total
 
 
 @pytest.mark.parametrize(
     ("text", "printed"),
-    # Totals in GiB as OutOfMemoryError texts of recent drivers print them.
+    # Totals in GiB from OutOfMemoryError texts of recent drivers.
     [
         ("T4", "14.56"),
         ("RTX 3080", "9.64"),
@@ -94,11 +94,11 @@ def test_capacity_is_total_without_outside(gpu):
         ("B200", "178.35"),
     ],
 )
-def test_totals_print_as_out_of_memory_texts_do(text, printed):
+def test_totals_agree_with_out_of_memory_texts(text, printed):
     assert f"{find(text).total / GIB:.2f}" == printed
 
 
-def test_the_catalogue_spans_8_to_192_gib():
+def test_catalogue_spans_8_to_192_gib():
     totals = sorted(gpu.total for gpu in ENTRIES)
     assert totals[0] < 8 * GIB
     assert 178 * GIB < totals[-1] < 192 * GIB
@@ -106,20 +106,20 @@ def test_the_catalogue_spans_8_to_192_gib():
 
 
 @pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
-def test_bf16_and_tf32_units_came_with_compute_capability_8(gpu):
+def test_bf16_and_tf32_need_compute_capability_8(gpu):
     has_both = gpu.flops.tf32 is not None and gpu.flops.bf16 is not None
     assert has_both == (gpu.compute_capability >= (8, 0))
 
 
 @pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
 def test_fp32_rate_agrees_with_multiprocessors(gpu):
-    # 2 FLOP a cycle and core; 64 cores on 6.0, 7.x and 8.0, 128 on the rest: the clock that is left is a real one.
+    # 2 FLOP per cycle and core; 64 cores on 6.0, 7.x and 8.0, else 128: the resulting clock is a realistic one.
     cores = 64 if gpu.compute_capability in {(6, 0), (7, 0), (7, 5), (8, 0)} else 128
     clock = gpu.flops.fp32 / (2 * cores * gpu.multiprocessors)
     assert 1.2e9 < clock < 2.8e9
 
 
-def test_a_size_is_all_capacity_and_assumes_compute_capability_8():
+def test_capacity_of_a_size_is_the_whole_size():
     gpu = find("24GiB")
     assert (gpu.total, gpu.capacity, gpu.compute_capability) == (24 * GIB, 24 * GIB, (8, 0))
     assert "Compute capability 8.0 is assumed" in gpu.note
@@ -130,19 +130,19 @@ def test_any_size_in_gib_is_a_gpu(count):
     assert find(f"{count} GiB").capacity == count * GIB
 
 
-def test_an_unknown_name_names_its_neighbours():
+def test_unknown_name_raises_with_similar_names():
     with pytest.raises(ValueError, match=r"no GPU 'RTX 4091'.*RTX 4090.*24GiB"):
         find("RTX 4091")
 
 
 @pytest.mark.parametrize("text", ["", "banana", "24", "0GiB", "RTX 4090 48GB"])
-def test_nonsense_is_refused_in_one_line(text):
-    with pytest.raises(ValueError) as caught:
+def test_text_that_is_no_gpu_raises_one_line(text):
+    with pytest.raises(ValueError) as error:
         find(text)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_the_table_is_sorted_by_total_and_says_what_is_estimated():
+def test_table_is_sorted_by_total_and_lists_estimates():
     table = gpus()
     assert table["total"].is_monotonic_increasing
     assert table.loc["T4", "estimated"] == ""
@@ -151,23 +151,24 @@ def test_the_table_is_sorted_by_total_and_says_what_is_estimated():
     assert ((table["outside_low"] <= table["outside"]) & (table["outside"] <= table["outside_high"])).all()
 
 
-def test_the_table_is_that_under_a_release():
+def test_table_has_the_values_of_a_release():
     assert gpus("2.11").loc["T4", "outside"] == find("T4").for_release("2.11").outside == 151 * 1024**2
 
 
-def test_a_card_under_a_release_differs_in_what_lies_outside_alone():
-    card, under = find("T4"), find("T4").for_release("2.11")
-    assert under.outside != card.outside
+def test_release_changes_only_memory_outside_the_allocator():
+    gpu, of_release = find("T4"), find("T4").for_release("2.11")
+    assert of_release.outside != gpu.outside
     assert (
-        dataclasses.replace(under, outside=card.outside, outside_range=card.outside_range, sources=card.sources) == card
+        dataclasses.replace(of_release, outside=gpu.outside, outside_range=gpu.outside_range, sources=gpu.sources)
+        == gpu
     )
 
 
-def test_a_size_is_the_same_under_every_release():
+def test_size_is_the_same_for_every_release():
     assert find("24GiB").for_release("2.11") == find("24GiB")
 
 
-def test_a_card_given_other_memory_keeps_it_under_a_release():
+def test_changed_total_is_kept_for_a_release():
     assert dataclasses.replace(find("T4"), total=2 * GIB).for_release("2.11").total == 2 * GIB
 
 

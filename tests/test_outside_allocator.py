@@ -1,4 +1,4 @@
-"""Memory outside the allocator: readings by card and torch release, and what is said of a card without any."""
+"""Memory outside the allocator: readings by GPU and torch release, and estimates for a GPU without a reading."""
 
 from __future__ import annotations
 
@@ -12,130 +12,136 @@ from memexplore import gpu_catalogue
 from memexplore.outside_allocator import KERNEL_MIB, READINGS, Reading, Workload, bytes_outside, context_mib
 
 MIB = 1024**2
-CARDS = {gpu.key: gpu for gpu in gpu_catalogue._CATALOGUE}
+GPUS = {gpu.key: gpu for gpu in gpu_catalogue._CATALOGUE}
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
-def of(key: str, release: str | None = None):
-    return bytes_outside(key, CARDS[key].compute_capability, CARDS[key].multiprocessors, release)
+def outside(key: str, release: str | None = None):
+    return bytes_outside(key, GPUS[key].compute_capability, GPUS[key].multiprocessors, release)
 
 
 def beyond_context(reading: Reading) -> float:
-    card = CARDS[reading.gpu]
-    return reading.mib - context_mib(card.compute_capability, card.multiprocessors)
+    gpu = GPUS[reading.gpu]
+    return reading.mib - context_mib(gpu.compute_capability, gpu.multiprocessors)
 
 
-def name(reading: Reading) -> str:
+def reading_id(reading: Reading) -> str:
     return f"{reading.gpu} {reading.release} {reading.mib:.0f}"
 
 
-@pytest.mark.parametrize("reading", READINGS, ids=name)
-def test_a_reading_is_of_a_card_of_the_catalogue_and_says_where_it_is_from(reading):
-    assert reading.gpu in CARDS
+@pytest.mark.parametrize("reading", READINGS, ids=reading_id)
+def test_reading_has_a_gpu_of_the_catalogue_and_a_source(reading):
+    assert reading.gpu in GPUS
     assert reading.source
 
 
-def test_the_t4_was_read_to_the_byte_under_two_releases_and_toolkits():
+def test_t4_readings_of_two_releases_are_equal():
     # 140.875 MiB = 147 718 144 bytes.
-    assert of("T4", "2.10").bytes == of("T4", "2.14").bytes == 147_718_144
+    assert outside("T4", "2.10").bytes == outside("T4", "2.14").bytes == 147_718_144
 
 
-def test_a_text_is_in_use_less_allocated_less_unallocated():
+def test_out_of_memory_text_is_in_use_minus_allocated_minus_unallocated():
     # 22.01 GiB - 21.62 GiB - 135.82 MiB: 22538.24 - 22138.88 - 135.82 = 263.54 MiB, rounded.
-    assert of("L4", "2.11").bytes == 264 * MIB
+    assert outside("L4", "2.11").bytes == 264 * MIB
 
 
 @pytest.mark.parametrize(("key", "mib"), [("RTX 4090", 471), ("RTX PRO 6000", 655)])
-def test_the_cards_of_the_published_rows_under_their_release(key, mib):
-    assert of(key, "2.11").bytes == mib * MIB
+def test_gpus_of_the_published_peaks_for_their_release(key, mib):
+    assert outside(key, "2.11").bytes == mib * MIB
 
 
-def test_the_nearest_release_answers_where_none_was_read():
-    # The T4 was read under 2.10, 2.11 and 2.14: 2.12 is one from 2.11, 2.13 one from 2.14, 2.15 too.
-    assert [of("T4", release).bytes for release in ("2.12", "2.13", "2.15")] == [
-        of("T4", release).bytes for release in ("2.11", "2.14", "2.14")
+def test_release_without_a_reading_uses_the_nearest():
+    # The T4 has readings of 2.10, 2.11 and 2.14: the nearest to 2.12 is 2.11, to 2.13 and 2.15 it is 2.14.
+    assert [outside("T4", release).bytes for release in ("2.12", "2.13", "2.15")] == [
+        outside("T4", release).bytes for release in ("2.11", "2.14", "2.14")
     ]
 
 
-def test_without_a_release_the_newest_reading_answers():
-    assert of("T4").bytes == of("T4", "2.14").bytes
+def test_default_is_the_newest_reading():
+    assert outside("T4").bytes == outside("T4", "2.14").bytes
 
 
-def test_training_comes_before_forward_passes_of_a_nearer_release():
-    # Forward passes under 2.6 held 22.80 GiB - 22.10 GiB - 222.14 MiB = 495 MiB; training was read under 2.11 alone.
-    assert of("RTX 4090", "2.6").bytes == 471 * MIB
-    assert of("RTX 4090", "2.6").high >= 495 * MIB
+def test_training_is_preferred_to_forward_of_a_nearer_release():
+    # Forward passes with 2.6 held 22.80 GiB - 22.10 GiB - 222.14 MiB = 495 MiB; the only training is with 2.11.
+    assert outside("RTX 4090", "2.6").bytes == 471 * MIB
+    assert outside("RTX 4090", "2.6").high >= 495 * MIB
 
 
-@pytest.mark.parametrize("key", CARDS)
+@pytest.mark.parametrize("key", GPUS)
 @pytest.mark.parametrize("release", [None, *RELEASES])
-def test_every_answer_lies_within_its_range(key, release):
-    said = of(key, release)
-    assert 0 < said.low <= said.bytes <= said.high
-    assert said.source.startswith("estimate") == said.estimated
+def test_every_value_is_within_its_range(key, release):
+    result = outside(key, release)
+    assert 0 < result.low <= result.bytes <= result.high
+    assert result.source.startswith("estimate") == result.estimated
 
 
-def test_an_estimate_is_a_context_and_the_kernels_of_its_compute_capability():
-    # RTX 3070: 46 multiprocessors of 1536 threads, 1.874 KiB each: 129.3 MiB, with 27 of the context 156.3; kernels
+def test_estimate_is_context_plus_kernels_of_the_compute_capability():
+    # RTX 3070: 46 multiprocessors of 1536 threads of 1.874 KiB are 129.3 MiB, plus 27 are 156.3 MiB of context; kernels
     # take 54 MiB on other GPUs of compute capability 8.6.
-    assert of("RTX 3070").estimated
-    assert of("RTX 3070").bytes / MIB == pytest.approx(27 + 46 * 1536 * 1.874 / 1024 + 54, abs=1e-6)
+    assert outside("RTX 3070").estimated
+    assert outside("RTX 3070").bytes / MIB == pytest.approx(27 + 46 * 1536 * 1.874 / 1024 + 54, abs=1e-6)
 
 
-def test_a_context_that_was_read_is_the_start_of_an_estimate():
-    # RTX 6000 Ada: 426 MiB were read before anything was computed; kernels take 69 to 90 MiB, 84 in the middle.
-    said = of("RTX 6000 Ada")
-    assert (said.low, said.bytes, said.high) == ((426 - 1 + 69) * MIB, (426 + 84) * MIB, (426 + 1 + 90) * MIB)
+def test_estimate_uses_a_reading_of_the_context():
+    # RTX 6000 Ada: 426 MiB before any computation; kernels take 69 to 90 MiB, median 84.
+    result = outside("RTX 6000 Ada")
+    assert (result.low, result.bytes, result.high) == ((426 - 1 + 69) * MIB, (426 + 84) * MIB, (426 + 1 + 90) * MIB)
 
 
-def test_a_text_that_is_no_release_is_refused():
+def test_text_that_is_no_release_raises():
     with pytest.raises(ValueError, match=r"not a torch release: write one such as 2\.11"):
-        of("T4", "new")
+        outside("T4", "new")
 
 
-# --- what the readings say ------------------------------------------------------------------------------------------
+# --- facts about the readings ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reading", [each for each in READINGS if each.workload is Workload.CONTEXT], ids=name)
-def test_contexts_lie_within_8_per_cent_of_a_line_through_resident_threads(reading):
-    card = CARDS[reading.gpu]
-    line = context_mib(card.compute_capability, card.multiprocessors)
+@pytest.mark.parametrize(
+    "reading", [reading for reading in READINGS if reading.workload is Workload.CONTEXT], ids=reading_id
+)
+def test_contexts_are_within_8_per_cent_of_the_line(reading):
+    gpu = GPUS[reading.gpu]
+    line = context_mib(gpu.compute_capability, gpu.multiprocessors)
     assert abs(reading.mib - line) <= 0.08 * line + reading.tolerance
 
 
-@pytest.mark.parametrize("reading", [each for each in READINGS if each.workload is not Workload.CONTEXT], ids=name)
-def test_what_computed_holds_more_than_a_context(reading):
+@pytest.mark.parametrize(
+    "reading", [reading for reading in READINGS if reading.workload is not Workload.CONTEXT], ids=reading_id
+)
+def test_processes_that_computed_hold_more_than_a_context(reading):
     assert beyond_context(reading) > 0
 
 
 @pytest.mark.parametrize("capability", KERNEL_MIB, ids=str)
-def test_kernels_are_those_of_the_readings(capability):
-    found = []
-    for key, card in CARDS.items():
-        of_card = [each for each in READINGS if each.gpu == key and card.compute_capability == capability]
-        training = [each for each in of_card if each.workload is Workload.TRAINING]
-        forward = [each for each in of_card if each.workload is Workload.FORWARD]
-        found += [beyond_context(each) for each in training or forward]
-    assert KERNEL_MIB[capability] == pytest.approx((min(found), statistics.median(found), max(found)), abs=1)
+def test_kernel_mib_agrees_with_the_readings(capability):
+    kernels = []
+    for key, gpu in GPUS.items():
+        of_gpu = [reading for reading in READINGS if reading.gpu == key and gpu.compute_capability == capability]
+        training = [reading for reading in of_gpu if reading.workload is Workload.TRAINING]
+        forward = [reading for reading in of_gpu if reading.workload is Workload.FORWARD]
+        kernels += [beyond_context(reading) for reading in training or forward]
+    assert KERNEL_MIB[capability] == pytest.approx((min(kernels), statistics.median(kernels), max(kernels)), abs=1)
 
 
-def test_readings_of_one_card_overlap_whatever_the_release():
-    # RTX 4090: 459, 471, 476, 483 and 495 MiB under 2.2 to 2.9, 2.6, 2.11 and later, each 15 MiB more or less.
-    read = [each for each in READINGS if each.gpu == "RTX 4090" and each.workload is not Workload.CONTEXT]
-    assert len({each.release for each in read}) >= 4
-    middle = statistics.median(each.mib for each in read)
-    assert all(abs(each.mib - middle) <= 20 for each in read)
+def test_readings_of_one_gpu_overlap_for_all_releases():
+    # RTX 4090: 459, 471, 476, 483 and 495 MiB with 2.2 to 2.9, 2.6, 2.11 and later, each +-15 MiB.
+    readings = [
+        reading for reading in READINGS if reading.gpu == "RTX 4090" and reading.workload is not Workload.CONTEXT
+    ]
+    assert len({reading.release for reading in readings}) >= 4
+    middle = statistics.median(reading.mib for reading in readings)
+    assert all(abs(reading.mib - middle) <= 20 for reading in readings)
 
 
-def test_most_cards_were_read():
-    assert sum(of(key).estimated for key in CARDS) < len(CARDS) / 2
+def test_most_gpus_have_a_reading():
+    assert sum(outside(key).estimated for key in GPUS) < len(GPUS) / 2
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
-def test_an_estimate_does_not_depend_on_the_release(one, other):
-    assert of("RTX 3070", f"2.{one}") == of("RTX 3070", f"2.{other}")
+def test_estimate_does_not_depend_on_the_release(one, other):
+    assert outside("RTX 3070", f"2.{one}") == outside("RTX 3070", f"2.{other}")
 
 
 @given(st.integers(1, 200))
-def test_a_context_grows_with_the_multiprocessors(count):
+def test_context_grows_with_the_multiprocessors(count):
     assert context_mib((8, 9), count) < context_mib((8, 9), count + 1)

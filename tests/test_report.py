@@ -14,7 +14,7 @@ HOSTILE = '</script><img src=x onerror="alert(1)">'
 
 
 class Reader(HTMLParser):
-    """The elements of a page in order, and the text of its first heading."""
+    """Parser that collects the elements of a page in order and the text of its first heading."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -44,41 +44,41 @@ def data_of(page: str, name: str) -> dict:
     return json.loads(match[1])
 
 
-def test_the_sentence_comes_first(page):
+def test_heading_is_the_sentence(page):
     reader = Reader(page)
     assert reader.heading == summary.sentence(training_tape()).splitlines()[0]
     order = [tag for tag, _ in reader.elements]
     assert order.index("h1") < order.index("div")
 
 
-def test_nothing_is_fetched(page):
-    addresses = [
+def test_page_loads_nothing(page):
+    urls = [
         value
         for tag, attributes in Reader(page).elements
         for name, value in attributes.items()
         if name in ("src", "href") and value and not value.startswith("data:")
     ]
-    assert addresses == []
+    assert urls == []
     assert "default-src 'none'" in page
 
 
-def test_plotly_is_in_the_page_once(page):
+def test_page_contains_plotly_once(page):
     assert page.count("plotly.js v") == 1
 
 
-def test_the_timeline_and_the_layers_are_there(page):
+def test_page_has_timeline_and_layers(page):
     names = [trace["name"] for trace in data_of(page, "timeline")["data"]]
     assert names[-3:] == ["allocated", "reserved", "peak"]
     assert data_of(page, "layers")["data"][0]["type"] == "icicle"
 
 
-def test_versions_notes_and_source_are_told(page):
+def test_page_has_versions_notes_and_source(page):
     assert "<th>torch</th><td>2.13.0+cpu</td>" in page
     assert "<th>source</th><td>predicted</td>" in page
     assert "<li>The workspace of cuDNN is assumed to be 0 bytes.</li>" in page
 
 
-def test_hostile_names_stay_text():
+def test_hostile_names_are_escaped():
     program = Program()
     program.alloc(100, Category.ACTIVATION, HOSTILE, HOSTILE, 3)
     tape = program.tape()
@@ -89,26 +89,26 @@ def test_hostile_names_stay_text():
     assert count == sum(tag == "script" for tag, _ in harmless.elements)
 
 
-def test_a_run_that_died_says_so():
+def test_heading_of_an_oom_names_the_layer():
     assert Reader(report.html(oom_tape())).heading.startswith("Out of memory in step 1, forward of layer2.conv")
 
 
-def test_blocks_and_lines_are_there(page):
+def test_page_has_blocks_and_lines(page):
     assert data_of(page, "blocks")["data"][0]["name"] == "free"
     assert "internal fragmentation" in page
     assert "<h2>Lines at the peak</h2>" in page
     assert "Growth from step to step" not in page
 
 
-def test_what_grew_is_told_where_something_grows():
+def test_page_of_a_leak_has_a_growth_table():
     page = report.html(leaking_tape(4))
     assert "200 B at the end of step 2 grew to 400 B at the end of step 4" in page
     assert "<code>train.py:9</code>" in page
 
 
-def test_who_held_the_memory_is_told_when_a_run_died():
+def test_page_of_an_oom_names_the_largest_holders():
     assert "A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved" in report.html(oom_tape())
 
 
-def test_an_empty_tape_has_a_page():
+def test_empty_tape_has_a_page():
     assert report.html(small_tape()[:0]).endswith("</html>")

@@ -159,7 +159,6 @@ def test_operators_and_names_of_our_own_are_not_private_names_of_torch(line, tmp
 
 LONGEST = 400
 LONG = {
-    "tests/figures/test_figures.py",
     "tests/gpu/scenarios.py",
     "tests/knobs/test_apply.py",
     "tests/knobs/test_inplace.py",

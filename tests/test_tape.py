@@ -28,7 +28,7 @@ def _tape() -> Tape:
     return Tape.from_columns(columns, meta=META, ops=["aten::mm"], modules=["fc"], stacks=[FRAMES])
 
 
-def test_parquet_gives_the_same_tape_back(tmp_path):
+def test_load_returns_the_saved_tape(tmp_path):
     tape = _tape()
     tape.save(tmp_path / "tape.parquet")
     loaded = Tape.load(tmp_path / "tape.parquet")
@@ -36,14 +36,14 @@ def test_parquet_gives_the_same_tape_back(tmp_path):
     assert loaded.meta == tape.meta
 
 
-def test_a_file_that_is_no_tape_is_refused(tmp_path):
+def test_load_of_another_file_raises(tmp_path):
     path = tmp_path / "no.parquet"
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match="not a readable tape"):
         Tape.load(path)
 
 
-def test_a_truncated_tape_is_refused(tmp_path):
+def test_load_of_a_truncated_file_raises(tmp_path):
     path = tmp_path / "tape.parquet"
     _tape().save(path)
     path.write_bytes(path.read_bytes()[:-20])
@@ -51,7 +51,7 @@ def test_a_truncated_tape_is_refused(tmp_path):
         Tape.load(path)
 
 
-def test_to_pandas_says_words_not_numbers():
+def test_to_pandas_has_text_instead_of_indices():
     frame = _tape().to_pandas()
     assert list(frame["action"]) == ["mark", "alloc", "free_requested", "free_completed"]
     row = frame.iloc[1]
@@ -59,29 +59,29 @@ def test_to_pandas_says_words_not_numbers():
     assert row["stack"] == "train.py:7"
 
 
-def test_columns_of_two_lengths_are_refused():
+def test_columns_of_different_lengths_raise():
     with pytest.raises(ValueError, match="one length"):
         Tape.from_columns({"size": [1], "address": [1, 2]}, meta=META)
 
 
-def test_an_unknown_column_is_refused():
+def test_unknown_column_raises():
     with pytest.raises(ValueError, match="no column"):
         Tape.from_columns({"bytes": [1]}, meta=META)
 
 
-def test_a_row_outside_its_table_is_refused():
+def test_index_outside_its_table_raises():
     with pytest.raises(ValueError, match="outside its table"):
         Tape.from_columns({"op": [3]}, meta=META, ops=["aten::mm"])
 
 
-def test_columns_cannot_be_written():
+def test_columns_are_read_only():
     with pytest.raises(ValueError, match="read-only"):
         _tape().size[0] = 1
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(Action)), st.integers(-1, 2**62), st.integers(0, 2**62)), max_size=30))
-def test_any_rows_survive_parquet(tmp_path_factory, rows):
+def test_load_returns_any_saved_rows(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("tapes") / "tape.parquet"
     columns = {"action": [r[0] for r in rows], "address": [r[1] for r in rows], "size": [r[2] for r in rows]}
     tape = Tape.from_columns(columns, meta=META)
@@ -89,7 +89,7 @@ def test_any_rows_survive_parquet(tmp_path_factory, rows):
     assert Tape.load(path).equals(tape)
 
 
-def test_a_slice_keeps_tables():
+def test_slice_keeps_tables():
     part = _tape()[1:2]
     assert len(part) == 1
     assert part.ops == ("aten::mm",)

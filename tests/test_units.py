@@ -21,21 +21,21 @@ from memexplore.units import difference_text, parse_size, size_text
         (192 * 1024**3, "192 GiB"),
     ],
 )
-def test_a_size_has_three_digits_and_a_binary_unit(size, text):
+def test_size_text_has_three_digits_and_a_binary_unit(size, text):
     assert size_text(size) == text
 
 
-def test_a_difference_has_its_sign_and_per_cent():
+def test_difference_text_has_sign_and_per_cent():
     # 9.1 to 4.3 GiB is 4.8 less, 4.8 / 9.1 = 53 %
     assert difference_text(9.1 * 1024**3, 4.3 * 1024**3) == "-4.80 GiB (-53 %)"
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
-def test_a_written_size_is_read_back(number, unit):
+def test_parse_size_reads_number_and_unit(number, unit):
     assert parse_size(f"{number}{unit}") == number * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
 
 
 @pytest.mark.parametrize("text", ["", "24", "GiB", "24 apples", "-3GiB"])
-def test_what_is_no_size_is_refused(text):
+def test_text_without_number_and_unit_raises(text):
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

@@ -49,7 +49,7 @@ def matching_rows(rows: NDArray[np.float64], tape: Tape, other: Tape) -> NDArray
     if set(boundaries) == set(other_boundaries) or not len(pairs):
         rising.append((len(tape), len(other)))
     else:
-        # One tape ended early: its last rows must not be stretched over what the other did afterwards.
+        # One tape ended early: its last rows must not be stretched over the remaining rows of the other.
         left = max(len(tape) - rising[-1][0], 1)
         rising.append((rising[-1][0] + left, rising[-1][1] + left))
     positions, other_positions = np.array(rising, dtype=np.float64).T

@@ -1,4 +1,4 @@
-"""Memory by line, layer and category: who was alive, what grew from step to step, what differs in two tapes."""
+"""Memory by line, layer and category: live blocks, growth from step to step, difference of two tapes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from memexplore.tape import Category, Frame, Meta, Phase, Source, Tape
 from tests.sample_tapes import GIB, Program, oom_tape, small_tape, training_tape
 
 
-def test_lines_add_up_to_the_peak() -> None:
+def test_by_line_sums_to_the_peak() -> None:
     table = groups.by_line(training_tape())
     assert table["size"].sum() == curves.peak(training_tape())[0]
     assert table["size"].is_monotonic_decreasing
     assert table["line"].is_unique
 
 
-def test_lines_of_a_moment() -> None:
+def test_by_line_after_a_row() -> None:
     # after row 4 of small_tape: 400 of line 3, 100 of line 5, 200 of line 6, 50 of line 7
     table = groups.by_line(small_tape(), 4)
     assert table["line"].tolist() == ["train.py:3", "train.py:6", "train.py:5", "train.py:7"]
@@ -24,7 +24,7 @@ def test_lines_of_a_moment() -> None:
 
 
 def leaking_tape(steps: int) -> Tape:
-    """Each step keeps the 100 bytes of its loss, from line 9; what a step holds in between is given back."""
+    """Return a tape whose steps never free the 100 bytes of their loss, from line 9; a step frees its other blocks."""
     program = Program()
     program.alloc(1000, Category.PARAMETER, "empty", "fc", 3)
     for step in range(1, steps + 1):
@@ -36,7 +36,7 @@ def leaking_tape(steps: int) -> Tape:
     return program.tape()
 
 
-def test_a_leak_is_found_by_its_line() -> None:
+def test_growth_finds_the_line_of_a_leak() -> None:
     table = groups.growth(leaking_tape(4))
     assert table[["layer", "line", "category"]].to_numpy().tolist() == [["(no layer)", "train.py:9", "activation"]]
     # the first step is warm-up: 200 after the second, 400 after the fourth
@@ -46,22 +46,22 @@ def test_a_leak_is_found_by_its_line() -> None:
     )
 
 
-def test_a_step_that_did_not_end_does_not_count() -> None:
+def test_growth_ignores_an_unfinished_step() -> None:
     tape = leaking_tape(4)
-    # the last three rows are the border of backward and the free of what the step held
+    # the last three rows are the mark of backward and the free of the activation
     assert groups.growth(tape[:-3])[[2, 3, "grew"]].to_numpy().tolist() == [[200, 300, 100]]
 
 
-def test_healthy_training_does_not_grow() -> None:
+def test_growth_of_training_without_a_leak_is_empty() -> None:
     assert len(groups.growth(training_tape(steps=5))) == 0
     assert groups.growth_text(training_tape(steps=5)) == ""
 
 
-def test_two_steps_cannot_tell_a_leak() -> None:
+def test_growth_of_two_steps_is_empty() -> None:
     assert len(groups.growth(leaking_tape(2))) == 0
 
 
-def test_an_oom_tells_what_was_asked_what_was_free_and_who_held_it() -> None:
+def test_oom_text_has_request_free_memory_and_holders() -> None:
     # 1 GiB of parameters from line 3 and 2 GiB of activations from line 6 fill 3 GiB of segments; 4 GiB is the capacity
     assert groups.oom_text(oom_tape()) == (
         "A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved, 1.00 GiB of the device left and nothing "
@@ -71,7 +71,7 @@ def test_an_oom_tells_what_was_asked_what_was_free_and_who_held_it() -> None:
     assert curves.curve(oom_tape(), "reserved")[-1] == 3 * GIB
 
 
-def test_a_run_that_fits_has_no_oom_text() -> None:
+def test_oom_text_of_a_run_that_fits_is_empty() -> None:
     assert groups.oom_text(small_tape()) == ""
 
 
@@ -84,18 +84,18 @@ def one_layer(size: int, address: int, line: int = 3) -> Tape:
     )
 
 
-def test_a_difference_is_by_layer_line_and_category_never_by_address() -> None:
+def test_diff_ignores_addresses() -> None:
     table = mx.diff(one_layer(100, address=0), one_layer(250, address=4096))
     assert table.to_numpy().tolist() == [["fc", "train.py:3", "activation", 100, 250, 150]]
 
 
-def test_a_tape_does_not_differ_from_itself() -> None:
+def test_diff_of_a_tape_with_itself_is_zero() -> None:
     table = mx.diff(training_tape(), training_tape())
     assert (table["difference"] == 0).all()
     assert table["before"].sum() == curves.peak(training_tape())[0]
 
 
-def test_what_is_in_one_tape_only_is_told() -> None:
+def test_diff_has_rows_of_only_one_tape() -> None:
     table = mx.diff(one_layer(100, 0, line=3), one_layer(250, 0, line=4))
     assert table[["line", "before", "after", "difference"]].to_numpy().tolist() == [
         ["train.py:4", 0, 250, 250],
@@ -103,7 +103,7 @@ def test_what_is_in_one_tape_only_is_told() -> None:
     ]
 
 
-def test_both_sides_add_up_to_their_peaks() -> None:
+def test_diff_sums_to_both_peaks() -> None:
     small, large = training_tape(batch=4), training_tape(batch=8)
     table = mx.diff(small, large)
     assert table["before"].sum() == curves.peak(small)[0]
@@ -111,11 +111,11 @@ def test_both_sides_add_up_to_their_peaks() -> None:
     assert table["difference"].abs().is_monotonic_decreasing
 
 
-def test_the_sentence_has_sign_and_per_cent() -> None:
+def test_diff_text_has_sign_and_per_cent() -> None:
     assert groups.diff_text(one_layer(2048, 0), one_layer(1024, 0)) == (
         "Peak 2.00 KiB -> 1.00 KiB allocated (-1.00 KiB, -50 %)"
     )
 
 
-def test_empty_tapes_do_not_differ() -> None:
+def test_diff_of_empty_tapes_is_empty() -> None:
     assert len(mx.diff(small_tape()[:0], small_tape()[:0])) == 0

@@ -8,49 +8,49 @@ from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
 from tests.sample_tapes import CPU, GIB, MIB, T4, Program, oom_tape, small_tape, training_tape
 
-ALLOC, ASK, DONE = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
+ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
 
 
 def tape_of(*rows: tuple[Action, int, int], meta: Meta = CPU) -> Tape:
-    """A tape of (action, address, size) rows."""
+    """Return a tape of (action, address, size) rows."""
     action, address, size = zip(*rows, strict=True)
     return Tape.from_columns({"action": action, "address": address, "size": size}, meta=meta)
 
 
-def test_allocated_falls_when_a_free_is_asked_for():
-    tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (ASK, 0, 10), (DONE, 0, 10))
+def test_allocated_decreases_at_free_requested():
+    tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (REQUESTED, 0, 10), (COMPLETED, 0, 10))
     assert curves.curve(tape, "allocated").tolist() == [10, 30, 20, 20]
 
 
 @pytest.mark.parametrize("name", ["active", "requested"])
-def test_active_and_requested_fall_when_a_free_is_done(name):
-    tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (ASK, 0, 10), (DONE, 0, 10))
+def test_active_and_requested_decrease_at_free_completed(name):
+    tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (REQUESTED, 0, 10), (COMPLETED, 0, 10))
     assert curves.curve(tape, name).tolist() == [10, 30, 30, 20]
 
 
-def test_a_free_that_is_never_done_stays_active():
-    tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (ASK, 0, 10), (ASK, 512, 20), (DONE, 512, 20))
+def test_block_without_free_completed_stays_active():
+    tape = tape_of((ALLOC, 0, 10), (ALLOC, 512, 20), (REQUESTED, 0, 10), (REQUESTED, 512, 20), (COMPLETED, 512, 20))
     assert curves.curve(tape, "active").tolist() == [10, 30, 30, 30, 10]
 
 
-def test_a_tape_without_completions_counts_the_request():
-    tape = tape_of((ALLOC, 0, 10), (ASK, 0, 10))
+def test_tape_without_free_completed_uses_free_requested():
+    tape = tape_of((ALLOC, 0, 10), (REQUESTED, 0, 10))
     assert curves.curve(tape, "active").tolist() == [10, 0]
 
 
-def test_a_completion_alone_is_a_free():
-    tape = tape_of((Action.PREEXISTING, 0, 10), (DONE, 0, 10))
+def test_free_completed_without_request_is_a_free():
+    tape = tape_of((Action.PREEXISTING, 0, 10), (COMPLETED, 0, 10))
     assert curves.curve(tape, "allocated").tolist() == [10, 0]
 
 
-def test_an_address_handed_out_twice_ends_the_block_before():
+def test_alloc_at_a_used_address_ends_the_earlier_block():
     tape = tape_of((ALLOC, 0, 10), (ALLOC, 0, 30))
     assert curves.curve(tape, "allocated").tolist() == [10, 30]
     assert curves.free_rows(tape).tolist() == [1, 2]
 
 
-def test_a_free_of_an_unknown_block_changes_nothing():
-    tape = tape_of((ASK, 4096, 10), (ALLOC, 0, 20))
+def test_free_of_an_unknown_block_is_ignored():
+    tape = tape_of((REQUESTED, 4096, 10), (ALLOC, 0, 20))
     assert curves.curve(tape, "allocated").tolist() == [0, 20]
 
 
@@ -60,8 +60,8 @@ def test_reserved_is_the_sum_of_segments():
         (Action.SEGMENT_MAP, 4 * MIB, 20 * MIB),
         (ALLOC, 0, 512),
         (Action.SEGMENT_UNMAP, 4 * MIB, 20 * MIB),
-        (ASK, 0, 512),
-        (DONE, 0, 512),
+        (REQUESTED, 0, 512),
+        (COMPLETED, 0, 512),
         (Action.SEGMENT_FREE, 0, 2 * MIB),
         meta=T4,
     )
@@ -69,26 +69,26 @@ def test_reserved_is_the_sum_of_segments():
     assert (curves.curve(tape, "reserved") // MIB).tolist() == [2, 22, 22, 2, 2, 2, 0]
 
 
-def test_a_tape_without_segments_reserves_what_is_active():
+def test_reserved_without_segments_equals_active():
     tape = small_tape()
     assert np.array_equal(curves.curve(tape, "reserved"), curves.curve(tape, "active"))
 
 
-def test_an_unknown_curve_is_named():
+def test_unknown_curve_raises():
     with pytest.raises(ValueError, match="unknown curve 'used'"):
         curves.curve(small_tape(), "used")  # type: ignore[arg-type]
 
 
-def test_a_tape_that_is_not_placed_says_what_to_do():
+def test_tape_that_is_not_placed_raises():
     with pytest.raises(ValueError, match=r"call memexplore\.replay"):
         curves.curve(tape_of((ALLOC, -1, 10)))
 
 
-def test_an_empty_tensor_needs_no_address():
+def test_empty_tensor_needs_no_address():
     assert curves.curve(tape_of((ALLOC, -1, 0), (ALLOC, 0, 10))).tolist() == [0, 10]
 
 
-def test_small_tape_curve():
+def test_curve_of_the_small_tape():
     expected = [400, 400, 500, 700, 750, 700, 700, 700, 500, 500, 740, 640, 640, 640, 720]
     assert curves.curve(small_tape()).tolist() == expected
 
@@ -101,12 +101,12 @@ def test_peak_of_an_empty_tape():
     assert curves.peak(small_tape()[:0]) == (0, -1)
 
 
-def test_live_are_the_blocks_born_and_not_yet_asked_back():
+def test_live_rows_are_allocs_before_their_free():
     # weight (row 0), input (2), activation (3), temporary (4)
     assert curves.live_rows(small_tape(), 4).tolist() == [0, 2, 3, 4]
 
 
-def test_live_at_a_row_outside_is_refused():
+def test_live_rows_outside_the_tape_raise():
     with pytest.raises(IndexError, match="row 15 is outside this tape of 15 rows"):
         curves.live_rows(small_tape(), 15)
 
@@ -118,14 +118,14 @@ def test_by_category_at_the_peak():
     ]  # fmt: skip
 
 
-def test_by_category_of_a_window_is_a_part_of_the_whole():
+def test_by_category_of_a_window_equals_the_slice():
     tape = training_tape()
     assert np.array_equal(curves.by_category(tape, window=slice(500, 900)), curves.by_category(tape)[:, 500:900])
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> Tape:
-    """Random tapes of allocs and frees, with requests whose completion comes late or never."""
+    """Draw a tape of random allocs and frees whose `free_completed` rows come late or never."""
     rows: list[tuple[Action, int, int, int]] = []
     alive: list[tuple[int, int, int]] = []
     pending: list[tuple[int, int, int]] = []
@@ -137,16 +137,16 @@ def programs(draw: st.DrawFn) -> Tape:
             rows.append((ALLOC, *alive[-1]))
         elif choice == 1 and alive:
             pending.append(alive.pop(size % len(alive)))
-            rows.append((ASK, *pending[-1]))
+            rows.append((REQUESTED, *pending[-1]))
         elif pending:
-            rows.append((DONE, *pending.pop(size % len(pending))))
+            rows.append((COMPLETED, *pending.pop(size % len(pending))))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     return Tape.from_columns(dict(zip(("action", "address", "size", "category"), columns, strict=True)), meta=CPU)
 
 
 @settings(deadline=None)
 @given(programs())
-def test_active_is_never_below_allocated_and_allocated_never_below_zero(tape):
+def test_active_is_at_least_allocated_and_allocated_at_least_zero(tape):
     allocated, active = curves.curve(tape, "allocated"), curves.curve(tape, "active")
     assert np.all(active >= allocated)
     assert np.all(allocated >= 0)
@@ -154,13 +154,13 @@ def test_active_is_never_below_allocated_and_allocated_never_below_zero(tape):
 
 @settings(deadline=None)
 @given(programs())
-def test_categories_add_up_to_allocated(tape):
+def test_categories_sum_to_allocated(tape):
     assert np.array_equal(curves.by_category(tape).sum(axis=0), curves.curve(tape))
 
 
 @settings(deadline=None)
 @given(programs())
-def test_live_blocks_add_up_to_allocated(tape):
+def test_live_blocks_sum_to_allocated(tape):
     sums = [int(tape.size[curves.live_rows(tape, row)].sum()) for row in range(len(tape))]
     assert sums == curves.curve(tape).tolist()
 
@@ -168,11 +168,11 @@ def test_live_blocks_add_up_to_allocated(tape):
 # -- the tree and the layers
 
 
-def test_missing_modules_of_the_tree_are_added():
+def test_module_parents_adds_missing_modules():
     assert module_parents(("Net", "a.b.c")) == {"Net": "", "a": "Net", "a.b": "a", "a.b.c": "a.b"}
 
 
-def test_numbered_modules_stand_in_the_order_of_their_numbers():
+def test_module_parents_sorts_by_number():
     assert list(module_parents(("Net", "block.10", "block.2"))) == ["Net", "block", "block.2", "block.10"]
 
 
@@ -183,19 +183,19 @@ def test_layers_own_bytes():
     assert table.loc["Net", own].tolist() == [0, 0, 0, 0]
 
 
-def test_layers_total_is_own_and_what_hangs_below():
+def test_layers_total_includes_submodules():
     table = tables.layers(small_tape())
     assert table.loc["Net", ["activation_total", "parameter_total", "gradient_total"]].tolist() == [200, 400, 240]
 
 
-def test_layers_peak_is_the_highest_while_its_rows_run():
+def test_layers_peak_is_the_highest_value_in_its_rows():
     table = tables.layers(small_tape())
     # fc runs in rows 3 (700), 8 to 10 (500, 500, 740) and 14 (720), Net in rows 4 to 6 (750, 700, 700)
     assert table.loc["fc", "peak"] == 740
     assert table.loc["Net", ["peak", "peak_total"]].tolist() == [750, 750]
 
 
-def test_layers_columns_add_up_to_their_categories():
+def test_layers_columns_sum_to_the_categories():
     tape = training_tape()
     table = tables.layers(tape)
     _, row = curves.peak(tape)
@@ -217,20 +217,20 @@ def test_layers_of_an_empty_tape():
 # -- tensors and lines
 
 
-def test_tensors_at_the_peak_largest_first():
+def test_tensors_at_the_peak_are_sorted_by_size():
     table = tables.tensors(small_tape())
     assert table["size"].tolist() == [400, 200, 100, 50]
     assert table.index.tolist() == [0, 3, 2, 4]
 
 
-def test_tensors_say_where_they_come_from():
+def test_tensors_have_their_origin():
     tensor = tables.tensors(small_tape(), count=2).loc[3]
     assert tensor[["category", "layer", "op", "phase", "step", "line"]].tolist() == [
         "activation", "fc", "addmm", "forward", 1, "train.py:6",
     ]  # fmt: skip
 
 
-def test_tensors_at_another_row():
+def test_tensors_after_another_row():
     # after row 10: the weight, the input and the gradient
     assert tables.tensors(small_tape(), 10)["size"].tolist() == [400, 240, 100]
 
@@ -246,17 +246,17 @@ def test_tensors_at_another_row():
         "<frozen runpy>",
     ],
 )
-def test_installed_code_is_not_the_users_line(installed):
+def test_user_line_skips_installed_code(installed):
     stack = (Frame(installed, 1, "call"), Frame("/home/me/train.py", 12, "step"))
     assert tables.user_line(stack) == "/home/me/train.py:12"
 
 
-def test_a_cell_of_a_notebook_is_the_users():
+def test_user_line_can_be_a_notebook_cell():
     stack = (Frame("/tmp/ipykernel_7/1234.py", 3, "<module>"), Frame("/home/me/train.py", 12, "step"))
     assert tables.user_line(stack) == "/tmp/ipykernel_7/1234.py:3"
 
 
-def test_a_stack_of_installed_code_alone_gives_its_innermost_line():
+def test_user_line_of_installed_code_is_the_innermost():
     stack = (Frame("/env/site-packages/a.py", 1, "f"), Frame("/env/site-packages/b.py", 2, "g"))
     assert tables.user_line(stack) == "/env/site-packages/a.py:1"
 
@@ -288,9 +288,9 @@ def test_summary_of_the_small_tape():
     }  # fmt: skip
 
 
-def test_summary_of_a_run_that_died():
-    told = summary.summary(oom_tape())
-    assert (told["outcome"], told["gpu"], told["peak_reserved"]) == ("oom", "T4", 3 * GIB)
+def test_summary_of_an_oom():
+    result = summary.summary(oom_tape())
+    assert (result["outcome"], result["gpu"], result["peak_reserved"]) == ("oom", "T4", 3 * GIB)
 
 
 def test_sentence_of_a_run_that_fits():
@@ -306,8 +306,8 @@ def test_sentence_of_a_run_that_fits():
     ]
 
 
-def test_sentence_of_a_run_that_died():
-    # 2 GiB asked for beside 3 of 4 GiB reserved: 1 GiB more than was left
+def test_sentence_of_an_oom():
+    # 2 GiB requested with 3 of 4 GiB reserved: 1 GiB more than was left
     assert summary.sentence(oom_tape()).splitlines() == [
         "Out of memory in step 1, forward of layer2.conv: convolution asked for 2.00 GiB, 1.00 GiB more than was left",
         "A 4.00 GiB GPU has 4.00 GiB usable; peak 3.00 GiB allocated (3.00 reserved) · 67 % activations · predicted, "
@@ -316,7 +316,7 @@ def test_sentence_of_a_run_that_died():
 
 
 @pytest.mark.parametrize(
-    ("device", "words"),
+    ("device", "with_article"),
     [
         ("Tesla T4", "a Tesla T4"),
         ("NVIDIA A100", "an NVIDIA A100"),
@@ -324,6 +324,6 @@ def test_sentence_of_a_run_that_died():
         ("GeForce", "a GeForce"),
     ],
 )
-def test_a_device_has_its_article(device, words):
+def test_device_name_has_an_article(device, with_article):
     tape = tape_of((ALLOC, 0, 10), meta=Meta(Source.PREDICTED, device, capacity=GIB))
-    assert f"Fits {words} (" in summary.sentence(tape)
+    assert f"Fits {with_article} (" in summary.sentence(tape)

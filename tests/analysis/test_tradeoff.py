@@ -29,32 +29,32 @@ def trace(figure, name):
 
 
 @given(pairs)
-def test_no_point_beats_one_of_the_frontier(points):
+def test_no_point_beats_the_frontier(points):
     for number in frontier(points):
         time, memory = points[number]
         assert not any(a <= time and b <= memory and (a, b) != (time, memory) for a, b in points)
 
 
 @given(pairs)
-def test_every_other_point_is_equalled_or_beaten_by_one_of_the_frontier(points):
+def test_every_point_is_equalled_or_beaten_by_the_frontier(points):
     best = [points[number] for number in frontier(points)]
     assert all(any(a <= time and b <= memory for a, b in best) for time, memory in points)
 
 
 @given(pairs)
-def test_along_the_frontier_time_rises_and_memory_falls(points):
+def test_time_rises_and_memory_falls_along_the_frontier(points):
     best = [points[number] for number in frontier(points)]
     assert all(one[0] < other[0] and one[1] > other[1] for one, other in itertools.pairwise(best))
 
 
-def test_a_point_without_a_time_is_not_on_the_frontier():
+def test_point_with_nan_time_is_not_on_the_frontier():
     assert frontier([(math.nan, 1), (1.0, 2)]) == (1,)
 
 
 # -- the figure
 
 
-def test_settings_that_fit_and_those_that_do_not_are_told_apart_by_colour_and_symbol():
+def test_fitting_settings_differ_by_colour_and_symbol():
     figure = tradeoff(POINTS, 14 * GIB)
     fits, does_not = trace(figure, "fits"), trace(figure, "does not fit")
     assert (fits.marker.color, does_not.marker.color) == (FITS, CAPACITY)
@@ -63,18 +63,18 @@ def test_settings_that_fit_and_those_that_do_not_are_told_apart_by_colour_and_sy
     assert list(does_not.customdata) == [0]
 
 
-def test_the_frontier_is_a_line_through_the_settings_nothing_beats():
+def test_frontier_is_a_line_through_optimal_settings():
     line = trace(tradeoff(POINTS, 14 * GIB), "frontier")
-    # fp16 is quickest; sqrt needs less; as written is beaten by fp16, offload (4.0, 10 GiB) by sqrt (1.3, 9 GiB)
+    # fp16 is fastest; sqrt needs less memory; as written is beaten by fp16, offload (4.0, 10 GiB) by sqrt (1.3, 9 GiB)
     assert list(zip(line.x, line.y, strict=True)) == [(0.5, 12 * GIB), (1.3, 9 * GIB)]
 
 
-def test_the_capacity_is_a_line_at_its_height():
+def test_capacity_is_a_line():
     shapes = tradeoff(POINTS, 14 * GIB).layout.shapes
     assert [(shape.y0, shape.y1, shape.line.color) for shape in shapes] == [(14 * GIB, 14 * GIB, CAPACITY)]
 
 
-def test_a_capacity_far_above_is_told_in_words():
+def test_capacity_far_above_the_points_is_only_a_label():
     figure = tradeoff(POINTS, 90 * GIB)
     assert not figure.layout.shapes
     assert figure.layout.yaxis.range[1] < 25 * GIB
@@ -82,7 +82,7 @@ def test_a_capacity_far_above_is_told_in_words():
     assert "capacity 90.0 GiB, 5.0 times the highest ↑" in [note.text for note in figure.layout.annotations]
 
 
-def test_both_axes_begin_at_zero_and_every_point_is_inside():
+def test_axes_start_at_zero_and_contain_every_point():
     figure = tradeoff(POINTS, 14 * GIB)
     (left, right), (bottom, top) = figure.layout.xaxis.range, figure.layout.yaxis.range
     assert left == bottom == 0
@@ -90,55 +90,55 @@ def test_both_axes_begin_at_zero_and_every_point_is_inside():
     assert all(y < top for trace in figure.data for y in trace.y)
 
 
-def test_a_setting_far_slower_than_the_others_stands_at_the_edge_with_its_number():
+def test_much_slower_setting_is_at_the_edge_with_its_value():
     figure = tradeoff(POINTS)
-    # half of them take 1.3 or less: 4.0 is more than 2.5 * 1.3 = 3.25, and the slowest of the others takes 1.3
+    # the median is 1.3: 4.0 is more than 2.5 * 1.3 = 3.25, and the slowest of the others is 1.3
     assert list(trace(figure, "fits").x) == [1.3, 0.5, 1.3]
     assert "4.0 →" in [note.text for note in figure.layout.annotations]
 
 
-def test_flops_can_be_drawn_in_place_of_time():
+def test_x_axis_can_be_flops():
     figure = tradeoff(POINTS, x_axis=XAxis.FLOPS)
     assert list(trace(figure, "fits").x) == [1.31, 1.0, 1.0]
     assert figure.layout.xaxis.title.text == XAxis.FLOPS.value
 
 
-def test_the_mouse_is_told_the_knobs():
+def test_hover_text_has_the_knobs_and_the_margin():
     texts = trace(tradeoff(POINTS, 14 * GIB), "fits").text
     assert texts[0].startswith("<b>checkpoint sqrt</b>")
-    # 14 - 9 = 5 GiB are left
+    # 14 - 9 = 5 GiB
     assert "5.00 GiB to spare" in texts[0]
 
 
-def test_the_mouse_is_told_how_much_is_missing():
+def test_hover_text_has_the_missing_bytes():
     assert "4.00 GiB too much" in setting_hover_text(POINTS[0], 14 * GIB)
 
 
-def test_a_setting_is_never_read_as_html():
+def test_setting_name_is_escaped():
     assert "&lt;lambda&gt;" in setting_hover_text(Point("<lambda>", 1.0, 0.0, 1, True))
 
 
-def test_a_setting_without_a_time_is_left_out():
+def test_setting_with_nan_time_is_omitted():
     figure = tradeoff([*POINTS, Point("gpu", math.nan, math.nan, GIB, True)])
     assert len(trace(figure, "fits").x) == 3
 
 
-def test_the_chosen_setting_has_a_ring_and_its_name():
+def test_chosen_setting_has_a_ring_and_a_label():
     figure = tradeoff(POINTS, chosen="offload")
     assert list(trace(figure, "fits").marker.line.width) == [0, 0, 3]
     assert {"as written", "offload"} <= {note.text for note in figure.layout.annotations}
 
 
 @pytest.mark.parametrize("points", [[], POINTS[:1]])
-def test_few_settings_make_a_figure_too(points):
+def test_few_settings_give_a_figure(points):
     figure = tradeoff(points, 14 * GIB)
     assert len(trace(figure, "fits").x) + len(trace(figure, "does not fit").x) == len(points)
 
 
-# -- in text
+# -- as text
 
 
-def test_the_text_tells_every_setting_quickest_first_with_a_star_on_the_frontier():
+def test_text_is_sorted_by_time_with_a_star_on_the_frontier():
     lines = tradeoff_text(POINTS, 14 * GIB).splitlines()
     assert lines[0] == "3 of 4 settings fit in 14.0 GiB"
     assert [line.split("  ")[-1].removeprefix(" ") for line in lines[2:]] == [
@@ -146,5 +146,5 @@ def test_the_text_tells_every_setting_quickest_first_with_a_star_on_the_frontier
     ]  # fmt: skip
 
 
-def test_a_time_that_is_not_known_is_a_dash():
+def test_nan_time_is_a_dash():
     assert "nan" not in tradeoff_text([Point("gpu", math.nan, math.nan, GIB, True)])

@@ -1,4 +1,4 @@
-"""What one layer holds along the timeline."""
+"""Bytes of one layer along the timeline."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from memexplore.tape import Category
 from tests.sample_tapes import small_tape, training_tape
 
 
-def test_layer_holds_what_its_rows_made() -> None:
+def test_layer_arrays_of_a_layer_by_category() -> None:
     arrays = layer_arrays(small_tape(), "fc", np.arange(15.0))
-    # weight 400 from row 0 on; activation 200 in rows 3 to 7; gradient 240 from row 10; state 80 from row 14
+    # weight 400 from row 0; activation 200 in rows 3 to 7; gradient 240 from row 10; state 80 in row 14
     assert arrays[Category.PARAMETER].tolist() == [400] * 15
     assert arrays[Category.ACTIVATION].tolist() == [0] * 3 + [200] * 5 + [0] * 7
     assert arrays[Category.GRADIENT].tolist() == [0] * 10 + [240] * 5
@@ -23,7 +23,7 @@ def test_layer_holds_what_its_rows_made() -> None:
     assert set(arrays) == {Category.PARAMETER, Category.ACTIVATION, Category.GRADIENT, Category.OPTIMIZER_STATE}
 
 
-def test_root_and_no_layer_hold_everything() -> None:
+def test_root_and_no_layer_sum_to_allocated() -> None:
     tape = training_tape()
     rows = np.arange(float(len(tape)))
     parts = [layer_arrays(tape, name, rows) for name in ("UNet", NO_LAYER)]
@@ -31,13 +31,13 @@ def test_root_and_no_layer_hold_everything() -> None:
     assert np.array_equal(total, curves.curve(tape, "allocated"))
 
 
-def test_legend_names_each_category_once() -> None:
+def test_legend_has_each_category_once() -> None:
     traces = highlight(timeline_traces(small_tape()), small_tape(), "fc")
     legend = [trace["name"] for trace in traces if trace.get("showlegend") is not False]
     assert len(legend) == len(set(legend))
     assert {"activation", "input", "temporary"} < set(legend)
 
 
-def test_unknown_layer_is_refused() -> None:
+def test_unknown_layer_raises() -> None:
     with pytest.raises(ValueError, match="no layer 'conv'"):
         highlight(timeline_traces(small_tape()), small_tape(), "conv")

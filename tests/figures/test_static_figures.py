@@ -1,0 +1,103 @@
+"""Figures without a kernel: SVG image, text and HTML tables; figures of an empty tape."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from memexplore.analysis import summary
+from memexplore.figures import static, tables, text
+from memexplore.figures.layers import layers_figure
+from memexplore.figures.palette import COLOURS
+from memexplore.figures.timeline import timeline
+from memexplore.tape import Category
+from tests.sample_tapes import Program, small_tape, training_tape
+
+# -- empty tapes
+
+
+@pytest.mark.parametrize("draw", [timeline, layers_figure, static.svg, text.timeline_text, text.tensors_text])
+def test_empty_tape_has_figures(draw):
+    assert draw(small_tape()[:0])
+
+
+# -- static image
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_image_has_the_texts_of_the_timeline():
+    root = ET.fromstring(static.svg(training_tape()))
+    labels = [element.text for element in root.iter(f"{SVG}text")]
+    assert labels[0] == summary.sentence(training_tape()).splitlines()[0]
+    for label in ("peak 3.21 GiB", "step 2", "backward", "activation", "reserved", "event", "allocated, predicted"):
+        assert label in labels
+
+
+def test_image_has_an_area_for_each_category():
+    root = ET.fromstring(static.svg(small_tape()))
+    fills = [element.get("fill") for element in root.iter(f"{SVG}path") if element.get("fill") != "none"]
+    kinds = [Category.PARAMETER, Category.OPTIMIZER_STATE, Category.GRADIENT, Category.ACTIVATION]
+    kinds += [Category.INPUT, Category.TEMPORARY]
+    assert fills[::-1] == [COLOURS[kind] for kind in kinds]
+
+
+def test_top_area_reaches_the_peak():
+    tape = small_tape()
+    root = ET.fromstring(static.svg(tape))
+    circle = next(root.iter(f"{SVG}circle"))
+    top = next(element for element in root.iter(f"{SVG}path") if element.get("fill") != "none")
+    heights = [float(number) for number in re.findall(r"[V ]([\d.]+)", top.get("d", ""))]
+    assert min(heights) == float(circle.get("cy", "nan"))
+
+
+def test_long_sentence_is_wrapped():
+    program = Program()
+    program.alloc(100, Category.ACTIVATION, "op", ".".join(["module_with_a_long_name"] * 6), 3)
+    root = ET.fromstring(static.svg(program.tape(), width=600))
+    # bold letters of 14 pixels are 7.6 pixels wide: (600 - 16) / 7.6 = 76 letters
+    assert all(len(element.text or "") <= 76 for element in root.iter(f"{SVG}text"))
+
+
+def test_names_in_the_image_are_escaped():
+    program = Program()
+    program.alloc(100, Category.ACTIVATION, "op", "<script>", 3)
+    assert "<script>" not in static.svg(program.tape())
+
+
+# -- text and tables
+
+
+def test_timeline_as_text():
+    assert text.timeline_text(small_tape()).splitlines()[3:] == [
+        "parameter   400 B  53 %  ████████████▊",  # 400 / 750 of 24 letters = 12.8
+        "activation  200 B  27 %  ██████▍",  # 6.4
+        "input       100 B  13 %  ███▎",  # 3.2, in eighths 26 = 3 and 2
+        "temporary    50 B   7 %  █▋",  # 1.6, in eighths 13 = 1 and 5
+    ]
+
+
+def test_layers_as_text_are_sorted_by_size():
+    assert text.layers_text(small_tape()).splitlines()[3] == "fc  920 B  mostly parameter  ████████████████████████"
+
+
+def test_tensors_as_text():
+    lines = text.tensors_text(small_tape(), count=2).splitlines()[3:]
+    assert lines == ["400 B  parameter   fc  empty  train.py:3", "200 B  activation  fc  addmm  train.py:6"]
+
+
+def test_tensors_table_has_bytes_as_sort_key_and_escapes_names():
+    program = Program()
+    program.alloc(2048, Category.ACTIVATION, "<op>", "a&b", 3)
+    table = tables.tensors_table(program.tape())
+    assert 'data-value="2048">2.00 KiB' in table
+    assert "<code>a&amp;b</code>" in table
+    assert "&lt;op&gt;" in table
+
+
+def test_categories_table_has_shares():
+    # 400 / 750 = 53.3 %
+    assert "53.3 %" in tables.categories_table(small_tape())
