@@ -1,25 +1,31 @@
 """Knobs: changes to a training step as a value, and their application to a model for a block.
 
-`knobs` has the value `Knobs`, and `apply` puts it onto a model and yields an `ApplyReport` (`report`, made of `facts`,
-written as English by `report_text`). The knobs themselves are in `precision`, `adapters` (frozen layers and LoRA),
-`checkpoints/`, `inplace/` and, where a few lines suffice, in `apply`. What they share: `undo` (a log that restores
-everything), `forward` (the forward of a model wrapped), `scope` (what is off inside one model's forward, in one
-thread), `model_state` (preservation of a model's state during a run).
+- `knobs`: the value `Knobs`. `apply`: applies it to a model for a block, and yields an `ApplyReport`.
+- `report`, `facts`: the report and its facts (changes with counts, skipped sites, notes); `report_text`: its text.
+- `precision`, `adapters` (frozen layers and LoRA), `checkpoints/`, `inplace/`, and small ones in `apply`: the knobs.
+- `undo`: a log of actions that restore a model. `forward`: wrappers of a model's forward. `scope`: autocast and
+  checkpoints switched off during the forward of one model in one thread. `model_state`: a model's state preserved.
 
-No simulation is needed: `mx.apply` works on real models on a CPU or a GPU. The virtual GPU is imported to recognise
-its tensors, and it is used only by the fake run of `inplace` while one is on.
+`mx.apply` works on real models on a CPU or a GPU, without a virtual GPU. `inplace` uses a virtual GPU only while one is
+on, to find legal sites without values.
 
 To add a knob:
 
-1. `knobs.py`: an enum whose first member is AS_WRITTEN, a `Literal` type with its texts, a field of `Knobs` with its
-   default, and a parameter of the `__init__` for type checkers.
-2. Write a function that takes an `apply.Target`, records in its undo log each change before making it, and returns an
-   `ApplyReport` with a `Change`; enter it in `apply.MODEL_FIELDS`. If the field concerns the training loop, enter its
-   name in `apply.LOOP_FIELDS` and follow it in `steps/training_loop.py`.
-3. If the value alone is no good phrase, add one to `report_text` (changes) and `steps/sentences.py` (settings).
-4. Add a control in `notebook/controls.py`, the lines of code in `codegen/`, and, if it can save memory, an entry in
-   `search.candidates.single_candidates`. If a notebook cell cannot have it, name the reason in `steps/cell.py`.
+1. `knobs.py`: an enum whose first member is AS_WRITTEN, a `Literal` type with its values as strings, a field of `Knobs`
+   with its default, and a parameter of the `__init__` for type checkers.
+2. `apply.py`: a function that takes an `apply.Target` and returns an `ApplyReport` with a `Change`. Before each change it
+   records the action that restores the old state, as in ``target.log.add(setattr, module, "p", module.p)``. Enter the
+   function in `MODEL_FIELDS`; the functions run in its order, and a later wrapper is outside an earlier one. A field of
+   the training loop goes into `LOOP_FIELDS` and is handled in `steps/training_loop.py`.
+3. Text: `report_text._WRITERS` for the report of a change, `facts.NoteKind` and `report_text._NOTES` for a note, and
+   `_VALUE_TEXTS` or `_FIELD_NOUNS` in `steps/sentences.py` if the value alone is not a readable phrase.
+4. A control in `notebook/controls.py` (`model_controls`), lines of code in `codegen/model.py`, and the list in README.md.
+   For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`).
+5. A knob that can save memory: `search.candidates.single_candidates`. A knob that changes what is trained:
+   `search.candidates.ALTERING`. A knob that keeps the FLOPs of a step: `steps.sentences._FIELDS_WITHOUT_FLOPS`.
+6. Tests: the lists in `tests/knobs/test_apply.py` and `tests/knobs/test_interrupts.py`, with a model that has what the
+   knob changes, and `everything()` in `tests/small_nets.py` if it does not compare that; `OTHERS` in
+   `tests/codegen/test_lines_tapes.py`.
 
-`tests/knobs/test_every_knob.py` fails with the name of the place that was forgotten. Add the knob to the lists of
-`tests/knobs/test_apply.py` and `tests/knobs/test_interrupts.py`, too.
+`tests/knobs/test_every_knob.py` names a place of steps 1, 2 and 4 that was forgotten.
 """

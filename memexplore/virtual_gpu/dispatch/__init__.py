@@ -12,6 +12,6 @@ observer (a recorder).
 - autograd_engine.py: gradients that the engine accumulates in place. device_mixing.py: errors for tensors of two
   devices. work.py: FLOPs and bytes of an op.
 
-To change what an op allocates, edit kernels/, not this room. To change when a storage is allocated or freed, edit
-runner.py. Plans are cached by arguments: a new global setting that kernels depend on belongs into `VirtualGpu.rules`.
+To change what an op allocates, edit kernels/, not this package. To change when a storage is allocated or freed, edit
+runner.py. Plans are cached by arguments: a new global setting that kernels depend on belongs in `VirtualGpu.rules`.
 """

@@ -1,19 +1,19 @@
-"""Kernels: what each op of a CUDA build allocates, one table of rules with their sources in PyTorch.
+"""What each op of a CUDA build allocates: one table of rules, each with its source file in PyTorch.
 
-In: an op and its arguments (shapes, dtypes, flags), the torch release and the card (`cuda_build.current()`). Out: the
-op's outputs and its memory requests in order, as a `Plan` or as `Requests` (plan.py).
+A rule takes the arguments of an op (shapes, dtypes, flags) and returns the outputs of the op and its memory requests in
+order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the torch release and the GPU.
 
-- table.py: **the table**, op -> entries (kind of rule, rule, source file). Start here.
+- table.py: **the table**, op -> entries (kind of rule, rule, source file). Start here to add or to look up an op.
 - plan.py: the values that rules return; shapes.py: helpers to make them.
-- cublas_workspace.py: size and lifetime of cuBLAS workspaces, by card and torch release.
+- cublas_workspace.py: size and lifetime of cuBLAS workspaces, by compute capability and torch release.
 - One file per subject: products, grouped_mm, convolutions, attention (choice of the kernel) and attention_memory,
   reductions, normalization, losses, indexing, elementwise, random_numbers, rnn, ctc, sampling (grid_sample), transfers.
 - composites.py: composite ops that branch on the device in C++; composite_dispatch.py registers them with torch.
 - encoder.py: nn.TransformerEncoderLayer's fast path; data_dependent.py: ops whose output shape depends on values.
 - autograd_in_place.py: ops that autograd's formulas run in place on a real GPU.
-- cuda_build.py: the release and card that stand for the CUDA build.
+- cuda_build.py: the torch release and GPU of the CUDA build that the virtual GPU imitates.
 
 To change the cuBLAS workspace rule, edit cublas_workspace.py. To add an op: write its rule in the file of its subject,
 name the C++ function in the docstring, and add an entry with the C++ file to table.py. An op without an entry requests
-the storages of its outputs, in order, and nothing else.
+the storages of its outputs, in order, and nothing else. Tests are in tests/virtual_gpu/test_<file>.py.
 """

@@ -1,10 +1,9 @@
-"""cuBLAS workspaces: their size by card and torch release, and how long each is kept.
+"""cuBLAS workspaces: size by compute capability and torch release, and lifetime.
 
-In: compute capability, torch release, CUBLAS_WORKSPACE_CONFIG. Out: bytes of one workspace, and the request of an op
-that needs one. Until torch 2.14 each thread that multiplies matrices keeps a workspace from its first product on; from
-2.15 on each call takes and frees one (`Workspaces.transient`).
-
-table.py lists the ops that go through cuBLAS (`Kind.CUBLAS`).
+Up to torch 2.14, each thread allocates a workspace at its first matrix product and keeps it; from 2.15 on, each call
+allocates one and frees it (`Workspaces.transient`). table.py lists the ops that use cuBLAS (`Kind.CUBLAS`).
+docs/allocator.md (section 13) states the rule with its sources: keep it up to date. Tests:
+tests/virtual_gpu/test_cublas_workspace.py.
 """
 
 from __future__ import annotations
@@ -19,17 +18,29 @@ from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import new_outputs
 
 MIB = 1024**2
+DEFAULT = 2 * 4 * MIB + 8 * 16 * 1024
+"""Bytes of a workspace on other GPUs: two of 4 MiB and eight of 16 KiB, `:4096:2:16:8`."""
+SIZES = {
+    9: ((2, 0), 32 * MIB),
+    10: ((2, 12), 32 * MIB),
+    11: ((2, 14), 32 * MIB),
+    12: ((2, 12), 32 * MIB),
+}
+"""Major compute capability -> the first torch release with this workspace, and its bytes.
+
+10 and 12 (Blackwell): pytorch pull request 175344, merged after 2.11. 11: pull request 189312, July 2026.
+"""
 
 
 def cublas_size(compute_capability: tuple[int, int], release: tuple[int, int], environment: str | None = None) -> int:
-    """Return the bytes of one cuBLAS workspace for a card and a torch release.
+    """Return the bytes of one cuBLAS workspace (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
-    `CUBLAS_WORKSPACE_CONFIG=:KiB:count…` overrides the default (`environment` stands for the variable). Source:
-    aten/src/ATen/cuda/CublasHandlePool.cpp, pull requests 175344 (Blackwell) and 189312.
+    `environment` is the value of `CUBLAS_WORKSPACE_CONFIG`, ``:KiB:count…``, which overrides the default; an empty
+    string means that it is not set. Default: read from the environment.
 
-    >>> cublas_size((7, 5), (2, 13)), cublas_size((9, 0), (2, 11)), cublas_size((12, 0), (2, 11))
-    (8519680, 33554432, 8519680)
-    >>> cublas_size((8, 0), (2, 13), ":16:8")
+    >>> [cublas_size(*gpu, "") for gpu in (((7, 5), (2, 13)), ((9, 0), (2, 11)), ((12, 0), (2, 11)))]
+    [8519680, 33554432, 8519680]
+    >>> cublas_size((8, 0), (2, 13), ":16:8")  # eight of 16 KiB
     131072
     """
     configured = os.environ.get("CUBLAS_WORKSPACE_CONFIG") if environment is None else environment
@@ -37,21 +48,22 @@ def cublas_size(compute_capability: tuple[int, int], release: tuple[int, int], e
         pairs = re.findall(r":(\d+):(\d+)", configured)
         if pairs:
             return sum(int(kib) * int(count) for kib, count in pairs) * 1024
-    major = compute_capability[0]
-    if major == 9 or (major in (10, 12) and release > (2, 11)) or (major == 11 and release > (2, 13)):
-        return 32 * MIB
-    return 2 * 4 * MIB + 8 * 16 * 1024
+    first_release, size = SIZES.get(compute_capability[0], ((2, 0), DEFAULT))
+    return size if release >= first_release else DEFAULT
 
 
 class Thread(enum.Enum):
-    """Threads of a training process that multiply matrices; each has its own cuBLAS handle and workspace."""
+    """Threads of a real training process that multiply matrices; each has its own cuBLAS handle and workspace.
+
+    The virtual GPU runs the backward pass in the calling thread, and counts its products for the real GPU's thread.
+    """
 
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
 class Workspaces:
-    """The cuBLAS workspaces of a process: their size and, until torch 2.14, the one that each thread keeps."""
+    """The cuBLAS workspaces of a process: their size and, up to torch 2.14, the workspace that each thread keeps."""
 
     def __init__(self, size: int, release: tuple[int, int]) -> None:
         self.size = size
@@ -60,7 +72,7 @@ class Workspaces:
         """Thread -> address of its workspace."""
 
     def needed(self, thread: Thread) -> int:
-        """Return the bytes that a matrix product in a thread allocates and keeps, 0 if the thread has a workspace."""
+        """Return the bytes that the thread's next product allocates and keeps; 0 if it has a workspace or keeps none."""
         return 0 if self.transient or thread in self.kept else self.size
 
     def keep(self, thread: Thread, address: int) -> None:

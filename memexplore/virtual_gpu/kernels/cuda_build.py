@@ -1,6 +1,6 @@
-"""The torch release and the card that the virtual GPU stands for, which rules read to choose kernels and sizes.
+"""The torch release and the GPU of the CUDA build that the virtual GPU imitates; rules choose kernels and sizes by it.
 
-In: `VirtualGpu.patches` replaces `_current` while a virtual GPU is on. Out: `current()`.
+`VirtualGpu.patches` replaces `_current` while a virtual GPU is on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Build(NamedTuple):
-    """A torch release and a card; `release` and `compute_capability` are (major, minor)."""
+    """A torch release and a GPU; `release` and `compute_capability` are (major, minor)."""
 
     release: tuple[int, int] = (2, 13)
     compute_capability: tuple[int, int] = (8, 0)
@@ -35,5 +35,5 @@ _current = Build()
 
 
 def current() -> Build:
-    """Return the build that the virtual GPU stands for, the default build while none is on."""
+    """Return the build that the virtual GPU imitates, a default build while no virtual GPU is on."""
     return _current

@@ -1,0 +1,13 @@
+"""Patches: what is replaced in torch while a virtual GPU is on, so that code for `cuda` runs unchanged.
+
+- `table.py`: **the table** of replaced names (owner, name, replacement). Start here to replace another name.
+- `install.py`: the kinds of patches, and the context that installs all of them or none and restores in reverse order.
+- `cuda_api.py`, `cuda_objects.py`: the functions and objects of `torch.cuda`.
+- `device_names.py`: the function mode that replaces `cuda` in arguments. `modes.py`: restored modes of torch.
+- `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards.
+- `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: eager `torch.compile`.
+- `getitem.py`: indexing as in older releases. `threads.py`: one error for `cuda` in other threads.
+
+`VirtualGpu.patches` in device.py joins them in order. Tests interrupt switching at every line
+(tests/virtual_gpu/test_interrupts.py) and let each patch fail (test_install.py).
+"""

@@ -9,5 +9,5 @@ In: meta tensors. Out: tensors that user code reads as CUDA tensors, and Python 
 - value_loops.py: finds `while` loops whose end depends on a value.
 
 A tensor's known values are in its `__dict__`, read with `value_hints.of` and written with `value_hints.put` after each
-op (`Plan.set_hints`): further knowledge about values belongs into `ValueHints`.
+op (`Plan.set_hints`): further knowledge about values belongs in `ValueHints`.
 """

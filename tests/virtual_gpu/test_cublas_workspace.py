@@ -1,0 +1,55 @@
+"""cuBLAS workspaces: size by compute capability and torch release, lifetime by release."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memexplore as mx
+from memexplore.tape import Action, Category
+from memexplore.virtual_gpu.kernels.cublas_workspace import cublas_size
+
+MIB = 1024**2
+DEFAULT = 2 * 4 * MIB + 8 * 16 * 1024  # :4096:2:16:8
+
+
+@pytest.mark.parametrize(
+    ("capability", "release", "size"),
+    [
+        ((7, 5), (2, 15), DEFAULT),
+        ((8, 9), (2, 15), DEFAULT),
+        ((9, 0), (2, 6), 32 * MIB),
+        ((10, 0), (2, 11), DEFAULT),
+        ((10, 0), (2, 12), 32 * MIB),
+        ((11, 0), (2, 13), DEFAULT),
+        ((11, 0), (2, 14), 32 * MIB),
+        ((12, 1), (2, 11), DEFAULT),
+        ((12, 1), (2, 12), 32 * MIB),
+    ],
+)
+def test_size_depends_on_capability_and_release(
+    capability: tuple[int, int], release: tuple[int, int], size: int
+) -> None:
+    assert cublas_size(capability, release, "") == size
+
+
+def test_environment_overrides_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:1:16:2")
+    assert cublas_size((12, 0), (2, 13)) == 4 * MIB + 2 * 16 * 1024
+
+
+@pytest.mark.parametrize(("release", "alive"), [("2.14", 1), ("2.15", 0)])
+def test_workspace_is_kept_up_to_torch_2_14(monkeypatch: pytest.MonkeyPatch, release: str, alive: int) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with mx.virtual("RTX 5090", release=release):
+        matrix = torch.ones(8, 8, device="cuda")
+        with mx.record() as recording:
+            matrix @ matrix
+            matrix @ matrix
+    tape = recording.tape
+    workspaces = tape.category == Category.WORKSPACE
+    allocated = tape.size[workspaces & (tape.action == Action.ALLOC)].tolist()
+    freed = tape.size[workspaces & (tape.action == Action.FREE_COMPLETED)].tolist()
+    # One allocation that stays, or one for each of two products.
+    assert allocated == [32 * MIB] * (1 if alive else 2)
+    assert len(allocated) - len(freed) == alive
