@@ -72,7 +72,7 @@ class Workspaces:
         """Thread -> address of its workspace."""
 
     def needed(self, thread: Thread) -> int:
-        """Return the bytes that the thread's next product allocates and keeps; 0 if it has a workspace or keeps none."""
+        """Return the bytes that a thread's next product allocates and keeps; 0 if it has a workspace or keeps none."""
         return 0 if self.transient or thread in self.kept else self.size
 
     def keep(self, thread: Thread, address: int) -> None:
