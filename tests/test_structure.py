@@ -158,18 +158,11 @@ def test_operators_and_names_of_our_own_are_not_private_names_of_torch(line, tmp
 
 
 LONGEST = 400
-LONG = {
-    "tests/gpu/scenarios.py",
-    "tests/knobs/test_apply.py",
-    "tests/knobs/test_inplace.py",
-    "tests/snapshot/test_snapshot.py",
-    "tests/virtual_gpu/test_kernels.py",
-    "tests/virtual_gpu/test_module_moves.py",
-}
+LONG = {}
 """Files that are still to be split by subject; add none."""
 
 
 def test_files_stay_readable():
     files = [*ROOT.rglob("*.py"), *(ROOT.parent / "tests").rglob("*.py")]
     lines = {str(path.relative_to(ROOT.parent)): len(path.read_text().splitlines()) for path in files}
-    assert {name: count for name, count in lines.items() if count > LONGEST and name not in LONG} == {}
+    assert {name: count for name, count in lines.items() if count > LONGEST} == {}

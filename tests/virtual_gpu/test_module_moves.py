@@ -1,14 +1,10 @@
-"""Modules on the virtual GPU: moved, copied, saved, hooked and trained as on a real one."""
+"""Modules on the virtual GPU: moved, built there, shared, frozen and copied."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import io
-import pickle
 from collections.abc import Callable, Iterator
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -17,36 +13,13 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import memexplore as mx
+from tests.virtual_gpu.networks import NETWORK, allocated, backward, batch, network
 
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
     with mx.virtual("T4"):
         yield
-
-
-def allocated() -> int:
-    return torch.cuda.memory_allocated()
-
-
-def network() -> nn.Sequential:
-    # 128 * 64 * 4 = 32_768, 128 * 4 = 512, 10 * 128 * 4 = 5_120 and 10 * 4 = 40 bytes, the last one rounded to 512
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-NETWORK = 32_768 + 512 + 5_120 + 512
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(8, 64, device="cuda"), torch.randint(10, (8,), device="cuda")
-
-
-def backward(model: nn.Module) -> None:
-    x, y = batch()
-    functional.cross_entropy(model(x), y).backward()
-
-
-# Moving.
 
 
 @pytest.mark.parametrize(
@@ -279,194 +252,3 @@ def test_batch_norm_statistics_are_updated() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda()
     torch.optim.swa_utils.update_bn([torch.randn(8, 64)], model, device="cuda")
     assert model[1].running_mean.is_cuda
-
-
-# Hooks.
-
-
-def test_hooks_of_every_kind_run() -> None:
-    model, seen = network().cuda(), []
-    handles = [
-        model[0].register_forward_pre_hook(lambda module, args: seen.append("before")),
-        model[0].register_forward_hook(lambda module, args, out: seen.append("after")),
-        model[1].register_full_backward_pre_hook(lambda module, gradients: seen.append("back before")),
-        model[1].register_full_backward_hook(lambda module, inner, outer: seen.append("back after")),
-        model[0].weight.register_hook(lambda gradient: seen.append("tensor")),
-    ]
-    backward(model)
-    assert seen == ["before", "after", "back before", "back after", "tensor"]
-    for handle in handles:
-        handle.remove()
-
-
-def test_a_hook_may_change_a_gradient() -> None:
-    model = network().cuda()
-    model[0].weight.register_hook(lambda gradient: gradient.half().float())
-    backward(model)
-    assert model[0].weight.grad.dtype is torch.float32
-
-
-def test_saved_tensors_can_be_kept_on_the_cpu() -> None:
-    x = torch.randn(1000, 1000, device="cuda", requires_grad=True)
-    plain = torch.exp(x)
-    held = allocated()
-    del plain
-    with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        loss = torch.exp(x).sum()
-    # exp saves its result of 4_000_000 bytes; on the CPU only the sum of 512 bytes stays
-    assert held - allocated() == 4_000_256 - 512
-    loss.backward()
-    assert x.grad is not None
-
-
-def test_saved_tensors_can_be_packed() -> None:
-    x, packed = torch.randn(8, 8, device="cuda", requires_grad=True), []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        packed.append(tuple(tensor.shape))
-        return tensor.half()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.float()):
-        loss = (x * x).sum()
-    loss.backward()
-    assert packed == [(8, 8), (8, 8)]
-
-
-# Files.
-
-
-def _file(value: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file
-
-
-def test_a_checkpoint_is_saved_and_loaded() -> None:
-    model = network().cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    backward(model)
-    optimizer.step()
-    file = _file({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3})
-    loaded = torch.load(file)
-    assert loaded["epoch"] == 3
-    assert loaded["model"]["0.weight"].is_cuda
-    other = network().cuda()
-    resumed = torch.optim.AdamW(other.parameters())
-    other.load_state_dict(loaded["model"])
-    resumed.load_state_dict(loaded["optimizer"])
-    backward(other)
-    resumed.step()
-    assert resumed.state[other[0].weight]["exp_avg"].is_cuda
-
-
-@pytest.mark.parametrize(
-    "target", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, lambda kept, saved: kept.cuda()]
-)
-def test_a_real_file_is_loaded_onto_the_device(target: Any) -> None:
-    loaded = torch.load(_file({"w": torch.ones(1000), "n": [torch.ones(2)]}), map_location=target)
-    assert loaded["w"].is_cuda
-    assert loaded["n"][0].is_cuda
-    assert allocated() == 4_096 + 512  # 1000 * 4 rounded up to 512 * 8
-
-
-@pytest.mark.parametrize("target", [None, "cpu", torch.device("cpu"), lambda kept, saved: kept])
-def test_a_real_file_stays_real_on_the_cpu(target: Any) -> None:
-    loaded = torch.load(_file({"w": torch.arange(3.0)}), map_location=target)
-    assert loaded["w"].tolist() == [0.0, 1.0, 2.0]
-
-
-def test_a_file_saved_on_a_real_gpu_comes_back_to_the_gpu() -> None:
-    with mock.patch("torch.serialization.location_tag", lambda storage: "cuda:0"):
-        file = _file({"w": torch.ones(3)})
-    assert torch.load(file)["w"].is_cuda
-    file.seek(0)
-    assert torch.load(file, map_location="cpu")["w"].tolist() == [1.0, 1.0, 1.0]
-
-
-def test_tensors_that_share_memory_in_a_file_share_it_on_the_device() -> None:
-    whole = torch.ones(1000)
-    loaded = torch.load(_file({"a": whole, "b": whole[:10]}), map_location="cuda")
-    assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
-    assert allocated() == 4_096
-
-
-def test_a_whole_model_is_saved_and_pickled() -> None:
-    model = network().cuda()
-    assert torch.load(_file(model), weights_only=False)[0].weight.is_cuda
-    assert pickle.loads(pickle.dumps(model))[0].weight.is_cuda
-
-
-def test_state_dicts_are_loaded_across_devices() -> None:
-    moved, real = network().cuda(), network()
-    moved.load_state_dict(real.state_dict())
-    assert moved[0].weight.is_cuda
-    kept = real[0].weight.clone()
-    real.load_state_dict({name: value.cpu() for name, value in moved.state_dict().items()}, assign=True)
-    assert not real[0].weight.is_cuda
-    assert kept.shape == real[0].weight.shape
-
-
-# Layers that choose their own way on CUDA.
-
-
-def test_attention_layers_train_and_evaluate() -> None:
-    x = torch.randn(2, 10, 64, device="cuda")
-    attention = nn.MultiheadAttention(64, 4, batch_first=True).cuda()
-    attention(x, x, x)[0].sum().backward()
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2).cuda()
-    padding = torch.zeros(2, 10, dtype=torch.bool, device="cuda")
-    encoder(x, src_key_padding_mask=padding).sum().backward()
-    encoder.eval()
-    with torch.inference_mode():
-        assert encoder(x).shape == (2, 10, 64)
-        assert encoder(x, src_key_padding_mask=padding).shape == (2, 10, 64)
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_train(kind: Any) -> None:
-    model = kind(16, 32, 2, batch_first=True, bidirectional=True, dropout=0.1).cuda()
-    out, _ = model(torch.randn(4, 7, 16, device="cuda"))
-    assert out.shape == (4, 7, 64)
-    out.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_embedding_bags_train() -> None:
-    bag = nn.EmbeddingBag(100, 16, mode="mean").cuda()
-    bag(torch.randint(100, (4, 5), device="cuda")).sum().backward()
-    assert bag.weight.grad.shape == (100, 16)
-
-
-def test_a_compiled_model_runs_eagerly_with_a_note_on_the_tape() -> None:
-    from memexplore.virtual_gpu.tensors import values
-
-    model = network().cuda()
-    compiled = torch.compile(model, mode="max-autotune")
-    backward(compiled)
-    assert model[0].weight.grad is not None
-    assert list(compiled.state_dict())[0] == "_orig_mod.0.weight"
-    model.compile()
-    backward(model)
-    assert any("torch.compile runs the eager code" in note for note in values.assumptions)
-
-
-def test_a_compiled_function_runs_eagerly() -> None:
-    @torch.compile(fullgraph=True)
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x.sin() + 1
-
-    assert function(torch.ones(3, device="cuda")).is_cuda
-
-
-def test_data_parallel_on_one_device_is_the_model() -> None:
-    model = nn.DataParallel(network()).cuda()
-    model(torch.randn(8, 64)).sum().backward()
-    assert model.module[0].weight.grad is not None
-
-
-def test_functional_calls_and_transforms_work() -> None:
-    model, (x, _) = network().cuda(), batch()
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    gradients = torch.func.grad(lambda given: torch.func.functional_call(model, given, (x,)).sum())(weights)
-    assert gradients["0.weight"].shape == (128, 64)

@@ -1,0 +1,88 @@
+"""Small models whose forward is a function, their steps, and the comparison of steps in place with plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import memexplore as mx
+from memexplore.knobs.inplace.in_place import in_place
+from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.knobs.inplace.sites import Sites
+from memexplore.knobs.knobs import InPlace
+from memexplore.virtual_gpu.device import active
+
+
+class Net(nn.Module):
+    """Runs a function of the net and the input; its layers are there to be used."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def step(net: nn.Module, x: torch.Tensor | None = None) -> Callable[[], None]:
+    """Forward, loss and backward of a net."""
+    value = torch.linspace(-2, 2, 32).reshape(4, 8) if x is None else x
+    if active() is not None:
+        value = value.cuda()
+    return lambda: _sum(net(value)).backward()
+
+
+def _sum(output: Any) -> torch.Tensor:
+    return output.pow(2).sum() if isinstance(output, torch.Tensor) else sum(map(_sum, output))
+
+
+def found(net: nn.Module) -> Sites:
+    """What is legal, on the CPU and on a virtual GPU, where it must be the same."""
+    sites = legal_sites(step(net), net)
+    with mx.virtual("T4"):
+        net.cuda()
+        assert legal_sites(step(net), net).sites == sites.sites
+    return sites
+
+
+def reasons(sites: Sites) -> dict[str, str]:
+    return {str(site.call): site.reason for site in sites.sites}
+
+
+def outcome(net: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The loss and all gradients of a step with a fixed seed; running statistics stay."""
+    buffers = [buffer.clone() for buffer in net.buffers()]
+    net.zero_grad()
+    torch.manual_seed(7)
+    value = torch.linspace(-2, 2, 32).reshape(4, 8) if x is None else x
+    loss = _sum(net(value))
+    loss.backward()
+    for buffer, before in zip(net.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    return [loss.detach(), *(weight.grad.clone() for weight in net.parameters() if weight.grad is not None)]
+
+
+def assert_same_results(net: nn.Module, sites: Sites, x: torch.Tensor | None = None) -> None:
+    """Loss and gradients are the plain run's, to the bit, with the knob on and off, with sites given and found."""
+    plain = outcome(net, x)
+    for choice in (InPlace.ON, InPlace.OFF):
+        for given_sites in (sites, None):
+            with in_place(net, choice, given_sites):
+                changed = outcome(net, x)
+            assert len(changed) == len(plain)
+            assert all(torch.equal(one, other) for one, other in zip(plain, changed, strict=True))
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    """The line of this file on which a function's code has a text."""
+    import inspect
+
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)

@@ -1,0 +1,256 @@
+"""Legal sites: the activations that may overwrite their input, and the reason why others may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import memexplore as mx
+from memexplore.knobs.inplace.in_place import in_place
+from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.knobs.knobs import InPlace
+from tests.knobs.inplace_steps import Net, assert_same_results, found, line_of, outcome, reasons, step
+
+THIS = "test_inplace_legal.py"
+
+
+def trap(net: Any, x: torch.Tensor) -> torch.Tensor:
+    h = net.first(x)
+    y = net.act(h)
+    return net.second(h + y)
+
+
+def test_an_input_that_is_read_again_is_left_out_with_its_line():
+    net = Net(trap, act=nn.ReLU())
+    sites = found(net)
+    line = line_of(trap, "h + y")
+    assert sites.skipped == (("act", f"its input is read again by aten::add at {THIS}:{line}"),)
+    assert_same_results(net, sites)
+
+
+def test_the_trap_is_one_autograd_does_not_see():
+    # Without the trace the flag gives another loss and raises nothing: that is why there is a trace.
+    net = Net(trap, act=nn.ReLU())
+    plain = outcome(net)
+    net.act.inplace = True
+    assert not torch.equal(outcome(net)[0], plain[0])
+
+
+def test_an_alias_that_is_read_again_is_found():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        h = net.first(x)
+        view = h.view(-1)[3:]
+        return functional.relu(h).sum() + view.sum()
+
+    net = Net(forward)
+    sites = found(net)
+    assert "read again by aten::sum" in sites.skipped[0].reason
+    assert_same_results(net, sites)
+
+
+def test_a_half_that_nobody_reads_may_be_overwritten_though_the_other_half_is_read():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        h = net.first(x)
+        return net.act(h[:2]) * h[2:]
+
+    net = Net(forward, act=nn.LeakyReLU())
+    # The product keeps both halves for backward; they share a storage and no byte of it.
+    assert found(net).modules == ("act",)
+    assert_same_results(net, found(net))
+
+
+def test_what_a_view_of_several_outputs_gives_is_left_out_as_torch_refuses_it():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        left, right = net.first(x).chunk(2)
+        return net.act(left) * right
+
+    net = Net(forward, act=nn.LeakyReLU())
+    assert found(net).skipped[0].reason.startswith("torch refuses: Output 0 of Split")
+    assert_same_results(net, found(net))
+
+
+def test_an_expanded_tensor_is_left_out():
+    net = Net(lambda net, x: net.act(net.first(x)[:1].expand(4, 8) * 1 + net.first(x)[:1].expand(4, 8)), act=nn.ReLU())
+    assert found(net).modules == ("act",)  # a sum has memory of its own
+    net = Net(lambda net, x: net.act(net.first(x)[:1].expand(4, 8)), act=nn.ReLU())
+    assert found(net).skipped[0].reason == "its input is expanded: several of its elements share memory"
+    assert_same_results(net, found(net))
+
+
+def test_an_output_kept_for_backward_is_left_out():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return net.first(x).exp().relu()
+
+    net = Net(forward)
+    line = line_of(forward, "exp")
+    assert found(net).skipped[0].reason == f"its input is kept for the backward pass of aten::exp at {THIS}:{line}"
+    assert_same_results(net, found(net))
+
+
+def test_an_activation_may_follow_one_that_keeps_its_input_but_not_both_be_in_place():
+    # leaky_relu keeps its input out of place and its output in place: the hardtanh after it would overwrite that.
+    net = Net(lambda net, x: net.second(torch.sigmoid(net.act(net.first(x)))), act=nn.LeakyReLU())
+    sites = found(net)
+    assert sites.modules == ("act",)
+    assert "what act keeps for the backward pass" in sites.skipped[0].reason
+    assert_same_results(net, sites)
+
+
+def test_the_batch_and_a_view_of_it_are_never_overwritten():
+    net = Net(
+        lambda net, x: net.first(net.act(x)) + net.second(net.other(x.view(8, 4)).view(4, 8)),
+        act=nn.ReLU(),
+        other=nn.ReLU(),
+    )
+    sites = found(net)
+    assert not sites.modules
+    assert all("existed before the model ran" in left.reason for left in sites.skipped)
+    x = torch.randn(4, 8)
+    before = x.clone()
+    with in_place(net, InPlace.ON):
+        net(x)
+    assert torch.equal(x, before)
+
+
+def test_a_weight_is_never_overwritten():
+    net = Net(lambda net, x: functional.linear(x, functional.relu(net.first.weight)))
+    assert "a weight" in found(net).skipped[0].reason
+
+
+def test_what_the_model_keeps_after_the_step_is_left_out():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        net.features = net.first(x)
+        return net.second(functional.relu(net.features))
+
+    net = Net(forward)
+    assert found(net).skipped[0].reason == "its input is still alive when the step has ended"
+    assert not hasattr(net, "features")  # `legal_sites` preserves attributes
+    with in_place(net, InPlace.ON), torch.no_grad():
+        assert torch.equal(net(torch.ones(4, 8)), net.second(functional.relu(net.features)))
+    assert net.features.min() < 0
+
+
+def test_what_a_hook_put_away_and_the_loss_reads_is_left_out():
+    net = Net(lambda net, x: net.second(net.act(net.first(x))), act=nn.ReLU())
+    kept: list[torch.Tensor] = []
+    net.first.register_forward_hook(lambda module, args, output: kept.append(output))
+
+    def call() -> None:
+        (net(torch.ones(4, 8)).sum() + kept.pop().sum()).backward()
+
+    assert "read again by aten::sum" in legal_sites(call, net).skipped[0].reason
+
+
+def test_a_numpy_array_over_the_input_is_left_out():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        h = net.first(x)
+        array = h.detach().numpy()
+        y = net.act(h)
+        return y * float(array.min())
+
+    net = Net(forward, act=nn.ReLU())
+    assert not legal_sites(step(net), net).modules
+
+
+def test_what_the_step_returns_is_left_out():
+    net = Net(lambda net, x: (net.act(h := net.first(x)), h), act=nn.ReLU())
+    assert "returns" in legal_sites(lambda: net(torch.ones(4, 8)), net).skipped[0].reason
+    with in_place(net, InPlace.ON):
+        output, before = net(torch.ones(4, 8))
+    assert not torch.equal(output, before)
+
+
+def test_a_module_called_thrice_is_legal_where_all_its_calls_are():
+    twice = Net(lambda net, x: net.act(net.third(net.act(net.second(net.act(net.first(x)))))), act=nn.ReLU())
+    assert found(twice).modules == ("act",)
+
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        h = net.second(net.act(net.first(x)))
+        return net.act(h) + h
+
+    once = Net(forward, act=nn.ReLU())
+    assert not found(once).modules
+    for net in (twice, once):
+        assert_same_results(net, found(net))
+
+
+def test_calls_of_a_function_are_told_apart_by_line_and_by_count():
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        h = net.first(x)
+        for _ in range(3):
+            last, h = h, functional.relu(net.second(h))
+        return functional.relu(last * 1) + functional.relu(last)
+
+    net = Net(forward)
+    sites = found(net)
+    loop, end = line_of(forward, "last, h ="), line_of(forward, "last * 1")
+    # `last` is what the second turn gave: it is kept for the product of the third.
+    assert reasons(sites) == {
+        f"relu at {THIS}:{loop}": "",
+        f"relu at {THIS}:{loop} (call 2)": "",
+        f"relu at {THIS}:{loop} (call 3)": "",
+        f"relu at {THIS}:{end}": "",
+        f"relu at {THIS}:{end} (call 2)": f"its input is kept for the backward pass of aten::relu at {THIS}:{loop}",
+    }
+    assert_same_results(net, sites)
+
+
+def test_one_line_called_from_several_modules_is_a_place_in_each():
+    inner = [Net(lambda net, x: net.second(functional.relu(net.first(x)))) for _ in range(2)]
+    net = nn.Sequential(*inner)
+    assert [place.module for place in found(net).calls] == ["0", "1"]
+
+
+@pytest.mark.parametrize("name", ["silu", "hardswish", "mish", "hardtanh", "relu6"])
+def test_what_would_be_copied_by_autograd_is_left_out(name):
+    net = Net(lambda net, x: net.second(getattr(functional, name)(net.first(x))))
+    sites = found(net)
+    assert "autograd would copy it, nothing is saved" in sites.skipped[0].reason
+    assert_same_results(net, sites)
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "sigmoid", "tanh"])
+def test_functions_and_methods_run_in_place(name):
+    function = getattr(functional, name)
+    torch_function = getattr(torch, name, function)
+    net = Net(lambda net, x: torch_function(net.second(function(net.first(x)))))
+    sites = found(net)
+    assert len(sites.calls) == 2
+    assert not sites.skipped
+    assert_same_results(net, sites)
+
+
+def test_elu_in_place_differs_in_the_last_bits_and_says_so():
+    net = Net(lambda net, x: net.second(functional.elu(net.first(x))))
+    sites = found(net)
+    plain = outcome(net)
+    with in_place(net, InPlace.ON, sites) as applied:
+        changed = outcome(net)
+    assert torch.equal(plain[0], changed[0])
+    assert "last bits" in applied.note_texts[0]
+    assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(plain, changed, strict=True))
+
+
+def test_dropout_with_a_fixed_seed_on_the_cpu():
+    net = Net(lambda net, x: net.second(functional.dropout(net.drop(net.first(x)), 0.3)), drop=nn.Dropout(0.5))
+    sites = legal_sites(step(net), net)
+    assert sites.modules == ("drop",)
+    assert len(sites.calls) == 1
+    assert_same_results(net, sites)
+
+
+def test_dropout_on_a_gpu_is_left_out_as_its_mask_would_be_larger():
+    # The fused kernel keeps a byte an element; in place dropout multiplies by a mask of the input's type.
+    net = Net(lambda net, x: net.second(net.drop(net.first(x))), drop=nn.Dropout(0.5))
+    with mx.virtual("T4"):
+        net.cuda()
+        assert "keeps more for its backward pass" in legal_sites(step(net), net).skipped[0].reason
+
+
+def test_dropout_that_drops_nothing_is_no_activation():
+    net = Net(lambda net, x: net.drop(net.first(x)), drop=nn.Dropout(0.5)).eval()
+    assert found(net).sites == ()

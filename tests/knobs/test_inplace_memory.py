@@ -1,0 +1,81 @@
+"""Memory of in-place activations: the bytes that they save after the forward pass and at the peak of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import memexplore as mx
+from memexplore.knobs.inplace.in_place import in_place
+from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.knobs.knobs import InPlace, Knobs
+from memexplore.steps.step import Step
+from memexplore.steps.trial import run
+
+
+def stack(activation: Callable[[], nn.Module], depth: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), activation()]
+    return nn.Sequential(*layers)
+
+
+def after_forward(activation: Callable[[], nn.Module], choice: InPlace, depth: int = 4) -> tuple[int, int]:
+    """Bytes allocated when the forward pass has ended, and the peak until then, on a virtual GPU."""
+    with mx.virtual("T4"):
+        net, x = stack(activation, depth).cuda(), torch.randn(16, 16, 64, 64, device="cuda")
+        sites = legal_sites(lambda: net(x).sum().backward(), net)
+        with in_place(net, choice, sites):
+            torch.cuda.reset_peak_memory_stats()
+            output = net(x)
+            numbers = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+            output.sum().backward()
+        return numbers
+
+
+MAP = 16 * 16 * 64 * 64 * 4
+"""Bytes of one feature map: 4 MiB."""
+
+
+def test_leaky_relu_in_place_saves_a_map_a_layer():
+    # Out of place each keeps its input and its output; in place the output alone: 4 layers, 4 maps.
+    held, _ = after_forward(nn.LeakyReLU, InPlace.OFF)
+    changed, _ = after_forward(nn.LeakyReLU, InPlace.ON)
+    assert held - changed == 4 * MAP
+
+
+def test_relu_in_place_saves_one_map_at_the_peak_and_nothing_that_is_kept():
+    # ReLU keeps its output in either form and batch norm keeps its own input: nobody keeps the map between them. Only
+    # while a ReLU runs out of place are its input and its output there at once, and where that is the peak, as in the
+    # forward pass of the last layer, one map is saved.
+    held, peak = after_forward(nn.ReLU, InPlace.OFF)
+    changed, lower = after_forward(nn.ReLU, InPlace.ON)
+    assert held == changed
+    assert peak - lower == MAP
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_the_peak_of_a_step_falls_by_a_map_for_each_layer_but_the_last(depth):
+    # The sum keeps no values, so out of place the output of the last layer is gone when backward begins.
+    net = stack(nn.LeakyReLU, depth)
+    plan = Step(net, torch.zeros(16, 16, 64, 64), loss=torch.sum, optimizer=torch.optim.SGD)
+    peaks = [mx.peak(run(plan, Knobs(inplace=choice)).tape)[0] for choice in (InPlace.OFF, InPlace.ON)]
+    assert peaks[0] - peaks[1] == (depth - 1) * MAP
+
+
+def test_a_rehearsal_on_a_virtual_gpu_asks_for_no_memory():
+    with mx.virtual("T4"):
+        net, x = stack(nn.LeakyReLU, 2).cuda(), torch.randn(16, 16, 64, 64, device="cuda")
+        net(x).sum().backward()
+        with mx.record() as recording, in_place(net, InPlace.ON):
+            net(x).sum().backward()
+        sites = legal_sites(lambda: net(x).sum().backward(), net)
+        with mx.record() as again, in_place(net, InPlace.ON, sites):
+            net(x).sum().backward()
+    one, other = recording.tape, again.tape
+    # The same requests in the same order: the rehearsal is not on the tape.
+    assert one.action.tolist() == other.action.tolist()
+    assert one.size.tolist() == other.size.tolist()

@@ -1,0 +1,97 @@
+"""Random programs with activations: the same loss and gradients in place and out of place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from memexplore.knobs.inplace.in_place import in_place
+from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.knobs.knobs import InPlace
+
+UNARY = {
+    "relu": functional.relu,
+    "leaky_relu": functional.leaky_relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.Tensor.tanh,
+    "silu": functional.silu,
+    "clamp": lambda x: torch.clamp(x, -0.5, 0.5),
+    "relu in place": lambda x: functional.relu(x, inplace=True),
+    "double": lambda x: x * 2,
+    "sin": torch.sin,
+    "flip": lambda x: x.t(),
+    "view": lambda x: x.view(4, 4) if x.is_contiguous() else x.reshape(4, 4),
+    "rows": lambda x: torch.cat([x[:2], x[2:]]),
+    "half": lambda x: x[:2].repeat(2, 1),
+    "expand": lambda x: x[:1].expand(4, 4),
+    "detach": lambda x: x.detach(),
+}
+BINARY = {"add": torch.add, "mul": torch.mul, "product": torch.matmul}
+PROGRAM = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(sorted(UNARY)), st.integers(0, 4)),
+        st.tuples(st.sampled_from(sorted(BINARY)), st.integers(0, 4), st.integers(0, 4)),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+class Program(nn.Module):
+    """Straight-line code: each line works on a result of a line before, counted from the last one back."""
+
+    def __init__(self, lines: list[tuple[Any, ...]], recomputed: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4))
+        self.lines = lines
+        self.body = Body(lines)
+        self.recomputed = recomputed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        start = x @ self.weight
+        return checkpoint(self.body, start, use_reentrant=False) if self.recomputed else self.body(start)
+
+
+class Body(nn.Module):
+    def __init__(self, lines: list[tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [x]
+        for name, *operands in self.lines:
+            chosen = [values[-1 - number % len(values)] for number in operands]
+            values.append((UNARY.get(name) or BINARY[name])(*chosen))
+        return values[-1]
+
+
+def _run(program: Program, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    program.zero_grad()
+    loss = program(x).pow(2).sum()
+    if loss.requires_grad:
+        loss.backward()
+    return loss.detach(), program.weight.grad
+
+
+@settings(deadline=None, max_examples=150)
+@given(PROGRAM, st.booleans())
+def test_any_program_gives_the_same_loss_and_gradients_in_place(lines, recomputed):
+    program = Program(lines, recomputed)
+    x = torch.linspace(-1.5, 2, 16).reshape(4, 4)
+    try:
+        loss, gradient = _run(program, x)
+    except RuntimeError:
+        return  # the program itself overwrites what autograd needs
+    sites = legal_sites(lambda: _run(program, x) and None, program)
+    for choice in (InPlace.ON, InPlace.OFF):
+        with in_place(program, choice, sites):
+            changed, changed_gradient = _run(program, x)
+        assert torch.equal(changed, loss)
+        assert (gradient is None) == (changed_gradient is None)
+        assert gradient is None or torch.equal(gradient, changed_gradient)
