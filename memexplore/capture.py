@@ -106,7 +106,7 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
 
 
 def release_or_installed(asked: str | None) -> str:
-    """Return the torch release asked for, else the installed one.
+    """Return the requested torch release, else the installed one.
 
     Raises ValueError for a text that is not a release.
     """

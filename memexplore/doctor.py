@@ -29,7 +29,7 @@ def report() -> bool:
 
 
 def _version(name: str) -> str | None:
-    """Version of an installed package, None for one that is not installed."""
+    """Return the version of a package, None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

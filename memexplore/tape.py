@@ -246,7 +246,7 @@ class Tape:
         return _analysis("curves").peak(self, curve)
 
     def layers(self) -> pandas.DataFrame:
-        """Return what each layer holds in the step with the highest peak, one row per module (`tables.layers`).
+        """Return the bytes of each layer in the step with the highest peak, one row per module (`tables.layers`).
 
         >>> tape = Tape.from_columns({"address": [0], "size": [40], "category": [Category.PARAMETER], "module": [0]},
         ...                          modules=["Linear"], meta=Meta(Source.MEASURED, "cpu"))

@@ -44,7 +44,7 @@ def _has_usable_gpu() -> bool:
 
 
 def real_device(target: str, release: str | None = None) -> torch.device:
-    """Return the `torch.device` of a real target; `release` is the torch release asked for, None for the installed one.
+    """Return the `torch.device` of a real target; `release` is the requested torch release, None for the installed one.
 
     Raises RuntimeError while a virtual GPU is on, ValueError where this machine has no usable GPU or another release.
     """
@@ -115,7 +115,7 @@ def _cpu() -> Gpu:
         multiprocessors=108,
         bandwidth=None,
         flops=Flops(),
-        sources=Sources("memory of this machine", "none taken off", "estimate: compute capability 8.0 as the A100"),
+        sources=Sources("memory of this machine", "nothing subtracted", "estimate: compute capability 8.0 as the A100"),
     )
 
 

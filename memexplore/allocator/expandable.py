@@ -49,12 +49,12 @@ def _first_candidate(segments: Segments, free_set: FreeSet, size: int) -> Block:
     for unmapped in free_set.unmapped:
         before = unmapped.previous
         first = before if before is not None and before.available else unmapped
-        room = 0
+        run_size = 0
         block: Block | None = first
-        while block is not None and room < size and block.available:
-            room += block.size
+        while block is not None and run_size < size and block.available:
+            run_size += block.size
             block = block.next
-        if room >= size:
+        if run_size >= size:
             return first
     page = page_size(segments, free_set)
     length = range_size(segments, page, size)

@@ -56,7 +56,7 @@ def version_of(release: str) -> tuple[int, int]:
     """
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None:
-        raise ValueError(f"{release!r} is no torch release: write it as in 2.13")
+        raise ValueError(f"{release!r} is not a torch release; write it as in 2.13")
     return int(match[1]), int(match[2])
 
 
@@ -111,7 +111,7 @@ class Settings:
         for option in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text.replace(" ", "")):
             name, colon, value = option.partition(":")
             if not colon or not value:
-                raise ValueError(f"{option!r} is no allocator setting: write NAME:VALUE, such as {_EXAMPLE}")
+                raise ValueError(f"{option!r} is not an allocator setting; write NAME:VALUE, such as {_EXAMPLE}")
             if name == "backend":
                 if value != "native":
                     raise ValueError(f"only the native allocator is modelled, not backend:{value}")
@@ -119,7 +119,7 @@ class Settings:
                 field, read = _READERS[name]
                 values[field] = read(name, value)
             elif not _WITHOUT_EFFECT.fullmatch(name):
-                raise ValueError(f"{name!r} is no allocator setting; write one of {', '.join(_READERS)}")
+                raise ValueError(f"{name!r} is not an allocator setting; write one of {', '.join(_READERS)}")
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

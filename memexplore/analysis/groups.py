@@ -125,8 +125,8 @@ def oom_text(tape: Tape) -> str:
     if not len(ooms):
         return ""
     row = int(ooms[-1])
-    asked, reserved, allocated = int(tape.size[row]), int(curve(tape, "reserved")[row]), int(curve(tape)[row])
-    text = f"A request for {size_text(asked)} failed"
+    request, reserved, allocated = int(tape.size[row]), int(curve(tape, "reserved")[row]), int(curve(tape)[row])
+    text = f"A request for {size_text(request)} failed"
     if tape.stack[row] >= 0:
         text += f" at {user_line(tape.stacks[tape.stack[row]])}"
     free = reserved - int(curve(tape, "active")[row])

@@ -82,8 +82,8 @@ def location_text(tape: Tape, row: int) -> str:
 def with_article(name: str) -> str:
     """Return the name of a device with its article.
 
-    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB card", "8.00 GiB")]
-    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB card', 'a GPU with 8.00 GiB']
+    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB GPU", "8.00 GiB")]
+    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB GPU', 'a GPU with 8.00 GiB']
     """
     if name.startswith("cuda:"):
         return name
@@ -136,16 +136,16 @@ def sentence(tape: Tape) -> str:
         first = f"Peak {held}{' in ' + location if location else ''} · {activations}"
         return f"{first}\n{_fit_line(tape)}"
     row = int(np.flatnonzero(tape.action == Action.OOM)[-1])
-    where, asked, capacity = _where(tape, row), int(tape.size[row]), tape.meta.capacity
+    where, request, capacity = _where(tape, row), int(tape.size[row]), tape.meta.capacity
     location, op = _location(where), where["op"]
-    first = f"Out of memory{' in ' + location if location else ''}: {op or 'it'} asked for {size_text(asked)}"
+    first = f"Out of memory{' in ' + location if location else ''}: {op or 'the run'} requested {size_text(request)}"
     if capacity is None:
         return f"{first}\nPeak {held} · {activations} · {_source(tape)}"
-    missing = asked + int(curve(tape, "reserved")[row]) - capacity
+    missing = request + int(curve(tape, "reserved")[row]) - capacity
     if missing > 0:
-        first += f", {size_text(missing)} more than was left"
-    room = f"{with_article(tape.meta.device)} has {size_text(capacity)} usable"
-    return f"{first}\n{room[0].upper()}{room[1:]}; peak {held} · {activations} · {_source(tape)}"
+        first += f", {size_text(missing)} more than was free"
+    usable = f"{with_article(tape.meta.device)} has {size_text(capacity)} usable"
+    return f"{first}\n{usable[0].upper()}{usable[1:]}; peak {held} · {activations} · {_source(tape)}"
 
 
 def _in_unit_of(size: int, other: int) -> str:

@@ -119,7 +119,7 @@ def _alive(tape: Tape, row: int) -> Rows:
 
 
 def layers(tape: Tape) -> pandas.DataFrame:
-    """Return what each module holds in the step with the highest peak allocated, one row per module in tree order.
+    """Return the bytes of each module in the step with the highest peak allocated, one row per module in tree order.
 
     Index `layer` (qualified name); columns `depth`, `parent`; then in requested bytes `activation`, `parameter`,
     `buffer`, `gradient`, `optimizer_state` of the module itself, and the same with `_total` including its submodules.

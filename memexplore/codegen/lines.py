@@ -51,7 +51,7 @@ _LOOP_FIELDS = {"accumulation", "optimizer", "update", "zero_grad", "memory_form
 
 
 def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
-    """Return the lines of Python that change a training script as the knobs do; empty where the knobs change nothing.
+    """Return the lines of Python that change a training script as the knobs do; empty if the knobs change nothing.
 
     The lines use names of the script, which the first line lists: `model`, `batches` (the iterable of the loop),
     `dataset`, `loss_function` (`compute_loss` where the step has one) and `optimizer`. Without a step a batch is
@@ -88,7 +88,7 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
 
 
 def _model(step: Step | None) -> torch.nn.Module | None:
-    """Return the step's model; None where there is no step, or its model has not been built."""
+    """Return the step's model; None without a step or before its model is built."""
     if step is None:
         return None
     return step.model if isinstance(step.model, torch.nn.Module) else record_of(step).virtual_model

@@ -39,7 +39,7 @@ model.forward = functools.partial(on_cpu, model.forward)
 
 
 def model_lines(model: nn.Module | None, knobs: Knobs, sites: Sites | None = None) -> Iterator[str]:
-    """Yield the lines for the knobs of a model, in the order in which `apply` applies the knobs.
+    """Yield the lines for the knobs of a model, in another order than `apply.MODEL_FIELDS`.
 
     >>> print(*model_lines(None, Knobs(frozen="encoder")), sep="\\n")
     for name in ['encoder']:

@@ -24,7 +24,7 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
         return []
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     by_kind = by_category(tape, window=span)[:, rows - span.start]
-    # A time column that counts rows is no clock, and the duration of a prediction is not that of the run.
+    # A time column that counts rows is not a clock, and the duration of a prediction is not that of the run.
     has_clock = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
     alloc_rows = _alloc_rows(tape)[rows].tolist()
     # Sizes such as those of the parameters repeat in most rows.

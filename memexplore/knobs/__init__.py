@@ -13,16 +13,17 @@ To add a knob:
 
 1. `knobs.py`: an enum whose first member is AS_WRITTEN, a `Literal` type with its values as strings, a field of
    `Knobs` with its default, and a parameter of the `__init__` for type checkers.
-2. `apply.py`: a function that takes an `apply.Target` and returns an `ApplyReport` with a `Change`. Before each
-   change it records the action that restores the old state, as in ``target.log.add(setattr, module, "p", module.p)``.
-   Enter the function in `MODEL_FIELDS`; the functions run in its order, and a later wrapper is outside an earlier
-   one. A field of the training loop goes into `LOOP_FIELDS` and is handled in `steps/training_loop.py`.
+2. `apply.py`: a function that takes an `apply.Application` and returns an `ApplyReport` with a `Change`. Before each
+   change it records the action that restores the old state, as in
+   ``application.log.add(setattr, module, "p", module.p)``. Enter the function in `MODEL_FIELDS`; the
+   functions run in its order, and a later wrapper is outside an earlier one. A field of the training loop goes into
+   `LOOP_FIELDS` and is handled in `steps/training_loop.py`.
 3. Text: `report_text._WRITERS` for the report of a change, `facts.NoteKind` and `report_text._NOTES` for a note, and
    `_VALUE_TEXTS` or `_FIELD_NOUNS` in `steps/sentences.py` if the value alone is not a readable phrase.
 4. A control in `notebook/controls.py` (`model_controls`), lines of code in `codegen/model.py`, and the list in
    README.md. For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`).
 5. A knob that can save memory: `search.candidates.single_candidates`. A knob that changes what is trained:
-   `search.candidates.ALTERING`. A knob that keeps the FLOPs of a step: `steps.sentences._FIELDS_WITHOUT_FLOPS`.
+   `search.candidates.ALTERING`. A knob that keeps the FLOPs of a step: `steps.sentences._FIELDS_THAT_KEEP_FLOPS`.
 6. Tests: the lists in `tests/knobs/test_apply.py` and `tests/knobs/test_interrupts.py`, with a model that has what
    the knob changes, and `everything()` in `tests/small_nets.py` if it does not compare that; `OTHERS` in
    `tests/codegen/test_lines_tapes.py`.

@@ -103,7 +103,7 @@ def check_names(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def freeze(log: UndoLog, model: nn.Module, names: tuple[str, ...]) -> ApplyReport:
-    """Give the weights of named layers, and of all layers below them, no gradient.
+    """Disable the gradients of the weights of named layers and of all layers below them.
 
     >>> log, model = UndoLog(), nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     >>> freeze(log, model, ("0",)).texts
@@ -198,7 +198,7 @@ def _shared_weights(model: nn.Module, chosen: dict[str, nn.Module]) -> list[Note
 
 
 def _stop_gradients(log: UndoLog, weights: Iterable[torch.Tensor]) -> int:
-    """Set `requires_grad` of weights to False; return how many different weights they are."""
+    """Set `requires_grad` of weights to False; return the number of distinct weights."""
     different = {id(weight): weight for weight in weights}.values()
     for weight in different:
         log.add(weight.requires_grad_, weight.requires_grad)

@@ -1,4 +1,4 @@
-"""`apply`: the knobs of a model put onto it for a block, and a report of what they changed."""
+"""Application of knobs to a model for a block, with a report of the changes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ LOOP_FIELDS = (
 
 
 def apply(knobs: Knobs, model: nn.Module, sites: Sites | None = None) -> contextlib.AbstractContextManager[ApplyReport]:
-    """Put knobs onto a model for a block and take them off afterwards, after an exception or an interrupt too.
+    """Apply knobs to a model for a block, and restore the model afterwards, also after an exception or an interrupt.
 
     The model is on the CPU, a GPU or a virtual one; other models, the loss and other threads are unaffected (see
     `knobs.scope`). `sites` are the activations that may overwrite their input (`inplace.legal_sites`); without them the
     model's first call is run on fake tensors to find them. Make the optimizer inside the block: weights may be new or
-    of another dtype there. Fields of the training loop (`LOOP_FIELDS`) are left to the loop; notes name those given.
+    of another dtype there. Fields of the training loop (`LOOP_FIELDS`) are left to the loop, with a note for each.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     >>> with apply(Knobs(precision="all bf16", frozen="0"), model) as report:
@@ -53,28 +53,28 @@ def apply(knobs: Knobs, model: nn.Module, sites: Sites | None = None) -> context
 
     Raises ValueError, with similar names, for a layer that the model does not have.
     """
-    return undone_after(lambda log: _put_on(log, knobs, model, sites, Reach.FORWARD))
+    return undone_after(lambda log: _apply_all(log, knobs, model, sites, Reach.FORWARD))
 
 
 def apply_to_step(
     knobs: Knobs, model: nn.Module, sites: Sites | None = None
 ) -> contextlib.AbstractContextManager[ApplyReport]:
-    """Do what `apply` does, for a step that is run alone: saved-tensor hooks are on for the loss as well."""
-    return undone_after(lambda log: _put_on(log, knobs, model, sites, Reach.STEP))
+    """Do what `apply` does, for a run of a single step: saved-tensor hooks are on for the loss as well."""
+    return undone_after(lambda log: _apply_all(log, knobs, model, sites, Reach.STEP))
 
 
-def _put_on(log: UndoLog, knobs: Knobs, model: nn.Module, sites: Sites | None, reach: Reach) -> ApplyReport:
+def _apply_all(log: UndoLog, knobs: Knobs, model: nn.Module, sites: Sites | None, reach: Reach) -> ApplyReport:
     adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
     report = ApplyReport((), (), (*_loop_field_notes(knobs), *micro_batch_notes(knobs, model)))
     changed = knobs.changed()
-    for field, put_on in MODEL_FIELDS.items():
+    for field, apply_field in MODEL_FIELDS.items():
         if field in changed:
-            report += put_on(Target(log, model, knobs, sites, reach))
+            report += apply_field(Application(log, model, knobs, sites, reach))
     return report
 
 
-class Target(NamedTuple):
-    """What a knob is put onto."""
+class Application(NamedTuple):
+    """Arguments of the function that applies one knob."""
 
     log: UndoLog
     """Restores the model."""
@@ -133,18 +133,18 @@ def _loop_field_notes(knobs: Knobs) -> Iterator[Note]:
             yield Note(NoteKind.LOOP_FIELD, (str(Knobs(**{name: given[name]})),))
 
 
-# --- the knobs that need no module of their own ---------------------------------------------------------------------
+# --- knobs too small for a module of their own ------------------------------------------------------------------------
 
 
-def _set_memory_format(target: Target) -> ApplyReport:
-    model, log = target.model, target.log
+def _set_memory_format(application: Application) -> ApplyReport:
+    model, log = application.model, application.log
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dim() == 4}
     for tensor in tensors.values():
         log.add(_change_layout, tensor, functools.partial(_with_stride, stride=tensor.stride()))
         _change_layout(tensor, _as_channels_last)
     change_inputs(log, model, _as_channels_last)
     notes = () if tensors else (Note(NoteKind.NO_IMAGE_WEIGHTS),)
-    return ApplyReport((Change("memory_format", target.knobs.memory_format),), (), notes)
+    return ApplyReport((Change("memory_format", application.knobs.memory_format),), (), notes)
 
 
 def _as_channels_last(value: torch.Tensor) -> torch.Tensor:
@@ -164,34 +164,42 @@ def _change_layout(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.
             value.data = change(value.data)
 
 
-def _offload(target: Target) -> ApplyReport:
-    change = Change("offload", target.knobs.offload)
-    if device_of(target.model).type == "cpu":
+def _offload(application: Application) -> ApplyReport:
+    change = Change("offload", application.knobs.offload)
+    if device_of(application.model).type == "cpu":
         # There `save_on_cpu` keeps the tensor itself, and a result that its own node holds is never freed.
         return ApplyReport((change,), (), (Note(NoteKind.OFFLOAD_ON_CPU),))
-    run_forward_inside(target.log, target.model, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
+    run_forward_inside(application.log, application.model, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
     return ApplyReport((change,))
 
 
-def _set_mode(target: Target) -> ApplyReport:
-    for module in target.model.modules():
-        target.log.add(setattr, module, "training", module.training)
-    target.model.eval()
-    run_forward_inside(target.log, target.model, torch.no_grad)
-    return ApplyReport((Change("mode", target.knobs.mode),))
+def _set_mode(application: Application) -> ApplyReport:
+    for module in application.model.modules():
+        application.log.add(setattr, module, "training", module.training)
+    application.model.eval()
+    run_forward_inside(application.log, application.model, torch.no_grad)
+    return ApplyReport((Change("mode", application.knobs.mode),))
 
 
-MODEL_FIELDS: dict[str, Callable[[Target], ApplyReport]] = {
-    "frozen": lambda target: adapters.freeze(target.log, target.model, target.knobs.frozen),
-    "lora": lambda target: adapters.add_adapters(target.log, target.model, target.knobs.lora, target.knobs.lora_rank),
+MODEL_FIELDS: dict[str, Callable[[Application], ApplyReport]] = {
+    "frozen": lambda application: adapters.freeze(application.log, application.model, application.knobs.frozen),
+    "lora": lambda application: adapters.add_adapters(
+        application.log, application.model, application.knobs.lora, application.knobs.lora_rank
+    ),
     "memory_format": _set_memory_format,
-    "inplace": lambda target: set_in_place(target.log, target.model, target.knobs.inplace, target.sites),
+    "inplace": lambda application: set_in_place(
+        application.log, application.model, application.knobs.inplace, application.sites
+    ),
     "offload": _offload,
-    "checkpoint": lambda target: set_checkpoints(target.log, target.model, target.knobs.checkpoint, target.reach),
-    "precision": lambda target: precision.set_precision(target.log, target.model, target.knobs.precision),
+    "checkpoint": lambda application: set_checkpoints(
+        application.log, application.model, application.knobs.checkpoint, application.reach
+    ),
+    "precision": lambda application: precision.set_precision(
+        application.log, application.model, application.knobs.precision
+    ),
     "mode": _set_mode,
 }
-"""Field of `Knobs` -> the function that puts it onto a model, in this order.
+"""Field of `Knobs` -> the function that applies it to a model; the functions run in this order.
 
 Adapters come before what wraps the forward of modules. A later function wraps outside an earlier one: the hooks of
 `offload` are inside those of `checkpoint="norms"` and get the saved tensors first.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Unit(enum.Enum):
-    """What a `Count` counts."""
+    """Unit of a `Count`."""
 
     WEIGHT = "weight"
     LINEAR_LAYER = "linear layer"
@@ -54,7 +54,7 @@ class Skipped(NamedTuple):
 
 
 class NoteKind(enum.Enum):
-    """What a `Note` informs about; the comment says what its details are."""
+    """Subject of a `Note`; the comment after a member names the note's details."""
 
     LOOP_FIELD = "field of the training loop"  # the field with its value, as text
     BATCH_NORM_PER_MICRO_BATCH = "batch norm per micro-batch"

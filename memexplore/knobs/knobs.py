@@ -55,7 +55,7 @@ class Update(enum.Enum):
 
 
 class ZeroGrad(enum.Enum):
-    """What gradients are after `zero_grad`: None, or zeros."""
+    """Value of the gradients after `zero_grad`: None or zeros."""
 
     AS_WRITTEN = "as written"
     TO_NONE = "set to none"
@@ -171,7 +171,7 @@ class Knobs:
     >>> print(Knobs())
     as written
 
-    Raises ValueError for a value that is no setting.
+    Raises ValueError for a value that is not a setting.
     """
 
     inplace: InPlace = InPlace.AS_WRITTEN

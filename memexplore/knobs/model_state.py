@@ -24,7 +24,7 @@ _CONTAINERS = (list, dict, OrderedDict, set)
 
 
 class Gradients(enum.Enum):
-    """What a block finds as gradients; afterwards they are as before."""
+    """Gradients at the start of a block; afterwards they are as before."""
 
     AS_THEY_ARE = "as they are"
     NONE = "none"

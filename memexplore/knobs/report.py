@@ -38,7 +38,7 @@ class ApplyReport(NamedTuple):
         return tuple(map(note_text, self.notes))
 
     def completed(self) -> ApplyReport:
-        """Return the report with what the run of the model has shown since; it holds plain values and can be pickled.
+        """Return the report with the facts that the model's run has added; it holds plain values and can be pickled.
 
         A change that a run shows replaces the earlier change of the same field.
         """
@@ -51,5 +51,5 @@ class ApplyReport(NamedTuple):
         return report
 
     def without_pending(self) -> ApplyReport:
-        """Return the report without what only a run shows, for a run that ended early."""
+        """Return the report without the facts that only a complete run adds, for a run that ended early."""
         return self._replace(pending=())

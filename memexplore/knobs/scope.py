@@ -25,7 +25,7 @@ from memexplore.torch_internals.modules import CHECKPOINT_GENERATOR
 
 
 class Off(enum.Flag):
-    """What a scope switches off."""
+    """Features of torch that a scope switches off."""
 
     NOTHING = 0
     AUTOCAST = enum.auto()
@@ -41,7 +41,7 @@ class Reach(enum.Enum):
 
 
 class Scope:
-    """What one applied knob switches off; without effect once it is closed."""
+    """Features that one applied knob switches off; without effect once the scope is closed."""
 
     def __init__(self, off: Off) -> None:
         self.off = off

@@ -1,7 +1,7 @@
 """Undo log: actions that restore what a knob changes, recorded before each change.
 
-A knob is a function that takes an `UndoLog`, changes a model and returns an `ApplyReport`. Each action is recorded
-before its change, sets a value instead of toggling one, and runs again if the first attempt was interrupted. So an
+The function of a knob takes an `UndoLog`, changes a model and returns an `ApplyReport`. It records each action
+before the change, sets a value instead of toggling one, and runs again if the first attempt was interrupted. So an
 interrupt at any line leaves the model either changed or restored, never in between.
 """
 

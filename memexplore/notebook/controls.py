@@ -37,7 +37,7 @@ class Control:
     field: str
     widget: Any
     updated: Callable[[Knobs, Any], Knobs]
-    """Returns the knobs with a value of the widget. Raises ValueError if the value is no setting."""
+    """Returns the knobs with a value of the widget. Raises ValueError if the value is not a setting."""
     value_of: Callable[[Knobs], Any]
     """Returns the value that the widget shows for some knobs."""
     options_of: Callable[[Knobs], list[tuple[str, Any]]] | None = None
@@ -107,7 +107,7 @@ def _numbers(values: Iterable[int]) -> list[tuple[str, int]]:
 
 
 def model_controls() -> list[Control]:
-    """Return the controls of the model: precision, in-place activations, checkpoints, memory format and mode."""
+    """Return the controls of the model: precision, in place, checkpoints, memory format, offload and mode."""
     precision = {
         Precision.AS_WRITTEN: "as written",
         Precision.OFF: "fp32, no autocast",

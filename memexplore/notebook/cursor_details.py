@@ -95,7 +95,7 @@ def live_lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
 
 
 def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
-    """Return what grew from step to step: `text`, titles of at most three `steps`, and `rows` of text."""
+    """Return the memory that grew from step to step: `text`, titles of at most three `steps`, and `rows` of text."""
     table = groups.growth(tape)
     steps = [column for column in table.columns if isinstance(column, int)]
     columns = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps

@@ -68,7 +68,7 @@ class MemoryMagics(Magics):
             _refuse_statement(statement)
             statement = cell
         if not statement.strip():
-            raise UsageError("There is no code to profile: write %%memprofile above code, or %memprofile STATEMENT")
+            raise UsageError("The cell has no code to profile: write %%memprofile above code, or %memprofile STATEMENT")
         if options.runs_again:
             raise UsageError("--explore and --slider run a whole cell again: write %%memprofile as its first line")
         code = self._compile(statement)

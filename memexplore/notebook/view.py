@@ -46,7 +46,7 @@ def _plotly_source() -> bytes:
 
 
 class Screen(NamedTuple):
-    """What the browser shows at present."""
+    """Present state of the browser's display."""
 
     tape_number: int = 0
     """Number of tapes shown before this one; requests about earlier tapes are stale."""

@@ -1,4 +1,4 @@
-"""What a view sends to the browser about a Tape: dictionaries of text, plotly figures and table rows."""
+"""Content that a view sends to the browser about a Tape: dictionaries of text, plotly figures and table rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memexplore.tape import Tape
 
 
 class Scene(NamedTuple):
-    """Everything that determines what a view shows."""
+    """The state that determines the content of a view."""
 
     tape: Tape
     cursor: int
@@ -51,7 +51,7 @@ def tape_content(scene: Scene) -> dict[str, Any]:
 
 
 def scene_content(scene: Scene) -> dict[str, Any]:
-    """Return what depends on more than the tape: outline, axes, cursor row, selection and window."""
+    """Return the content that depends on more than the tape: outline, axes, cursor row, selection and window."""
     return {
         "outline": _outline(scene),
         "layout": _layout(scene),

@@ -1,4 +1,4 @@
-"""Categories of blocks, decided after the recording from what is certain of a block and how long it lived."""
+"""Categories of blocks, decided after the recording from certain facts about a block and from its lifetime."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
 def catalogue_gpu(device: torch.device) -> Gpu:
     """Return the catalogue entry of a CUDA device, with the memory of this device.
 
-    A card missing in the catalogue is a `Gpu` of its size and compute capability.
+    A GPU missing in the catalogue is a `Gpu` of its size and compute capability.
     """
     properties = torch.cuda.get_device_properties(device)
     table = gpu_catalogue.gpus()
@@ -55,7 +55,7 @@ def catalogue_gpu(device: torch.device) -> Gpu:
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,
-        note="This card is not in the catalogue: its memory outside the allocator and its speed are unknown.",
+        note="This GPU is not in the catalogue: its memory outside the allocator and its speed are unknown.",
     )
 
 
@@ -110,7 +110,7 @@ def annotate(history: Tape, recorded: Tape) -> Tape:
 
 
 def _matches(history: Tape, recorded: Tape) -> Any:
-    """For each recorded allocation, free and out-of-memory row the same row of the history, -1 for none."""
+    """Return the matching row of the history for each recorded alloc, free and oom row, -1 for none."""
     candidates: dict[tuple[int, int], list[int]] = {}
     born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
     for row in np.flatnonzero(born)[::-1].tolist():
@@ -132,7 +132,7 @@ def _matches(history: Tape, recorded: Tape) -> Any:
 
 
 def _frees(tape: Tape) -> dict[int, int]:
-    """For the row of each block the row that requests its free."""
+    """Return for the row of each block the row that requests its free."""
     result: dict[int, int] = {}
     open_blocks: dict[int, int] = {}
     for row in np.flatnonzero(np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING, Action.FREE_REQUESTED))).tolist():

@@ -22,7 +22,7 @@ from memexplore.virtual_gpu.tensors import tensor
 
 
 class Device(Protocol):
-    """A virtual GPU, as far as its history needs it."""
+    """The part of a virtual GPU that its history needs."""
 
     def watch(self, recorder: Any) -> AbstractContextManager[None]:
         """Report every request of the block to `recorder`."""

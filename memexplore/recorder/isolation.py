@@ -69,7 +69,7 @@ def _fill_gaps(device: torch.device) -> list[torch.Tensor]:
 
 
 def _gaps(device: torch.device) -> list[tuple[bool, int]]:
-    """For each free block whether its segment is small, and its size in bytes."""
+    """Return for each free block whether its segment is small, and its size in bytes."""
     stream = torch.cuda.current_stream(device).cuda_stream
     return [
         (segment["segment_type"] == "small", block["size"])

@@ -130,7 +130,7 @@ class Recorder:
         self._from_before(_PREEXISTING, 0, address, size, origin, category)
 
     def reallocated(self, address: int, size: int, origin: Origin | None) -> None:
-        """A block made before was placed on this device only now."""
+        """Record an earlier block that is placed on this device only now."""
         now = time.perf_counter_ns() - self._epoch
         self._from_before(_ALLOC, now, address, size, origin, Category.UNKNOWN)
 
@@ -203,7 +203,7 @@ class Recorder:
         return phase, module, stack, int(grad), call
 
     def _gradients(self, node: Any) -> bool:
-        """Whether gradients are enabled, in the forward of an autograd function whether they were where it was applied.
+        """Whether gradients are enabled; in the forward of an autograd function, whether they were at its call.
 
         Such a forward, that of a re-entrant checkpoint included, runs without gradients and, unlike `no_grad`, without
         forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.

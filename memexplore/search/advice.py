@@ -29,7 +29,7 @@ class Option(NamedTuple):
 
     outcome: Outcome
     slow_down: float
-    """Expected time of a sample over the time as written on the GPU asked for; NaN if unknown."""
+    """Expected time of a sample over the time as written on the given GPU; NaN if unknown."""
     extra_flops: float
     """Share of FLOPs of a sample beyond those as written; NaN if unknown."""
     altered: frozenset[str]
@@ -104,7 +104,7 @@ class Advice:
     options: tuple[Option, ...]
     """Settings that fit, cheapest first, another GPU last. None is worse than another in time, memory and training."""
     tried: tuple[Outcome, ...]
-    """Every setting that was run on the GPU asked for, in the order of the runs."""
+    """Every setting that was run on the given GPU, in the order of the runs."""
     errors: dict[Knobs, BaseException]
     """Errors of settings that the step does not support, such as LoRA on a model without linear layers."""
     largest: dict[Knobs, LargestBatch]

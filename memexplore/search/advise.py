@@ -1,4 +1,4 @@
-"""`advise`: the search for settings of a step that fit a GPU. In: a step and a GPU; out: an `Advice`, all of it run."""
+"""Search for settings of a step that fit a GPU. In: a step and a GPU. Out: an `Advice` with settings that were run."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def advise(
 
     First the step as written and every knob by itself are run, then combinations expected to fit, until nothing better
     is found: at most `budget` runs. Further runs, not counted in the budget: the step on larger GPUs in ascending
-    memory, where it does not fit as written; and for every option the largest batch that fits and the next larger one.
-    Where nothing fits within an acceptable time, the best settings are given with the largest batch that does.
+    memory, if it does not fit as written; and for every option the largest batch that fits and the next larger one.
+    If nothing fits within an acceptable time, the best settings get the largest batch that does.
 
-    The order of the options: as written if that fits; then what trains the same (autocast counts as the same, and
-    micro-batches where there is no batch norm); then what changes the training (a smaller batch or input, frozen
-    layers, adapters, another optimizer, no fp32 weights); each by expected time, then by the number of knobs; a larger
-    GPU last. Inference is never advice for a training step.
+    The order of the options: as written if that fits; then settings that train the same (autocast counts as the
+    same, and micro-batches without batch norm); then settings that change the training (a smaller batch or input,
+    frozen layers, adapters, another optimizer, no fp32 weights); each by expected time, then by the number of knobs; a
+    larger GPU last. Inference is never advice for a training step.
 
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`

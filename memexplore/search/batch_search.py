@@ -30,7 +30,7 @@ def expect_searches(log: RunLog, count: int, other_runs: int | None = None) -> N
 
 
 def settings_for_smaller_batch(log: RunLog) -> list[Knobs]:
-    """Return settings that do not fit and may with a smaller batch: as written, then what trains the same first."""
+    """Return settings that may fit with a smaller batch: as written, then those that train the same, then others."""
     if log.has_acceptable_option():
         return [Knobs()]
     points, capacity = log.points(), log.gpu.capacity

@@ -131,9 +131,9 @@ class Candidate(NamedTuple):
     field: str
     knobs: Knobs
     alters: bool = False
-    """Whether it changes what is trained: the batch, fewer weights, another optimizer, no fp32 weights.
+    """Whether the value changes what is trained: the batch, the weights that train, the optimizer, no fp32 weights.
 
-    Autocast counts as the same training, as it is meant to be."""
+    Autocast is not counted as a change: it is designed to train the same."""
 
 
 ALTERING = ("batch", "optimizer", "lora", "frozen", "input_size", "mode")

@@ -145,7 +145,7 @@ class _LocalRunner:
             return False
         remaining = self._expected_runs - len(self._seconds)
         at_once = min(self._count, remaining)
-        # A single run is no faster in another process.
+        # A single run is not faster in another process.
         if at_once < 2:
             return False
         # The first run makes plans that later runs reuse, so the last one predicts them best.

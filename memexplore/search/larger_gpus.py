@@ -1,4 +1,4 @@
-"""The smallest larger GPU of the catalogue for a step that does not fit the GPU asked for."""
+"""The smallest larger GPU of the catalogue for a step that does not fit the given GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], 
     """Run the step on larger GPUs; return the setting of the smallest on which it fits as written, as a list.
 
     Where the step as written fits none, the setting that trains the same in the least memory is tried there too, unless
-    it fits the GPU asked for; then the second value is the outcome of the step as written on the largest GPU.
+    it fits the given GPU; then the second value is the outcome of the step as written on the largest GPU.
     """
     if log.as_written.fits:
         return [], None
@@ -32,7 +32,7 @@ def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], 
 
 
 def _smallest_fitting(log: RunLog, knobs: Knobs, gpus: list[Gpu]) -> Knobs | None:
-    """The setting on the first GPU, in ascending size, on which it fits; the largest GPU is run in any case."""
+    """Return the setting on the smallest GPU on which it fits; the largest GPU is run in any case."""
     # Weights, gradients and optimizer state are equal on all GPUs, the rest on GPUs that run the same kernels.
     large_enough = [gpu for gpu in gpus if gpu.capacity > log.outcomes[knobs].constant]
     first = {gpu.compute_capability: gpu for gpu in reversed(large_enough)}

@@ -44,7 +44,7 @@ def bar(share: float) -> str:
 
 def text_table(lines: Sequence[Line], more: Sequence[str] = ()) -> str:
     """Return the settings as lines of text; `more` titles the further columns."""
-    titles = ["setting", "outcome", "reserved", "of the GPU", "left", "time", "FLOPs", *more]
+    titles = ["setting", "outcome", "reserved", "share of GPU", "left", "time", "FLOPs", *more]
     rows = [titles]
     for line in lines:
         if line.outcome is None:
@@ -70,7 +70,7 @@ def text_table(lines: Sequence[Line], more: Sequence[str] = ()) -> str:
 
 def html_table(caption: Sequence[str], lines: Sequence[Line], more: Sequence[str] = ()) -> str:
     """Return the settings as an HTML table under the sentences of a caption."""
-    titles = ("setting", "outcome", "reserved", "of the GPU", "left", "time", "FLOPs", *more)
+    titles = ("setting", "outcome", "reserved", "share of GPU", "left", "time", "FLOPs", *more)
     head = "".join(f'<th scope="col" style="text-align:left">{html.escape(title)}</th>' for title in titles)
     body = "".join(_html_row(line, len(titles)) for line in lines)
     sentences = "<br>".join(map(html.escape, caption))

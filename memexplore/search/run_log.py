@@ -23,7 +23,7 @@ from memexplore.tape import Tape
 
 
 class RunLog:
-    """Runs settings of one step on one GPU, each once, and keeps what they gave."""
+    """Runs settings of one step on one GPU, each once, and keeps the results."""
 
     def __init__(
         self, run_all: RunAll, step: Step, gpu: Gpu, report_progress: Callable[[Progress], object] | None
@@ -84,7 +84,7 @@ class RunLog:
             self._report_progress(Progress(self.run_count, failed, total, self._finished[-1], seconds_left))
 
     def points(self) -> dict[Knobs, SearchPoint]:
-        """Return the settings with the batch of the step on the GPU asked for."""
+        """Return the settings with the batch of the step on the given GPU."""
         return {
             knobs: SearchPoint(slow_down(one, self.as_written), one.peak_reserved, one.fits, one.constant)
             for knobs, one in self.outcomes.items()

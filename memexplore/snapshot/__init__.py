@@ -71,7 +71,7 @@ def _with_path(path: str | os.PathLike[str], function: Callable[[Recorded], _Res
     try:
         return function(recorded)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{os.fspath(path)} is no snapshot that memexplore can read: {sentence(error)}") from error
+        raise ValueError(f"{os.fspath(path)} is not a snapshot that memexplore can read: {sentence(error)}") from error
 
 
 def event_count(tape: Tape) -> int:

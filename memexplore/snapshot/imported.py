@@ -36,7 +36,7 @@ from memexplore.tape import Action, Category, Phase, Tape
 Rows = NDArray[np.int64]
 
 WORKSPACE_SIZE = 8_519_680
-"""Bytes of a cuBLAS workspace on most cards (aten/src/ATen/cuda/CublasHandlePool.cpp), and no usual tensor size."""
+"""Bytes of a cuBLAS workspace on most GPUs (aten/src/ATen/cuda/CublasHandlePool.cpp), and rarely a tensor size."""
 
 _PHASE_OF = {
     Origin.FORWARD: Phase.FORWARD,

@@ -81,7 +81,7 @@ class Recorded:
 def read(path: str | os.PathLike[str]) -> list[Recorded]:
     """Read the devices with events or segments from a snapshot file, plain or gzip.
 
-    Raises ValueError with one sentence if the file is no snapshot, FileNotFoundError if it does not exist.
+    Raises ValueError with one sentence if the file is not a snapshot, FileNotFoundError if it does not exist.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
@@ -91,7 +91,7 @@ def read(path: str | os.PathLike[str]) -> list[Recorded]:
             data = _decompress(data)
         return _devices(unpickle(data))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{name} is no snapshot that memexplore can read: {sentence(error)}") from error
+        raise ValueError(f"{name} is not a snapshot that memexplore can read: {sentence(error)}") from error
 
 
 def sentence(error: Exception) -> str:
@@ -182,7 +182,7 @@ def _rows(plain: PlainData, trace: list[Any]) -> NDArray[np.int64]:
             trace[index] = plain.add_event(event)
     rows = np.array(trace, dtype=np.int64) if trace else np.empty(0, dtype=np.int64)
     if rows.ndim != 1 or rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(plain.columns["action"]):
-        raise ValueError("a trace holds something that is no event")
+        raise ValueError("a trace has an entry that is not an event")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""A reader for pickles of plain data that looks up no class and bounds every size: bytes in, `PlainData` out.
+"""A reader for pickles of plain data that never looks up a class and bounds every size: bytes in, `PlainData` out.
 
 Python's own unpickler runs code that a file asks for; this one refuses such a file.
 """

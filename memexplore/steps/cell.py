@@ -169,7 +169,7 @@ class Cell:
 def _executed(
     program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack, device: torch.device
 ) -> ApplyReport:
-    """Run a program with knobs on its models, to its end or out of memory; closing `stack` takes the knobs off."""
+    """Run a program with knobs on its models, to its end or out of memory; closing `stack` restores the models."""
     reports: list[ApplyReport] = []
     with (
         _at_first_calls(lambda model: reports.append(stack.enter_context(apply_to_step(knobs, model)))),
@@ -271,7 +271,7 @@ class _Found:
 
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """Have everything as the cell found it the first time; afterwards it is as it is now."""
+        """Set models, optimizers and random states to those before the first run; restore the present ones later."""
         with (
             preserve_model_state(self._modules, Gradients.AS_THEY_ARE),
             preserve_random_states(),

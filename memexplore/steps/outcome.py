@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
     knobs: Knobs
     gpu: str
-    """Key of the catalogue entry, the size asked for, or ``cpu``."""
+    """Key of the catalogue entry, the given size, or ``cpu``."""
     capacity: int
     """Memory that the run could use; on the CPU the memory of this machine."""
     fits: bool
@@ -99,9 +99,9 @@ def run_unlimited(
 ) -> tuple[Trial, Outcome]:
     """Run a step with unlimited memory: the outcome of `run_outcome`, with another trial, in half the time.
 
-    The requests of the run are then asked of an allocator with the capacity of the GPU, which says whether they fit.
+    The requests of the run are then replayed on an allocator with the capacity of the GPU, to see whether they fit.
     The trial is that with unlimited memory, so it never ends out of memory. On a real device, and where a step reads
-    how much memory the GPU has, the answer is that of `run_outcome`.
+    how much memory the GPU has, the result is that of `run_outcome`.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
@@ -152,7 +152,7 @@ RunSetting = Callable[..., tuple[Trial, Outcome]]
 
 
 def slow_down(outcome: Outcome, as_written: Outcome | None) -> float:
-    """Return the time of a sample over that as written, 1 for as fast; NaN where either is not known.
+    """Return the time of a sample over that as written, 1 for as fast; NaN if either is unknown.
 
     A measured and a predicted time are not compared: NaN as well.
     """
@@ -162,7 +162,7 @@ def slow_down(outcome: Outcome, as_written: Outcome | None) -> float:
 
 
 def extra_flops(outcome: Outcome, as_written: Outcome | None) -> float:
-    """Return the share of FLOPs of a sample beyond those as written; NaN where either is not known."""
+    """Return the share of FLOPs of a sample beyond those as written; NaN if either is unknown."""
     if as_written is None or not as_written.flops:
         return math.nan
     return (outcome.flops / outcome.samples) / (as_written.flops / as_written.samples) - 1

@@ -1,6 +1,6 @@
 """One run of a step on a real device: recorded, timed, and undone.
 
-In: a `Step`, `Knobs` and a `torch.device`. Out: a `RealRun`, the tape of some steps, what was applied
+In: a `Step`, `Knobs` and a `torch.device`. Out: a `RealRun`, the tape of some steps, the applied knobs
 and the time of one step.
 """
 
@@ -139,7 +139,7 @@ def _train(
     stack: contextlib.ExitStack,
     kept: list[Any],
 ) -> ApplyReport:
-    """Copy model and batch to the device and train there; closing `stack` takes the knobs off the model."""
+    """Copy model and batch to the device and train there; closing `stack` restores the model."""
     model = step.model
     assert isinstance(model, torch.nn.Module)
     _copy(model, device, torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)

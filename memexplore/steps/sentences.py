@@ -18,7 +18,7 @@ from memexplore.steps.trial import Trial
 from memexplore.tape import Action, Source, Tape
 from memexplore.units import size_text
 
-_FIELDS_WITHOUT_FLOPS = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
+_FIELDS_THAT_KEEP_FLOPS = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
 """Fields that leave the FLOPs of forward and backward as they are; additional FLOPs then come from recomputation."""
 _VALUE_TEXTS = {
     InPlace.ON: "In-place activations",
@@ -228,7 +228,7 @@ def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -
     ratio = second / first
     if abs(ratio - 1) < 0.005:
         return ""
-    only = set(_changed_fields(before.knobs, after.knobs)) <= {"checkpoint", *_FIELDS_WITHOUT_FLOPS}
+    only = set(_changed_fields(before.knobs, after.knobs)) <= {"checkpoint", *_FIELDS_THAT_KEEP_FLOPS}
     if ratio >= 1.995:
         return f"{ratio:.{1 if ratio < 9.95 else 0}f} times the FLOPs"
     share = abs(ratio - 1) * 100

@@ -42,7 +42,7 @@ class Step:
             samples do not lie along the first dimension. Without it their number is fixed.
 
     `loss` and `compute_loss` may yield several losses that go backward one after the other, as those of two
-    adversaries; the next is asked for after the backward pass of the one before.
+    adversaries; the next is requested after the backward pass of the one before.
 
     >>> step = Step(torch.nn.Linear(8, 2), (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)),
     ...             loss=torch.nn.functional.cross_entropy, optimizer=torch.optim.SGD)
@@ -112,7 +112,7 @@ class Step:
 
     @property
     def input_size(self) -> int | None:
-        """Height of the images or length of the sequences, None where the batch has neither."""
+        """Height of the images or length of the sequences, None if the batch has neither."""
         extents = self._input.shape[self.size_dimensions]
         return extents[0] if extents else None
 
@@ -232,7 +232,7 @@ def _samples(count: int) -> str:
 
 
 def _check_loss(loss: Any, compute_loss: Any) -> None:
-    """Raise TypeError for what is no loss, and for a function of model and batch that is given as `loss`."""
+    """Raise TypeError if the value is not a loss, or if `loss` is a function of model and batch."""
     for name, function in (("loss", loss), ("compute_loss", compute_loss)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, not {type(function).__name__}")

@@ -1,4 +1,4 @@
-"""What runs have learned about a `Step`: the models they built, the traces they can reuse, the legal in-place sites.
+"""Results of earlier runs of a `Step`: the models they built, the traces they can reuse, the legal in-place sites.
 
 In: a step. Out: its `StepRecord`, one for each step object, in a table of this module that holds the step by a weak
 reference: the record is dropped with the step, and a step stays a plain value that can be copied and pickled.
@@ -29,7 +29,7 @@ _KEPT_SIMILAR = 4
 
 
 class TracedSetting(NamedTuple):
-    """A setting that was traced or derived: all that its trial on another GPU needs."""
+    """A setting that was traced or derived, with the data that its trial on another GPU needs."""
 
     trace: Trace
     applied: ApplyReport
@@ -45,7 +45,7 @@ class TracedSetting(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class StepRecord:
-    """What runs of one step have learned. Keys of the tables are settings together with the rules of the kernels."""
+    """Results of the runs of one step. Keys of the tables are settings together with the rules of the kernels."""
 
     virtual_model: torch.nn.Module | None = None
     """The model that `Step.model` built on a virtual GPU."""

@@ -24,7 +24,7 @@ from memexplore.torch_internals.dispatch import pytree
 
 
 def knobs_to_apply(knobs: Knobs) -> Knobs:
-    """Return the knobs that `apply` puts onto the model; `train` does the others.
+    """Return the knobs that `apply` applies to the model; `train` handles the others.
 
     Autocast is one of the others: in the loop it covers the loss as well.
 
@@ -53,7 +53,7 @@ def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> A
 
 
 def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> ApplyReport:
-    """Train a model on its device with the knobs of the loop; `apply` has put those of the model on (`knobs_to_apply`).
+    """Train a model on its device with the loop's knobs; `apply` has applied those of the model (`knobs_to_apply`).
 
     The loss of a micro-batch is divided by their number, so the gradients are those of the whole batch where the loss
     is a mean over samples. `steps` yields once for each step, and is advanced when the step before has ended.

@@ -1,6 +1,6 @@
 """One run of a step with given knobs, on a virtual GPU or on a real device.
 
-In: a `Step`, `Knobs` and the name of a GPU. Out: a `Trial`, the tape of two steps with what was applied and the cost.
+In: a `Step`, `Knobs` and the name of a GPU. Out: a `Trial`, the tape of two steps with the applied knobs and the cost.
 """
 
 from __future__ import annotations

@@ -53,6 +53,6 @@ device_constructors: Callable[[], set[Any]] = look_up(
 )
 global_device_context: Any = look_up(
     "torch._GLOBAL_DEVICE_CONTEXT",
-    "the default device that is restored; `torch.get_default_device` does not tell CPU from none",
+    "the default device that is restored; `torch.get_default_device` does not distinguish CPU from none",
     "the default device is not restored after a virtual GPU",
 )

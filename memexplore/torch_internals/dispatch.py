@@ -132,7 +132,7 @@ make_subclass: Callable[..., Any] = look_up(
 
 # --- operators and dispatch keys ------------------------------------------------------------------------------------
 
-OpOverload: Any = look_up("torch._ops.OpOverload", "tells ATen operators from functions", CHECKPOINTS)
+OpOverload: Any = look_up("torch._ops.OpOverload", "distinguishes ATen operators from functions", CHECKPOINTS)
 schema_of = attribute_of("torch._ops.OpOverload", "_schema", _relu, "which arguments an operator writes", NO_RECORDING)
 _packet_of = attribute_of(
     "torch._ops.OpOverload",

@@ -41,7 +41,7 @@ pre_hooks_with_kwargs_of: Callable[[nn.Module], dict[int, bool]] = attribute_of(
     "_forward_pre_hooks_with_kwargs",
     nn.Module,
     "which forward pre-hooks take keyword arguments; a hook is removed also if an interrupt lost its handle",
-    "knobs cannot be taken off a model",
+    "a model cannot be restored after knobs",
 )
 children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter(MODULE_TABLES[2])
 GLOBAL_HOOKS = tuple(
@@ -87,7 +87,7 @@ ENGINE_RUN_BACKWARD = replaceable(
 )
 engine_run_backward: Callable[..., Any] = look_up(
     "torch.autograd.graph._engine_run_backward",
-    "tells operators of the engine from those of a Python formula, by the frame that called them",
+    "distinguishes operators of the engine from those of a Python formula, by the frame that called them",
     NO_VIRTUAL_GPU,
     probe=lambda function: hasattr(function, "__code__"),
 )

@@ -85,7 +85,7 @@ def release_of(text: str) -> tuple[int, int]:
     major, _, rest = text.partition(".")
     minor = rest.partition(".")[0]
     if not (major.isdecimal() and minor.isdecimal()) or int(major) < 2:
-        raise ValueError(f"{text!r} is no torch release: write one such as 2.11")
+        raise ValueError(f"{text!r} is not a torch release; write one such as 2.11")
     return int(major), int(minor)
 
 
@@ -99,10 +99,10 @@ class VirtualGpu:
         self.gpu = gpu = gpu.for_release(release)
         self.release = release
         self.settings = settings
-        numbers = release_of(release)
+        major_minor = release_of(release)
         self.allocator = Allocator(settings, capacity=gpu.capacity, total=gpu.total, release=release)
-        self.workspaces = Workspaces(cublas_size(gpu.compute_capability, numbers), numbers)
-        self.rules = (*numbers, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
+        self.workspaces = Workspaces(cublas_size(gpu.compute_capability, major_minor), major_minor)
+        self.rules = (*major_minor, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
         """Everything that kernels are chosen by: under equal rules the same code makes the same requests."""
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""

@@ -307,9 +307,9 @@ def test_sentence_of_a_run_that_fits():
 
 
 def test_sentence_of_an_oom():
-    # 2 GiB requested with 3 of 4 GiB reserved: 1 GiB more than was left
+    # 2 GiB requested with 3 of 4 GiB reserved: 1 GiB more than was free
     assert summary.sentence(oom_tape()).splitlines() == [
-        "Out of memory in step 1, forward of layer2.conv: convolution asked for 2.00 GiB, 1.00 GiB more than was left",
+        "Out of memory in step 1, forward of layer2.conv: convolution requested 2.00 GiB, 1.00 GiB more than was free",
         "A 4.00 GiB GPU has 4.00 GiB usable; peak 3.00 GiB allocated (3.00 reserved) · 67 % activations · predicted, "
         "torch 2.13",
     ]

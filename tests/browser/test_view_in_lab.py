@@ -171,7 +171,7 @@ def test_blocks_follow_the_cursor(shown: Any) -> None:
     assert shown.page.evaluate(ALLOCATED) == peak
     assert " are allocated; " in shown.page.locator(".memexplore-fragmentation").inner_text()
     row = click_timeline(shown, 3000)
-    # a block whose free was asked for and is not done is still there
+    # a block whose free is requested and not completed is still shown
     active = int(curves.curve(tape, "active")[row])
     assert active != peak
     shown.page.wait_for_function(f"size => ({ALLOCATED})() === size", arg=active)

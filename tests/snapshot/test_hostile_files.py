@@ -139,7 +139,7 @@ def test_a_list_inside_itself_is_no_event(tmp_path: Path) -> None:
 def test_a_field_of_a_wrong_kind_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     content = small_snapshot()
     content["device_traces"][0].append(event("alloc", BASE + 1024, 512) | change)
-    with pytest.raises(ValueError, match="is no snapshot that memexplore can read"):
+    with pytest.raises(ValueError, match="is not a snapshot that memexplore can read"):
         snapshot.load(written(tmp_path, content))
 
 
@@ -147,7 +147,7 @@ def test_a_field_of_a_wrong_kind_is_refused(tmp_path: Path, change: dict[str, An
     "content", [None, 7, "text", {}, {"segments": 7}, {"segments": [], "device_traces": {}}, [7], {1: 2}]
 )
 def test_a_pickle_of_something_else_is_refused(tmp_path: Path, content: object) -> None:
-    with pytest.raises(ValueError, match="is no snapshot that memexplore can read"):
+    with pytest.raises(ValueError, match="is not a snapshot that memexplore can read"):
         snapshot.load(written(tmp_path, content))
 
 

@@ -60,7 +60,7 @@ def test_sentence_has_peak_fit_and_recomputed_flops() -> None:
 
 def test_setting_that_now_fits_is_compared_with_the_bytes_needed_before() -> None:
     before, after = trial(9, oom=6), trial(4.3, CHECKPOINTS, changes=RECOMPUTED)
-    # 9 GiB were held when 6 more were asked for: at least 15
+    # 9 GiB were held when 6 more were requested: at least 15
     assert sentence(before, after) == "Checkpointing 16 of 16 blocks: peak over 15.0 → 4.30 GiB, now fits a T4"
     # with memory without end it would have been 20; 4.4 / 20 = 0.22
     whole = (numbers(20, fits=False), numbers(4.4))

@@ -4,7 +4,7 @@ Modules of the same class below the same parent repeat if they have children and
 are transparent, since they are never called.) A repeated module is a *stage*, and the blocks are those inside it, if
 nearly all of its layers with weights are in numbered blocks of its own: fewer layers are outside than in the smallest
 block, and each block has at least two. So a stage of a ResNet is opened and its bottlenecks are not (a convolution with
-its norm is no block); a decoder layer is opened neither for its experts (its attention is outside) nor for its two
+its norm is not a block); a decoder layer is opened neither for its experts (its attention is outside) nor for its two
 attentions (they have names, not numbers). All modules of the classes found in this way are blocks. Two `nn.Sequential`
 are of the same class if their children are.
 

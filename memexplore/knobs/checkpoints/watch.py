@@ -14,7 +14,7 @@ from memexplore.knobs.report import ApplyReport
 
 
 class Watch:
-    """What the pieces of one applied checkpoint knob did so far; `change` has the number of candidates."""
+    """Observations of the pieces of one applied checkpoint knob; `change` has the number of candidates."""
 
     def __init__(self, change: Change, names: tuple[str, ...]) -> None:
         self.change = change

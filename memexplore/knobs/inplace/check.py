@@ -62,7 +62,7 @@ class Check(MemoryAccessMode):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # The exception that ends the recomputation of a checkpoint is no RuntimeError.
+            # The exception that ends the recomputation of a checkpoint is not a RuntimeError.
             self._refuse(site, f"torch refuses: {str(error).splitlines()[0].rstrip('.')}")
             self._running = None
             return run(Form.OUT_OF_PLACE)

@@ -214,7 +214,7 @@ export class View {
   }
 
   /**
-   * Tell the kernel that a tape is on the screen, after the next frame: the kernel then computes the details.
+   * After the next frame, report to the kernel that a tape is on the screen: the kernel then computes the details.
    * @param {number} tape
    */
   reportDrawn(tape) {

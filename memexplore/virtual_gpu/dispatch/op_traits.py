@@ -1,4 +1,4 @@
-"""Traits of an op: what the dispatch mode reads off its schema and off the table of kernels.
+"""Traits of an op: facts that the dispatch mode reads from its schema and from the table of kernels.
 
 In: an op. Out: `OpTraits`, made once per op and mode.
 """
@@ -29,7 +29,7 @@ _UNCACHED_NAMES = ("resize_", "set_", "resize_as_", "_resize_output_", "rename_"
 
 
 class OpTraits:
-    """What the dispatch mode reads of an op."""
+    """Facts about an op that the dispatch mode needs."""
 
     __slots__ = ("cached", "composite", "factory", "handler", "in_place", "makes_zeros", "reads_engine")
 

@@ -1,4 +1,4 @@
-"""What each op of a CUDA build allocates: one table of rules, each with its source file in PyTorch.
+"""Memory requests of each op of a CUDA build: one table of rules, each with its source file in PyTorch.
 
 A rule takes the arguments of an op (shapes, dtypes, flags) and returns the outputs of the op and its memory requests in
 order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the torch release and the GPU.

@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 def choose(call: Call) -> Kernel:
-    """Return the kernel that a CUDA build runs, by card, dtypes, shapes, mask, torch release and enabled backends.
+    """Return the kernel that a CUDA build runs, by GPU, dtypes, shapes, mask, torch release and enabled backends.
 
     Raises RuntimeError, as PyTorch does, if no enabled backend supports the arguments.
     """

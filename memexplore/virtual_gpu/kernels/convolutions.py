@@ -87,7 +87,7 @@ def _workspace(
 def _is_product(args: Any) -> bool:
     """Return whether a convolution is one matrix product of its operands in memory: it has no workspace.
 
-    As recorded with torch 2.5 on a card of 24 GiB: float32, contiguous, a window of one pixel, 7 MB to 7 GB.
+    As recorded with torch 2.5 on a GPU of 24 GiB: float32, contiguous, a window of one pixel, 7 MB to 7 GB.
     """
     source, weight, _, stride, padding, _, _, _, groups = args[:9]
     one_pixel = math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and set(padding) == {0} and groups == 1

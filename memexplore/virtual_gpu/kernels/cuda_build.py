@@ -16,10 +16,10 @@ class Build(NamedTuple):
     multiprocessors: int = 108
 
     @property
-    def threads(self) -> int:
+    def resident_threads(self) -> int:
         """Resident threads per multiprocessor: table 'Technical Specifications' of the CUDA C++ programming guide.
 
-        >>> Build(compute_capability=(8, 9)).threads, Build(compute_capability=(9, 0)).threads
+        >>> Build(compute_capability=(8, 9)).resident_threads, Build(compute_capability=(9, 0)).resident_threads
         (1536, 2048)
         """
         major, minor = self.compute_capability

@@ -1,4 +1,4 @@
-"""Plans: what one op with given shapes returns and which memory it requests, as plain data.
+"""Plans: the outputs and the memory requests of one op with given shapes, as plain data.
 
 In: shapes, dtypes and sizes in bytes. Out: `Plan`, which `PlanRunner.run_plan` carries out on a virtual GPU
 (dispatch/runner.py).
@@ -66,7 +66,7 @@ class Scratch(NamedTuple):
 
 
 class OptionalScratch(NamedTuple):
-    """A request for scratch memory without which the kernel can run: where it does not fit, nothing is allocated."""
+    """A request for scratch memory without which the kernel can run: if it does not fit, nothing is allocated."""
 
     size: int
     category: Category
@@ -83,7 +83,7 @@ Requests = list[Output | Scratch | OptionalScratch | Free]
 
 
 class Plan:
-    """What an op returns and the memory it requests."""
+    """Outputs and memory requests of an op."""
 
     __slots__ = ("notes", "outputs", "real_targets", "requests", "returns", "set_hints", "uses_cublas", "work")
 

@@ -1,6 +1,6 @@
 """Memory of reductions: a buffer and semaphores where several thread blocks share one result.
 
-In: the op's arguments (shape, strides, reduced dimensions) and the card. Out: `Requests`; `scratch` gives the bytes.
+In: the op's arguments (shape, strides, reduced dimensions) and the GPU. Out: `Requests`; `scratch` gives the bytes.
 Source: setReduceConfig, ReduceConfig and gpu_reduce_kernel in aten/src/ATen/native/cuda/Reduce.cuh; the order of the
 dimensions is that of TensorIterator (reorder_dimensions and coalesce_dimensions in aten/src/ATen/TensorIterator.cpp).
 """
@@ -225,7 +225,7 @@ def scratch(
         return None
     step_input *= height
     values = _ceil_divide(inputs, step_input)
-    target = build.multiprocessors * (build.threads // (width * height))
+    target = build.multiprocessors * (build.resident_threads // (width * height))
     grid = _ceil_divide(outputs // vector, step_output)
     if values < _MAX_VALUES or grid > target:
         return None

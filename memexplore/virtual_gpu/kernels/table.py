@@ -1,4 +1,4 @@
-"""The table of kernels: op -> what is known of its CUDA kernel beyond the outputs of torch's fake kernel.
+"""Table of kernels: op -> facts about its CUDA kernel beyond the outputs of torch's fake kernel.
 
 Each entry has a kind, a rule and the file in PyTorch that the rule follows; the path is below aten/src/ATen/native
 unless it begins with aten/ or torch/. An op may have entries of several kinds. An op without an entry requests the
@@ -64,7 +64,7 @@ class Kind(enum.Enum):
 
 
 class Entry(NamedTuple):
-    """What is known of an op: a rule of one kind, and the PyTorch file that the rule follows."""
+    """Entry of an op: a rule of one kind, and the PyTorch file that the rule follows."""
 
     kind: Kind
     rule: Any
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
 
 def find(op: Any, kind: Kind) -> Any:
-    """Return the rule of a kind for an op, None where the table has none."""
+    """Return the rule of a kind for an op, None if the table has none."""
     entry = TABLE.get(op, {}).get(kind)
     return entry.rule if entry is not None else None
 

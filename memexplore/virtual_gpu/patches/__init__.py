@@ -1,4 +1,4 @@
-"""Patches: what is replaced in torch while a virtual GPU is on, so that code for `cuda` runs unchanged.
+"""Patches: replacements in torch while a virtual GPU is on, so that code for `cuda` runs unchanged.
 
 - `table.py`: **the table** of replaced names (owner, name, replacement). Start here to replace another name.
 - `install.py`: the kinds of patches, and the context that installs all of them or none and restores in reverse order.

@@ -27,7 +27,7 @@ _READ_PROPERTIES = frozenset(
 
 
 class Device(Protocol):
-    """A virtual GPU, as far as `torch.cuda` needs it."""
+    """The part of a virtual GPU that `torch.cuda` needs."""
 
     gpu: Gpu
     allocator: Allocator

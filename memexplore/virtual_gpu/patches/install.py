@@ -1,8 +1,8 @@
 """Installing patches: a list of patches goes in, and torch is patched for a block, completely or not at all.
 
-An interrupt may arrive at any line. So what restores the state is written down, in one assignment, before anything is
-changed (`_journal`), every step of it may run twice, and `restore` runs under two `finally`: whichever one is
-interrupted, the other one completes. Originals are never read while patches are installed, hence a patched function is
+An interrupt may arrive at any line. So the actions that restore the state are recorded in one assignment, before
+anything is changed (`_journal`). Every action may run twice, and `restore` runs under two `finally`: if one is
+interrupted, the other one completes. Originals are never read while patches are installed, so a patched function is
 never taken for the original.
 """
 

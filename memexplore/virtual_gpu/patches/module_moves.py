@@ -40,7 +40,7 @@ class ModuleMoves:
         self._buffers: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], torch.Tensor]] = {}
         self._states: dict[int, tuple[weakref.ref[torch.optim.Optimizer], dict[Any, dict[Any, Any]]]] = {}
         self._built_here: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        """Modules built while the device is on, which nobody wants back on the CPU."""
+        """Modules built while the device is on, which are not moved back to the CPU."""
         self._depth = 0
         self.observer: Any = None
         """A recorder, which gets every model that moved."""

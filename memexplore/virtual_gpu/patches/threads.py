@@ -1,4 +1,4 @@
-"""Threads other than the one that turned the virtual GPU on: code there that names `cuda` ends in one sentence.
+"""Threads other than the one that turned the virtual GPU on: code there that names `cuda` raises a clear error.
 
 The modes of torch that make `cuda` the virtual GPU belong to one thread, and the recorder attributes memory to the
 modules and lines of one thread. `torch.cuda` answers questions in every thread.

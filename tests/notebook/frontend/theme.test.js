@@ -34,7 +34,7 @@ test("marks of other pages decide before the background", () => {
   assert.ok(!isDark(page({ body: ofClass("light"), background: "rgb(0, 0, 0)" })));
 });
 
-test("a word that only contains dark is no mark", () => {
+test("a word that only contains dark is not a mark", () => {
   assert.ok(!isDark(page({ body: ofClass("darkroom", "sidebar-darkness") })));
 });
 

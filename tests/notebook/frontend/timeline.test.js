@@ -7,7 +7,7 @@ import { hoverChange } from "../../../memexplore/notebook/frontend/hover.js";
 import { listedTraces } from "../../../memexplore/notebook/frontend/legend.js";
 import { isSameWindow, windowOf, Zoom } from "../../../memexplore/notebook/frontend/zoom.js";
 
-test("plotly tells a zoom in two ways, and other changes are none", () => {
+test("plotly reports a zoom in two ways, and other changes are not a zoom", () => {
   assert.deepEqual(windowOf({ "xaxis.range[0]": 3, "xaxis.range[1]": 9 }), [3, 9]);
   assert.deepEqual(windowOf({ "xaxis.range": [3, 9] }), [3, 9]);
   assert.equal(windowOf({ width: 900 }), undefined);
