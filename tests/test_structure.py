@@ -158,8 +158,6 @@ def test_operators_and_names_of_our_own_are_not_private_names_of_torch(line, tmp
 
 
 LONGEST = 400
-LONG = {}
-"""Files that are still to be split by subject; add none."""
 
 
 def test_files_stay_readable():

@@ -17,7 +17,7 @@ from memexplore.virtual_gpu.device import active
 
 
 class Net(nn.Module):
-    """Runs a function of the net and the input; its layers are there to be used."""
+    """A model whose forward is a function of the model and the input, with layers for it to use."""
 
     def __init__(self, function: Callable[[Any, torch.Tensor], Any], **layers: nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def step(net: nn.Module, x: torch.Tensor | None = None) -> Callable[[], None]:
-    """Forward, loss and backward of a net."""
+    """Return a function that runs forward, loss and backward of a model."""
     value = torch.linspace(-2, 2, 32).reshape(4, 8) if x is None else x
     if active() is not None:
         value = value.cuda()
@@ -44,7 +44,7 @@ def _sum(output: Any) -> torch.Tensor:
 
 
 def found(net: nn.Module) -> Sites:
-    """What is legal, on the CPU and on a virtual GPU, where it must be the same."""
+    """Return the legal sites on the CPU, and check that those on a virtual GPU are equal."""
     sites = legal_sites(step(net), net)
     with mx.virtual("T4"):
         net.cuda()
@@ -57,7 +57,7 @@ def reasons(sites: Sites) -> dict[str, str]:
 
 
 def outcome(net: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The loss and all gradients of a step with a fixed seed; running statistics stay."""
+    """Return the loss and all gradients of a step with a fixed seed; running statistics are restored."""
     buffers = [buffer.clone() for buffer in net.buffers()]
     net.zero_grad()
     torch.manual_seed(7)
@@ -70,7 +70,7 @@ def outcome(net: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]
 
 
 def assert_same_results(net: nn.Module, sites: Sites, x: torch.Tensor | None = None) -> None:
-    """Loss and gradients are the plain run's, to the bit, with the knob on and off, with sites given and found."""
+    """Check that loss and gradients equal the plain run to the bit, in place and out of place, sites given or found."""
     plain = outcome(net, x)
     for choice in (InPlace.ON, InPlace.OFF):
         for given_sites in (sites, None):
@@ -81,7 +81,7 @@ def assert_same_results(net: nn.Module, sites: Sites, x: torch.Tensor | None = N
 
 
 def line_of(function: Callable[..., Any], text: str) -> int:
-    """The line of this file on which a function's code has a text."""
+    """Return the line of its file on which the code of a function has a text."""
     import inspect
 
     lines, first = inspect.getsourcelines(function)

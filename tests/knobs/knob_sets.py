@@ -21,7 +21,7 @@ SAME = [
     Knobs(checkpoint="keep matmuls", inplace="on"),
     Knobs(memory_format="channels last"),
 ]
-"""What changes where tensors lie and when they are computed, and no result."""
+"""Knobs that change the memory or the time of tensors, and no result."""
 OTHER = [
     Knobs(precision="bf16"),
     Knobs(precision="fp16"),
@@ -30,4 +30,4 @@ OTHER = [
     Knobs(frozen="0"),
     Knobs(lora="", lora_rank=2),
 ]
-"""What changes results; an adapter beside every linear layer."""
+"""Knobs that change results; `lora=""` adapts every linear layer."""

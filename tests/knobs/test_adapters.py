@@ -13,7 +13,7 @@ from memexplore.knobs.knobs import Knobs
 from tests.small_nets import Deep, flat, gradients, step_of
 
 
-def test_frozen_layers_get_no_gradient_and_the_others_the_same() -> None:
+def test_frozen_layers_have_no_gradient_and_other_gradients_are_unchanged() -> None:
     step = step_of(flat)
     loss, before = gradients(step, step.model)
     with apply(Knobs(frozen=("0", "4")), step.model) as applied:
@@ -24,7 +24,7 @@ def test_frozen_layers_get_no_gradient_and_the_others_the_same() -> None:
     assert applied.texts == ("4 weights frozen",)
 
 
-def test_an_adapter_changes_nothing_at_first_and_trains_alone() -> None:
+def test_a_new_adapter_changes_no_result_and_only_adapters_of_its_layer_train() -> None:
     step = step_of(flat)
     model = step.model
     loss, before = gradients(step, model)
@@ -93,11 +93,11 @@ def test_adapters_of_gpt2_train_as_low_rank_products_written_out() -> None:
     torch.testing.assert_close(
         ends, {name: (down.detach(), up.detach()) for name, (down, up) in pairs.items()}, rtol=1e-10, atol=1e-14
     )
-    # Of the model itself nothing in the blocks has changed.
+    # Weights in the blocks, except those of the adapters, are unchanged.
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters() if ".h." in name)
 
 
-def test_an_adapter_knows_inputs_and_outputs_of_a_transposed_layer() -> None:
+def test_adapter_of_a_transposed_layer_has_its_numbers_of_inputs_and_outputs() -> None:
     model = gpt2()
     with apply(Knobs(lora="transformer.h.0.mlp.c_fc", lora_rank=3), model):
         adapter = model.get_submodule("transformer.h.0.mlp.c_fc")
@@ -108,7 +108,7 @@ def test_an_adapter_knows_inputs_and_outputs_of_a_transposed_layer() -> None:
         assert adapter.bias is adapter.base.bias
 
 
-def test_adapters_are_put_on_all_linear_layers_below() -> None:
+def test_naming_a_module_adapts_all_linear_layers_inside_it() -> None:
     model = Deep()
     with apply(Knobs(lora=("blocks.0", "blocks.1.up"), lora_rank=4), model):
         trains = [name for name, weight in model.named_parameters() if weight.requires_grad and "blocks" in name]
@@ -119,31 +119,31 @@ def test_adapters_are_put_on_all_linear_layers_below() -> None:
         assert model.blocks[1].down.weight.requires_grad
 
 
-def test_adapters_leave_out_what_attention_never_calls() -> None:
+def test_the_output_projection_of_attention_is_skipped() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     with apply(Knobs(lora="self_attn, linear1".split(", ")), model) as applied:
         model(torch.zeros(1, 3, 8))
     assert [where for where, _ in applied.skipped] == ["self_attn.out_proj"]
 
 
-def test_adapters_tell_of_a_shared_weight() -> None:
+def test_a_note_names_a_weight_shared_with_an_adapted_layer() -> None:
     model = nn.ModuleDict({"embedding": nn.Embedding(10, 8), "head": nn.Linear(8, 10, bias=False)})
     model["head"].weight = model["embedding"].weight
     with apply(Knobs(lora="head"), model) as applied:
         assert "head shares its weight with embedding.weight: that weight is frozen there too." in applied.note_texts
 
 
-def test_a_layer_without_linear_layers_takes_no_adapter() -> None:
+def test_an_adapter_on_a_layer_without_linear_layers_raises() -> None:
     with pytest.raises(ValueError, match="1 is no linear layer"), apply(Knobs(lora="1"), flat()):
         pass
 
 
 @pytest.mark.parametrize("knob", ["frozen", "lora"])
-def test_an_unknown_layer_is_told_with_those_close(knob: str) -> None:
+def test_an_unknown_layer_raises_with_similar_names(knob: str) -> None:
     with pytest.raises(ValueError, match=r"Deep has no layer 'blocks\.0\.upp'; close: 'blocks\.0\.up'"):
         apply(Knobs(**{knob: "blocks.0.upp"}), Deep()).__enter__()
 
 
-def test_an_unknown_layer_of_a_checkpoint_is_told_with_those_close() -> None:
+def test_an_unknown_layer_of_a_checkpoint_raises_with_similar_names() -> None:
     with pytest.raises(ValueError, match=r"has no layer 'block\.0'.*'blocks\.0'"):
         apply(Knobs(checkpoint="layers block.0"), Deep()).__enter__()

@@ -66,7 +66,7 @@ def test_knobs_that_change_no_result_change_none_together(fields: Any, make: Any
 @pytest.mark.parametrize("ends", ["well", "in an error"])
 @pytest.mark.parametrize("knobs", SAME + OTHER, ids=str)
 @pytest.mark.parametrize("make", [flat, images])
-def test_everything_is_as_before_afterwards(make: Any, knobs: Knobs, ends: str) -> None:
+def test_model_is_restored_after_the_block(make: Any, knobs: Knobs, ends: str) -> None:
     model = step_of(make, dtype=torch.float32).model
     model[1].eval()
     model[-1].bias.requires_grad_(False)
@@ -77,14 +77,14 @@ def test_everything_is_as_before_afterwards(make: Any, knobs: Knobs, ends: str) 
     with contextlib.suppress(KeyError), apply(knobs, model):
         model(inputs)
         for name, buffer in model.named_buffers():
-            # Batch norm's running statistics are what a forward changes, knobs or not.
+            # A forward changes running statistics of batch norm, with knobs or without.
             buffer.copy_(buffers[name.replace("base.", "")])
         if ends == "in an error":
             raise KeyError
     assert everything(model) == before
 
 
-def test_an_error_while_knobs_are_put_on_leaves_nothing() -> None:
+def test_model_is_restored_after_an_error_of_apply() -> None:
     model = flat()
     before = everything(model)
     with pytest.raises(ValueError, match=r"2\.x"), apply(Knobs(frozen="0", checkpoint="layers 2.x"), model):
@@ -92,7 +92,7 @@ def test_an_error_while_knobs_are_put_on_leaves_nothing() -> None:
     assert everything(model) == before
 
 
-def test_a_forward_of_ones_own_comes_back() -> None:
+def test_a_forward_set_on_the_instance_is_restored() -> None:
     model = flat()
     inner = model.forward
     mine = model.forward = lambda x: inner(x)
@@ -101,7 +101,7 @@ def test_a_forward_of_ones_own_comes_back() -> None:
     assert model.forward is mine
 
 
-def test_the_signature_of_forward_stays() -> None:
+def test_forward_keeps_its_signature() -> None:
     # The Trainer of transformers reads it to choose the columns of a data set.
     model = Deep()
     with apply(Knobs(precision="bf16"), model):
@@ -121,10 +121,10 @@ def test_no_tensor_is_kept_alive(knobs: Knobs) -> None:
     assert [ref() for ref in refs] == [None] * 4
 
 
-# --- sites of in-place activations, notes apply says.
+# --- given sites, notes -----------------------------------------------------------------------------------------------
 
 
-def test_sites_that_were_found_are_used() -> None:
+def test_given_sites_run_in_place() -> None:
     model = flat()
     sites = legal_sites(lambda: model(torch.ones(1, 8)).sum().backward(), model)
     with apply(Knobs(inplace="on"), model, sites):
@@ -132,19 +132,19 @@ def test_sites_that_were_found_are_used() -> None:
     assert [model[place].inplace for place in (1, 3, 5)] == [False] * 3
 
 
-def test_knobs_of_the_loop_are_left_to_it() -> None:
+def test_notes_name_fields_of_the_training_loop() -> None:
     with apply(Knobs(optimizer="Adam", batch=4, gpu="T4"), flat()) as applied:
         assert applied.texts == ()
         assert [note.split(" belongs")[0] for note in applied.note_texts] == ["batch 4", "optimizer Adam", "gpu T4"]
 
 
-@pytest.mark.parametrize(("make", "accumulation", "told"), [(images, 4, 1), (images, 1, 0), (flat, 4, 0)])
-def test_batch_norm_and_micro_batches_are_told_of(make: Any, accumulation: int, told: int) -> None:
+@pytest.mark.parametrize(("make", "accumulation", "notes"), [(images, 4, 1), (images, 1, 0), (flat, 4, 0)])
+def test_a_note_says_that_batch_norm_sees_one_micro_batch(make: Any, accumulation: int, notes: int) -> None:
     with apply(Knobs(accumulation=accumulation), make()) as applied:
-        assert sum("Batch norm" in note for note in applied.note_texts) == told
+        assert sum("Batch norm" in note for note in applied.note_texts) == notes
 
 
-# Virtual models.
+# --- virtual models -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("knobs", SAME + OTHER, ids=str)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: exactly the training of the plain run."""
+"""Activation checkpointing: losses, gradients, buffers and random states equal those of the plain run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _t5():
 
     config = transformers.T5Config(
         d_model=16, d_kv=8, d_ff=32, num_layers=3, num_heads=2, vocab_size=64, decoder_start_token_id=0,
-        use_cache=False,  # what went through its cache lies otherwise in memory, and the last bits of sums differ
+        use_cache=False,  # tensors from the cache have other strides, and the last bits of sums differ
     )  # fmt: skip
     return transformers.T5ForConditionalGeneration(config)
 
@@ -95,11 +95,11 @@ class Own(nn.Module):
 
 
 class Other(Own):
-    """Another class, so that it does not repeat."""
+    """The same under another class: it repeats no `Own` block."""
 
 
 def mixed():
-    """Flat layers and blocks by turns, which one segment has both of."""
+    """Return a model of flat layers and blocks in turn; a segment has both."""
     layers = lambda: (nn.Linear(8, 8), nn.GELU())  # noqa: E731
     return nn.Sequential(*layers(), Own(), *layers(), Other(), *layers(), nn.Linear(8, 8))
 
@@ -117,7 +117,7 @@ TRAINED = {
 
 
 def state(model, loss):
-    """Loss, gradients and buffers."""
+    """Return loss, gradients and buffers."""
     gradients = [None if weight.grad is None else weight.grad.clone() for weight in model.parameters()]
     return [loss.detach(), *gradients, *(buffer.clone() for buffer in model.buffers())]
 
@@ -126,13 +126,13 @@ def train(model, x, loss_of, steps=2):
     torch.manual_seed(7)
     model.train()
     model.zero_grad()
-    told = []
+    states = []
     for _ in range(steps):
         loss = loss_of(model, x)
         loss.backward()
-        told += state(model, loss)
-    # What comes after has to find the random numbers where the plain run leaves them.
-    return [*told, torch.rand(1)]
+        states += state(model, loss)
+    # The last number shows that the random state afterwards is that of the plain run.
+    return [*states, torch.rand(1)]
 
 
 @functools.cache
@@ -156,14 +156,14 @@ def same(one, other):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_is_exactly_that_of_the_plain_run(name, kind):
+def test_training_equals_the_plain_run(name, kind):
     model, x, loss_of, start, expected = plain(name)
     model.load_state_dict(start)
     with checkpointed(model, on(kind)):
         assert same(train(model, x, loss_of), expected)
 
 
-def test_named_layers_train_exactly_as_in_the_plain_run():
+def test_training_with_named_layers_equals_the_plain_run():
     model, x, loss_of, start, expected = plain("gpt2")
     model.load_state_dict(start)
     with checkpointed(model, on("layers transformer.h.1 transformer.h.3.mlp")) as applied:
@@ -171,7 +171,7 @@ def test_named_layers_train_exactly_as_in_the_plain_run():
     assert applied.completed().texts == ("Checkpointing 2 of 2 named layers",)
 
 
-def test_plain_lines_would_move_batch_norms_statistics_twice_and_a_note_says_so():
+def test_statistics_of_batch_norm_move_once_and_a_note_says_so():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)) for _ in range(2)))
     x = torch.randn(8, 4)
     checkpoint(model[0], x, use_reentrant=False).sum().backward()
@@ -183,7 +183,7 @@ def test_plain_lines_would_move_batch_norms_statistics_twice_and_a_note_says_so(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_is_that_of_the_forward_pass(kind):
+def test_recomputation_runs_in_the_autocast_of_forward(kind):
     torch.manual_seed(0)
     model, x = _flat(), torch.randn(4, 8)
 
@@ -234,7 +234,7 @@ def test_nested_arguments_and_random_numbers_between_layers_are_repeated(kind):
 
 
 class Residual(nn.Module):
-    """The parent changes what a layer returned before the next layer gets it."""
+    """Layers whose results the parent overwrites before the next layer gets them."""
 
     def __init__(self):
         super().__init__()
@@ -248,13 +248,13 @@ class Residual(nn.Module):
         return x.sum()
 
 
-def test_a_result_overwritten_between_layers_is_kept_as_it_was_given():
+def test_a_result_overwritten_between_layers_is_kept_as_the_next_layer_got_it():
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(4, 8)
     expected = train(model, x, lambda model, x: model(x))
     with checkpointed(model, on("sqrt")) as applied:
         assert same(train(model, x, lambda model, x: model(x)), expected)
-    # Two segments: the second layer of each gets something else than the first returned.
+    # Two segments: the second layer of each gets another tensor than the first returned.
     assert any("layers.1, layers.3" in note for note in applied.completed().note_texts)
 
 
@@ -269,7 +269,7 @@ def test_a_block_whose_first_module_overwrites_its_input_gets_a_copy():
 
 
 class Overwriting(nn.Module):
-    """What a matrix product made is overwritten: by an op that saves nothing, then by one that saves its result."""
+    """The result of a matrix product, overwritten by an op that saves nothing, then by one that saves its result."""
 
     def __init__(self, last):
         super().__init__()
@@ -294,7 +294,7 @@ def test_a_kept_product_that_is_overwritten_is_kept_as_a_copy(last):
         assert same(train(model, x, lambda model, x: model(x).sum()), expected)
 
 
-def test_a_block_whose_code_overwrites_its_input_is_refused():
+def test_a_block_whose_code_overwrites_its_input_raises():
     class Doubling(nn.Module):
         def __init__(self):
             super().__init__()
@@ -320,7 +320,7 @@ LAYERS = (
     st.booleans(),
 )
 @settings(deadline=None, max_examples=80)
-def test_any_chain_of_layers_trains_exactly_as_in_the_plain_run(parts, kind, nested):
+def test_training_of_any_chain_of_layers_equals_the_plain_run(parts, kind, nested):
     torch.manual_seed(0)
     made = [[nn.Linear(6, 6), *(make() for make in part)] for part in parts]
     model = nn.Sequential(*(map(_nest, made) if nested else itertools.chain(*made)))
@@ -338,7 +338,7 @@ def _nest(layers):
     return nn.Sequential(*layers)
 
 
-def test_second_derivatives_are_those_of_the_plain_run():
+def test_second_derivatives_equal_the_plain_run():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()) for _ in range(4)))
     x = torch.randn(2, 4, requires_grad=True)
@@ -353,7 +353,7 @@ def test_second_derivatives_are_those_of_the_plain_run():
             assert same(penalty(), expected), kind
 
 
-def test_backward_twice_through_a_kept_graph():
+def test_backward_twice_through_a_retained_graph_doubles_gradients():
     model, x = _flat(), torch.randn(4, 8)
     for kind in ("every 1", "sqrt", "norms"):
         with checkpointed(model, on(kind)):
@@ -365,7 +365,7 @@ def test_backward_twice_through_a_kept_graph():
         assert same([weight.grad for weight in model.parameters()], [2 * gradient for gradient in once])
 
 
-def test_norms_still_refuse_what_autograd_refuses():
+def test_recomputed_norms_keep_autograds_error_for_overwritten_tensors():
     x = torch.randn(3, requires_grad=True)
     with checkpointed(nn.Sequential(nn.LayerNorm(3)), on("norms")):
         y = x.exp()

@@ -1,4 +1,4 @@
-"""What checkpointing does to memory on the virtual GPU: by hand, beside the plain lines, and the law of the root."""
+"""Memory of checkpointing on the virtual GPU: bytes after forward, tapes of plain checkpoints, growth with depth."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def blocks_of_three(depth):
 @pytest.mark.parametrize(
     ("kind", "units"),
     [
-        # A block saves what Linear, GELU and SiLU are given; the first input is no activation, but the result is one.
+        # A block saves the inputs of Linear, GELU and SiLU; the first input is no activation, but the result is one.
         ("none", 16 * 3),
-        # The input of each block alone, and the result of the last.
+        # Only the input of each block, and the result of the last.
         ("every 1", 16),
         # Of two blocks the first keeps its input and the second three tensors.
         ("every 2", 8 * (1 + 3)),
         # Four segments of four blocks: three inputs and the result.
         ("sqrt", 4),
-        # The input of each block but the first, the result, and what each Linear returned.
+        # The input of each block but the first, the result, and the result of each Linear.
         ("keep matmuls", 16 + 16),
-        # What each Linear returned, and the result: GELU's result is SiLU's input, and is computed again with it.
+        # The result of each Linear, and the last: GELU's result is SiLU's input, and is recomputed with it.
         ("norms", 16 + 1),
     ],
 )
-def test_what_is_alive_after_forward_by_hand(kind, units):
+def test_bytes_alive_after_forward(kind, units):
     alive = []
 
     def step():
@@ -79,8 +79,8 @@ def _in_turn(layers, x):
     return x
 
 
-class ByHand(Stack):
-    """The plain lines: a checkpoint around every so many layers."""
+class Written(Stack):
+    """The same with `torch.utils.checkpoint` written in forward, around every `length` layers."""
 
     length = 1
 
@@ -105,9 +105,9 @@ def _rows(model_class, setting, length=1):
 
 
 @pytest.mark.parametrize(("kind", "length"), [("every 1", 1), ("sqrt", 3)])
-def test_the_tape_is_that_of_the_plain_lines(kind, length):
+def test_tape_equals_that_of_checkpoints_written_in_forward(kind, length):
     # 9 blocks in 3 segments of 3
-    assert _rows(Stack, on(kind)) == _rows(ByHand, Checkpoint(), length)
+    assert _rows(Stack, on(kind)) == _rows(Written, Checkpoint(), length)
 
 
 def _peak(name, kind):
@@ -122,7 +122,7 @@ def _peak(name, kind):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet50"])
-def test_the_more_is_computed_again_the_less_is_alive_at_once(name):
+def test_more_recomputation_lowers_the_peak_of_activations(name):
     peaks = {kind: _peak(name, kind) for kind in ("as written", "none", *KINDS[1:])}
     assert peaks["none"] == peaks["as written"]
     assert peaks["every 1"] < peaks["every 2"] < peaks["none"]
@@ -140,14 +140,14 @@ def test_in_place_modules_on_kept_results_run_on_the_virtual_gpu():
     assert len(mx.simulate(step, gpu="T4"))
 
 
-# --- the law --------------------------------------------------------------------------------------------------------
+# --- growth with depth ----------------------------------------------------------------------------------------------
 
 DEPTHS = (16, 64, 256, 1024)
 
 
 @functools.cache
-def measured(kind):
-    """Depth and highest bytes of activations, recomputation included, for each depth."""
+def activation_peaks(kind):
+    """Return for each depth: depth, and highest bytes of activations, recomputation included."""
 
     def step(depth):
         model, x = (
@@ -164,25 +164,25 @@ def measured(kind):
 
 def test_sqrt_checkpoints_make_activations_grow_with_the_square_root_of_depth():
     # Chen et al. 2016: √N segments of √N blocks, N = 1024 being 64 times 16 and √1024 8 times √16.
-    assert 0.45 <= exponent(measured("sqrt")) <= 0.55
-    # While the last segment is computed again: √N - 1 inputs of segments (the first is no activation), and what √N
-    # blocks save, which is two each, less the input of the first. 3√N - 2 for √N = 4, 8, 16, 32.
-    assert [size // (64 * 32 * 4) for _, size in measured("sqrt")] == [10, 22, 46, 94]
+    assert 0.45 <= exponent(activation_peaks("sqrt")) <= 0.55
+    # While the last segment is recomputed: √N - 1 inputs of segments (the first is no activation), and two saved
+    # tensors of each of √N blocks, less the input of the first. 3√N - 2 for √N = 4, 8, 16, 32.
+    assert [size // (64 * 32 * 4) for _, size in activation_peaks("sqrt")] == [10, 22, 46, 94]
 
 
 def test_without_checkpoints_activations_grow_with_depth():
-    # Two activations a block: what Linear is given, what GELU is given; the first input is none and the result one.
-    # The loss is another, of the least that the allocator hands out.
-    assert measured("none") == [(depth, 2 * depth * 64 * 32 * 4 + 512) for depth in DEPTHS]
-    assert exponent(measured("none")) == pytest.approx(1, abs=1e-3)
+    # Two activations per block, the inputs of Linear and GELU; the first input is none and the result is one.
+    # The loss is another one, of the allocator's smallest block, 512 bytes.
+    assert activation_peaks("none") == [(depth, 2 * depth * 64 * 32 * 4 + 512) for depth in DEPTHS]
+    assert exponent(activation_peaks("none")) == pytest.approx(1, abs=1e-3)
 
 
-def test_the_figure_of_the_law_names_the_exponents():
-    figure = scaling({"no checkpoints": measured("none"), "√N segments": measured("sqrt")})
+def test_scaling_figure_names_the_exponents():
+    figure = scaling({"no checkpoints": activation_peaks("none"), "√N segments": activation_peaks("sqrt")})
     plain_line, root_line = figure.data
     assert plain_line.name == "no checkpoints: depth^1.00"
-    assert root_line.name == f"√N segments: depth^{exponent(measured('sqrt')):.2f}"
-    assert list(zip(root_line.x, root_line.y, strict=True)) == measured("sqrt")
+    assert root_line.name == f"√N segments: depth^{exponent(activation_peaks('sqrt')):.2f}"
+    assert list(zip(root_line.x, root_line.y, strict=True)) == activation_peaks("sqrt")
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
 
 

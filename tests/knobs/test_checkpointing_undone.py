@@ -1,4 +1,4 @@
-"""Checkpoints that a model has itself, what is undone, and what is told of what was left out."""
+"""Checkpoint knob: checkpoints of the model itself, restoring after the block, and the report of skipped sites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memexplore.steps.trial import run
 from tests.knobs.test_checkpointing import KINDS, gpt2, on
 from tests.models import UNet
 
-# --- the model's own checkpoints ------------------------------------------------------------------------------------
+# --- checkpoints of the model ------------------------------------------------------------------------------------
 
 
 class OwnCheckpoints(nn.Module):
@@ -45,23 +45,23 @@ class OwnCheckpoints(nn.Module):
 
 
 @pytest.mark.parametrize("form", ["hooks", "reentrant", "sequential"])
-def test_none_switches_checkpoints_in_code_off_and_on_again(form):
+def test_none_disables_checkpoints_in_code_for_the_block(form):
     model, x = OwnCheckpoints(form), torch.ones(1, 4, requires_grad=True)
     with checkpointed(model, on("none")):
         model(x).sum().backward()
     assert model.calls == 1
     model(x).sum().backward()
-    assert model.calls == 3  # in forward and again in backward
+    assert model.calls == 3  # once in forward and once in backward
 
 
-def test_a_setting_replaces_the_models_own_checkpoints():
+def test_a_setting_replaces_checkpoints_of_the_model():
     model, x = OwnCheckpoints("hooks"), torch.ones(1, 4, requires_grad=True)
     with checkpointed(model, on("layers layers.1")):
         model(x).sum().backward()
     assert model.calls == 1  # layers.0 ran once
 
 
-def test_as_written_leaves_the_models_own_checkpoints():
+def test_as_written_keeps_checkpoints_of_the_model():
     model, x = OwnCheckpoints("hooks"), torch.ones(1, 4, requires_grad=True)
     with checkpointed(model, Checkpoint()) as applied:
         model(x).sum().backward()
@@ -70,7 +70,7 @@ def test_as_written_leaves_the_models_own_checkpoints():
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-def test_none_switches_the_flags_of_transformers_off_and_on_again():
+def test_none_clears_the_flags_of_transformers_for_the_block():
     model = gpt2()
     model.gradient_checkpointing_enable()
     before = [vars(module).get("gradient_checkpointing") for module in model.modules()]
@@ -80,30 +80,30 @@ def test_none_switches_the_flags_of_transformers_off_and_on_again():
     assert [vars(module).get("gradient_checkpointing") for module in model.modules()] == before
 
 
-# --- undone ---------------------------------------------------------------------------------------------------------
+# --- restored ---------------------------------------------------------------------------------------------------------
 
 
-def _marks(model):
+def _state(model):
     hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
     norms = [getattr(module, "momentum", None) for module in model.modules()]
     return hooks, norms, [sorted(vars(module)) for module in model.modules()], [*model.buffers()]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "layers enc1"])
-def test_everything_is_undone_after_an_exception_too(kind):
+def test_model_and_torch_are_restored_after_an_exception(kind):
     model = UNet(3, 1, 4)
-    before, functions = _marks(model), dict(vars(torch.utils.checkpoint))
+    before, functions = _state(model), dict(vars(torch.utils.checkpoint))
     with contextlib.suppress(KeyError), checkpointed(model, on(kind)):
         model(torch.randn(1, 3, 16, 16)).sum().backward()
         raise KeyError
-    hooks, norms, names, buffers = _marks(model)
+    hooks, norms, names, buffers = _state(model)
     assert (hooks, norms, names) == before[:3]
     assert all(mine is its for mine, its in zip(buffers, before[3], strict=True))
     assert dict(vars(torch.utils.checkpoint)) == functions
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda kept: kept):
         model(torch.randn(1, 3, 16, 16))
-    assert packed  # no hooks of ours are left inside
+    assert packed  # the hooks of the knob are gone
 
 
 class Failing(nn.Module):
@@ -125,7 +125,7 @@ def test_no_hook_or_mode_is_left_while_an_error_of_forward_is_held(kind):
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
-def test_kept_products_go_backward_once_only():
+def test_a_second_backward_with_kept_products_raises():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)))
     with checkpointed(model, on("keep matmuls")):
         loss = model(torch.ones(1, 4)).sum()
@@ -134,7 +134,7 @@ def test_kept_products_go_backward_once_only():
             loss.backward()
 
 
-def test_an_exception_inside_a_block_leaves_its_statistics_alone():
+def test_an_exception_in_the_recomputation_restores_statistics():
     class Failing(nn.Module):
         fails = False
 
@@ -176,30 +176,30 @@ def test_no_tensor_is_kept_after_backward(kind):
         hook.remove()
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_layer_is_refused_with_names_that_are_close():
+def test_an_unknown_layer_raises_with_similar_names():
     with pytest.raises(ValueError, match=r"no layer 'transformer.h.11'; there are .*transformer\.h\.1"):
         checkpointed(gpt2(), on("layers transformer.h.11")).__enter__()
 
 
-def test_of_a_layer_and_a_part_of_it_the_layer_counts():
+def test_a_part_of_a_named_layer_is_skipped():
     model = UNet(3, 1, 4)
     with checkpointed(model, on("layers enc1.0 enc1")) as applied:
         model(torch.randn(1, 3, 16, 16)).sum().backward()
-    told = applied.completed()
-    assert told.texts == ("Checkpointing 1 of 2 named layers",)
-    assert [entry.site for entry in told.skipped] == ["enc1.0"]
+    report = applied.completed()
+    assert report.texts == ("Checkpointing 1 of 2 named layers",)
+    assert [entry.site for entry in report.skipped] == ["enc1.0"]
 
 
-def test_a_list_of_layers_is_left_out():
+def test_a_list_of_layers_is_skipped():
     with checkpointed(gpt2(), on("layers transformer.h")) as applied:
         pass
     assert "never called" in applied.skipped[0].reason
 
 
-def test_blocks_that_never_ran_or_ran_without_gradients_are_named():
+def test_blocks_not_called_or_without_gradients_are_skipped():
     class Partly(nn.Module):
         def __init__(self):
             super().__init__()
@@ -214,31 +214,31 @@ def test_blocks_that_never_ran_or_ran_without_gradients_are_named():
     with checkpointed(model, on("every 1")) as applied:
         model(torch.ones(1, 4)).sum().backward()
     assert applied.texts == ("Checkpointing 3 of 3 blocks",)
-    told = applied.completed()
-    assert told.texts == ("Checkpointing 1 of 3 blocks",)
-    assert {entry.site: entry.reason.split(",")[0] for entry in told.skipped} == {
+    report = applied.completed()
+    assert report.texts == ("Checkpointing 1 of 3 blocks",)
+    assert {entry.site: entry.reason.split(",")[0] for entry in report.skipped} == {
         "layers.0": "it ran without gradients",
         "layers.1": "it was not called",
     }
 
 
-def test_a_model_without_repeated_blocks_is_named():
+def test_a_model_without_repeated_blocks_is_skipped():
     with checkpointed(nn.LSTM(4, 4), on("every 1")) as applied:
         pass
     assert applied.texts == ("Checkpointing 0 of 0 blocks",)
     assert "name the layers" in applied.skipped[0].reason
 
 
-def test_activation_functions_that_win_nothing_are_named():
+def test_activation_functions_that_save_no_memory_are_skipped():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 4))
     with checkpointed(model, on("norms")) as applied:
         model(torch.ones(1, 4)).sum().backward()
-    told = applied.completed()
-    assert told.texts == ("Recomputing 1 normalisation and 1 activation function",)
-    assert [entry.site for entry in told.skipped] == ["1"]
+    report = applied.completed()
+    assert report.texts == ("Recomputing 1 normalisation and 1 activation function",)
+    assert [entry.site for entry in report.skipped] == ["1"]
 
 
-def test_a_trial_tells_what_its_run_told_and_can_be_pickled():
+def test_report_of_a_trial_counts_its_run_and_can_be_pickled():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
     trial = run(
         Step(model, torch.ones(2, 4), compute_loss=lambda model, x: model[0](x).sum()), Knobs(checkpoint="every 1")
@@ -248,8 +248,8 @@ def test_a_trial_tells_what_its_run_told_and_can_be_pickled():
 
 
 @pytest.mark.parametrize("asked", [None, "cpu"])
-def test_a_checkpoint_on_the_cpu_before_a_virtual_gpu_changes_nothing_there(asked, monkeypatch):
-    # torch remembers for the whole process which accelerator it found; "cpu" is none.
+def test_random_state_of_the_virtual_gpu_is_saved_after_a_checkpoint_on_the_cpu(asked, monkeypatch):
+    # torch stores for the whole process which accelerator it found; "cpu" stands for none.
     kind = torch.utils.checkpoint.DefaultDeviceType
     monkeypatch.setattr(kind, "_default_device_type", asked)
     with capture.virtual("T4"):

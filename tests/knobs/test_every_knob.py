@@ -1,4 +1,4 @@
-"""Completeness of every knob: each place that `memexplore/knobs/__init__.py` names has each field of `Knobs`."""
+"""Completeness of every knob: each file that `memexplore/knobs/__init__.py` names handles each field of `Knobs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-place knob: in place, out of place, found at the first call, and without a trace afterwards."""
+"""The in-place knob: ON and OFF, sites found at the first call, and restored models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_off_turns_flags_and_functions_out_of_place():
     assert_same_results(net, sites)
 
 
-def test_off_leaves_a_statement_whose_value_is_dropped():
+def test_off_skips_an_in_place_call_whose_input_is_read_again():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         h.relu_()
@@ -49,7 +49,7 @@ def test_off_leaves_a_statement_whose_value_is_dropped():
     assert_same_results(net, sites)
 
 
-def test_on_keeps_what_is_written_in_place_and_does_not_disturb_it():
+def test_on_keeps_calls_written_in_place_and_their_saved_outputs():
     # The flag is written; the sigmoid after it must not overwrite what the activation keeps.
     net = Net(lambda net, x: torch.sigmoid(net.act(net.first(x))), act=nn.LeakyReLU(inplace=True))
     sites = found(net)
@@ -59,25 +59,25 @@ def test_on_keeps_what_is_written_in_place_and_does_not_disturb_it():
     assert_same_results(net, sites)
 
 
-# --- values, and nothing left behind --------------------------------------------------------------------------------
+# --- sites as values, restored models --------------------------------------------------------------------------------
 
 
-def test_sites_are_a_value_that_can_be_pickled():
+def test_sites_can_be_pickled_and_hashed():
     sites = found(Net(lambda net, x: net.second(net.act(h := net.first(x))) + h, act=nn.ReLU()))
     assert sites.skipped
     assert pickle.loads(pickle.dumps(sites)) == sites
     assert hash(sites) == hash(pickle.loads(pickle.dumps(sites)))
 
 
-@pytest.mark.parametrize("look", ["legal_sites", "rehearsal"])
-def test_nothing_is_left_changed(look):
+@pytest.mark.parametrize("search", ["legal_sites", "fake run"])
+def test_model_and_random_states_are_restored(search):
     net = Net(lambda net, x: net.norm(net.drop(net.act(net.first(x)))), act=nn.ReLU(), drop=nn.Dropout())
     step(net)()
     gradient, state = net.first.weight.grad, torch.get_rng_state()
     attributes = [dict(vars(module)) for module in net.modules()]
     values = [tensor.clone() for tensor in (*net.parameters(), *net.buffers(), gradient)]
     numbers = random.getstate()
-    if look == "legal_sites":
+    if search == "legal_sites":
         legal_sites(step(net), net)
     else:
         with in_place(net, InPlace.ON), torch.no_grad():
@@ -91,7 +91,7 @@ def test_nothing_is_left_changed(look):
     assert all(torch.equal(one, other) for one, other in zip(values, now, strict=True))
 
 
-def test_an_error_of_the_step_comes_through_and_undoes_everything():
+def test_legal_sites_raises_the_error_of_the_step_and_restores_the_model():
     net = Net(lambda net, x: net.act(net.first(x)).view(3, 3), act=nn.ReLU())
     with pytest.raises(RuntimeError, match="shape"):
         legal_sites(step(net), net)
@@ -99,7 +99,7 @@ def test_an_error_of_the_step_comes_through_and_undoes_everything():
     assert not net.act.inplace
 
 
-def test_the_first_call_in_each_mode_is_looked_at():
+def test_sites_are_found_at_the_first_call_in_each_training_mode():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         y = functional.relu(h)
@@ -114,7 +114,7 @@ def test_the_first_call_in_each_mode_is_looked_at():
     assert applied.completed().texts == ("In-place at 1 of 1 activations",)
 
 
-def test_a_model_that_needs_values_says_what_to_do():
+def test_a_model_that_needs_values_raises_and_names_legal_sites():
     net = Net(lambda net, x: net.first(x)[(x > 0).nonzero()[:, 0]])
     with in_place(net, InPlace.ON), pytest.raises(ValueError, match=r"give .* the sites that legal_sites"):
         net(torch.ones(4, 8))

@@ -18,29 +18,29 @@ from tests.knobs.inplace_steps import Net, assert_same_results, found, line_of, 
 THIS = "test_inplace_legal.py"
 
 
-def trap(net: Any, x: torch.Tensor) -> torch.Tensor:
+def read_again(net: Any, x: torch.Tensor) -> torch.Tensor:
     h = net.first(x)
     y = net.act(h)
     return net.second(h + y)
 
 
-def test_an_input_that_is_read_again_is_left_out_with_its_line():
-    net = Net(trap, act=nn.ReLU())
+def test_reason_names_the_op_and_line_that_read_the_input_again():
+    net = Net(read_again, act=nn.ReLU())
     sites = found(net)
-    line = line_of(trap, "h + y")
+    line = line_of(read_again, "h + y")
     assert sites.skipped == (("act", f"its input is read again by aten::add at {THIS}:{line}"),)
     assert_same_results(net, sites)
 
 
-def test_the_trap_is_one_autograd_does_not_see():
-    # Without the trace the flag gives another loss and raises nothing: that is why there is a trace.
-    net = Net(trap, act=nn.ReLU())
+def test_autograd_raises_no_error_for_an_input_read_again():
+    # The flag gives another loss without an error: only a trace of the memory accesses finds this.
+    net = Net(read_again, act=nn.ReLU())
     plain = outcome(net)
     net.act.inplace = True
     assert not torch.equal(outcome(net)[0], plain[0])
 
 
-def test_an_alias_that_is_read_again_is_found():
+def test_an_input_read_again_through_an_alias_is_skipped():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         view = h.view(-1)[3:]
@@ -52,7 +52,7 @@ def test_an_alias_that_is_read_again_is_found():
     assert_same_results(net, sites)
 
 
-def test_a_half_that_nobody_reads_may_be_overwritten_though_the_other_half_is_read():
+def test_half_of_a_tensor_is_legal_if_only_the_other_half_is_read():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         return net.act(h[:2]) * h[2:]
@@ -63,7 +63,7 @@ def test_a_half_that_nobody_reads_may_be_overwritten_though_the_other_half_is_re
     assert_same_results(net, found(net))
 
 
-def test_what_a_view_of_several_outputs_gives_is_left_out_as_torch_refuses_it():
+def test_a_result_of_chunk_is_skipped_because_torch_raises():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         left, right = net.first(x).chunk(2)
         return net.act(left) * right
@@ -73,15 +73,15 @@ def test_what_a_view_of_several_outputs_gives_is_left_out_as_torch_refuses_it():
     assert_same_results(net, found(net))
 
 
-def test_an_expanded_tensor_is_left_out():
+def test_an_expanded_tensor_is_skipped():
     net = Net(lambda net, x: net.act(net.first(x)[:1].expand(4, 8) * 1 + net.first(x)[:1].expand(4, 8)), act=nn.ReLU())
-    assert found(net).modules == ("act",)  # a sum has memory of its own
+    assert found(net).modules == ("act",)  # the sum has its own memory
     net = Net(lambda net, x: net.act(net.first(x)[:1].expand(4, 8)), act=nn.ReLU())
     assert found(net).skipped[0].reason == "its input is expanded: several of its elements share memory"
     assert_same_results(net, found(net))
 
 
-def test_an_output_kept_for_backward_is_left_out():
+def test_an_output_saved_for_backward_is_skipped():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         return net.first(x).exp().relu()
 
@@ -91,7 +91,7 @@ def test_an_output_kept_for_backward_is_left_out():
     assert_same_results(net, found(net))
 
 
-def test_an_activation_may_follow_one_that_keeps_its_input_but_not_both_be_in_place():
+def test_only_the_first_of_two_activations_in_a_row_is_legal_if_it_saves_its_output():
     # leaky_relu keeps its input out of place and its output in place: the hardtanh after it would overwrite that.
     net = Net(lambda net, x: net.second(torch.sigmoid(net.act(net.first(x)))), act=nn.LeakyReLU())
     sites = found(net)
@@ -108,7 +108,7 @@ def test_the_batch_and_a_view_of_it_are_never_overwritten():
     )
     sites = found(net)
     assert not sites.modules
-    assert all("existed before the model ran" in left.reason for left in sites.skipped)
+    assert all("existed before the model ran" in site.reason for site in sites.skipped)
     x = torch.randn(4, 8)
     before = x.clone()
     with in_place(net, InPlace.ON):
@@ -121,7 +121,7 @@ def test_a_weight_is_never_overwritten():
     assert "a weight" in found(net).skipped[0].reason
 
 
-def test_what_the_model_keeps_after_the_step_is_left_out():
+def test_a_tensor_stored_by_the_model_is_skipped():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         net.features = net.first(x)
         return net.second(functional.relu(net.features))
@@ -134,7 +134,7 @@ def test_what_the_model_keeps_after_the_step_is_left_out():
     assert net.features.min() < 0
 
 
-def test_what_a_hook_put_away_and_the_loss_reads_is_left_out():
+def test_a_tensor_stored_by_a_hook_and_read_by_the_loss_is_skipped():
     net = Net(lambda net, x: net.second(net.act(net.first(x))), act=nn.ReLU())
     kept: list[torch.Tensor] = []
     net.first.register_forward_hook(lambda module, args, output: kept.append(output))
@@ -145,7 +145,7 @@ def test_what_a_hook_put_away_and_the_loss_reads_is_left_out():
     assert "read again by aten::sum" in legal_sites(call, net).skipped[0].reason
 
 
-def test_a_numpy_array_over_the_input_is_left_out():
+def test_an_input_shared_with_a_numpy_array_is_skipped():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         array = h.detach().numpy()
@@ -156,7 +156,7 @@ def test_a_numpy_array_over_the_input_is_left_out():
     assert not legal_sites(step(net), net).modules
 
 
-def test_what_the_step_returns_is_left_out():
+def test_a_tensor_returned_by_the_step_is_skipped():
     net = Net(lambda net, x: (net.act(h := net.first(x)), h), act=nn.ReLU())
     assert "returns" in legal_sites(lambda: net(torch.ones(4, 8)), net).skipped[0].reason
     with in_place(net, InPlace.ON):
@@ -164,7 +164,7 @@ def test_what_the_step_returns_is_left_out():
     assert not torch.equal(output, before)
 
 
-def test_a_module_called_thrice_is_legal_where_all_its_calls_are():
+def test_a_module_called_several_times_is_legal_if_all_its_calls_are():
     twice = Net(lambda net, x: net.act(net.third(net.act(net.second(net.act(net.first(x)))))), act=nn.ReLU())
     assert found(twice).modules == ("act",)
 
@@ -178,7 +178,7 @@ def test_a_module_called_thrice_is_legal_where_all_its_calls_are():
         assert_same_results(net, found(net))
 
 
-def test_calls_of_a_function_are_told_apart_by_line_and_by_count():
+def test_calls_of_a_function_are_identified_by_line_and_number():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         for _ in range(3):
@@ -188,7 +188,7 @@ def test_calls_of_a_function_are_told_apart_by_line_and_by_count():
     net = Net(forward)
     sites = found(net)
     loop, end = line_of(forward, "last, h ="), line_of(forward, "last * 1")
-    # `last` is what the second turn gave: it is kept for the product of the third.
+    # `last` is the result of the second iteration: the product of the third saves it.
     assert reasons(sites) == {
         f"relu at {THIS}:{loop}": "",
         f"relu at {THIS}:{loop} (call 2)": "",
@@ -199,14 +199,14 @@ def test_calls_of_a_function_are_told_apart_by_line_and_by_count():
     assert_same_results(net, sites)
 
 
-def test_one_line_called_from_several_modules_is_a_place_in_each():
+def test_a_line_that_several_modules_run_is_a_site_of_each():
     inner = [Net(lambda net, x: net.second(functional.relu(net.first(x)))) for _ in range(2)]
     net = nn.Sequential(*inner)
-    assert [place.module for place in found(net).calls] == ["0", "1"]
+    assert [site.module for site in found(net).calls] == ["0", "1"]
 
 
 @pytest.mark.parametrize("name", ["silu", "hardswish", "mish", "hardtanh", "relu6"])
-def test_what_would_be_copied_by_autograd_is_left_out(name):
+def test_an_activation_whose_input_autograd_would_copy_is_skipped(name):
     net = Net(lambda net, x: net.second(getattr(functional, name)(net.first(x))))
     sites = found(net)
     assert "autograd would copy it, nothing is saved" in sites.skipped[0].reason
@@ -224,7 +224,7 @@ def test_functions_and_methods_run_in_place(name):
     assert_same_results(net, sites)
 
 
-def test_elu_in_place_differs_in_the_last_bits_and_says_so():
+def test_a_note_says_that_elu_in_place_differs_in_the_last_bits():
     net = Net(lambda net, x: net.second(functional.elu(net.first(x))))
     sites = found(net)
     plain = outcome(net)
@@ -235,7 +235,7 @@ def test_elu_in_place_differs_in_the_last_bits_and_says_so():
     assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(plain, changed, strict=True))
 
 
-def test_dropout_with_a_fixed_seed_on_the_cpu():
+def test_dropout_on_the_cpu_is_legal():
     net = Net(lambda net, x: net.second(functional.dropout(net.drop(net.first(x)), 0.3)), drop=nn.Dropout(0.5))
     sites = legal_sites(step(net), net)
     assert sites.modules == ("drop",)
@@ -243,14 +243,14 @@ def test_dropout_with_a_fixed_seed_on_the_cpu():
     assert_same_results(net, sites)
 
 
-def test_dropout_on_a_gpu_is_left_out_as_its_mask_would_be_larger():
-    # The fused kernel keeps a byte an element; in place dropout multiplies by a mask of the input's type.
+def test_dropout_on_a_gpu_is_skipped_because_its_mask_would_be_larger():
+    # The fused kernel saves one byte per element; in place dropout multiplies by a mask of the input's type.
     net = Net(lambda net, x: net.second(net.drop(net.first(x))), drop=nn.Dropout(0.5))
     with mx.virtual("T4"):
         net.cuda()
         assert "keeps more for its backward pass" in legal_sites(step(net), net).skipped[0].reason
 
 
-def test_dropout_that_drops_nothing_is_no_activation():
+def test_dropout_in_evaluation_mode_is_no_activation():
     net = Net(lambda net, x: net.drop(net.first(x)), drop=nn.Dropout(0.5)).eval()
     assert found(net).sites == ()

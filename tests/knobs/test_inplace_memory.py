@@ -24,7 +24,7 @@ def stack(activation: Callable[[], nn.Module], depth: int) -> nn.Sequential:
 
 
 def after_forward(activation: Callable[[], nn.Module], choice: InPlace, depth: int = 4) -> tuple[int, int]:
-    """Bytes allocated when the forward pass has ended, and the peak until then, on a virtual GPU."""
+    """Return the bytes allocated after the forward pass, and its peak, on a virtual GPU."""
     with mx.virtual("T4"):
         net, x = stack(activation, depth).cuda(), torch.randn(16, 16, 64, 64, device="cuda")
         sites = legal_sites(lambda: net(x).sum().backward(), net)
@@ -40,17 +40,17 @@ MAP = 16 * 16 * 64 * 64 * 4
 """Bytes of one feature map: 4 MiB."""
 
 
-def test_leaky_relu_in_place_saves_a_map_a_layer():
-    # Out of place each keeps its input and its output; in place the output alone: 4 layers, 4 maps.
+def test_leaky_relu_in_place_saves_one_map_per_layer():
+    # Out of place each layer keeps its input and its output, in place only the output: 4 layers, 4 maps.
     held, _ = after_forward(nn.LeakyReLU, InPlace.OFF)
     changed, _ = after_forward(nn.LeakyReLU, InPlace.ON)
     assert held - changed == 4 * MAP
 
 
-def test_relu_in_place_saves_one_map_at_the_peak_and_nothing_that_is_kept():
-    # ReLU keeps its output in either form and batch norm keeps its own input: nobody keeps the map between them. Only
-    # while a ReLU runs out of place are its input and its output there at once, and where that is the peak, as in the
-    # forward pass of the last layer, one map is saved.
+def test_relu_in_place_saves_one_map_at_the_peak_and_none_after_forward():
+    # ReLU keeps its output in either form and batch norm its input: the map between them is not saved. Only while
+    # a ReLU runs out of place are its input and its output both alive; if that is the peak, as in the forward pass of
+    # the last layer, in place is lower by one map.
     held, peak = after_forward(nn.ReLU, InPlace.OFF)
     changed, lower = after_forward(nn.ReLU, InPlace.ON)
     assert held == changed
@@ -59,14 +59,14 @@ def test_relu_in_place_saves_one_map_at_the_peak_and_nothing_that_is_kept():
 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_the_peak_of_a_step_falls_by_a_map_for_each_layer_but_the_last(depth):
-    # The sum keeps no values, so out of place the output of the last layer is gone when backward begins.
+    # The sum saves no tensor, so out of place the output of the last layer is freed before backward begins.
     net = stack(nn.LeakyReLU, depth)
     plan = Step(net, torch.zeros(16, 16, 64, 64), loss=torch.sum, optimizer=torch.optim.SGD)
     peaks = [mx.peak(run(plan, Knobs(inplace=choice)).tape)[0] for choice in (InPlace.OFF, InPlace.ON)]
     assert peaks[0] - peaks[1] == (depth - 1) * MAP
 
 
-def test_a_rehearsal_on_a_virtual_gpu_asks_for_no_memory():
+def test_a_fake_run_on_a_virtual_gpu_requests_no_memory():
     with mx.virtual("T4"):
         net, x = stack(nn.LeakyReLU, 2).cuda(), torch.randn(16, 16, 64, 64, device="cuda")
         net(x).sum().backward()
@@ -76,6 +76,6 @@ def test_a_rehearsal_on_a_virtual_gpu_asks_for_no_memory():
         with mx.record() as again, in_place(net, InPlace.ON, sites):
             net(x).sum().backward()
     one, other = recording.tape, again.tape
-    # The same requests in the same order: the rehearsal is not on the tape.
+    # The same requests in the same order: the fake run is not on the tape.
     assert one.action.tolist() == other.action.tolist()
     assert one.size.tolist() == other.size.tolist()

@@ -18,7 +18,7 @@ from tests.knobs.inplace_steps import Net, _sum, assert_same_results, found, rea
 
 
 class Residual(nn.Module):
-    """A residual block with its activations behind the convolutions, or before them."""
+    """A residual block with its activations after the convolutions, or before them."""
 
     def __init__(self, before: type[nn.Module] | None = None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_convolutional_nets_are_in_place_throughout_and_equal(name):
+def test_all_activations_of_convolutional_nets_are_legal(name):
     build, count = NETS[name]
     net, x = build(), torch.randn(2, 4, 8, 8)
     sites = legal_sites(lambda: _sum(net(x)).backward(), net)
@@ -70,7 +70,7 @@ def test_convolutional_nets_are_in_place_throughout_and_equal(name):
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "silu", "relu"])
-def test_a_transformer_whose_activation_is_a_module_that_calls_a_function(activation):
+def test_activation_modules_of_a_transformer_that_call_a_function_run_in_place(activation):
     import transformers
 
     config = transformers.LlamaConfig(
@@ -94,7 +94,7 @@ def test_a_transformer_whose_activation_is_a_module_that_calls_a_function(activa
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_block_is_in_place_where_recomputation_reads_nothing_overwritten(reentrant):
+def test_activations_in_a_checkpoint_are_legal_unless_recomputation_reads_their_input(reentrant):
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = net.first(x)
         for block in net.blocks:
@@ -117,7 +117,7 @@ def test_a_checkpointed_block_is_in_place_where_recomputation_reads_nothing_over
     assert_same_results(net, sites)
 
 
-def test_a_function_in_a_checkpointed_forward_is_known_again_only_where_it_was_watched_before():
+def test_a_function_in_a_checkpointed_forward_is_legal_only_if_observed_before_wrapping():
     net = Net(
         lambda net, x: net.inner(net.first(x)), inner=Net(lambda net, x: net.second(functional.relu(net.first(x))))
     )
@@ -136,7 +136,7 @@ def test_a_function_in_a_checkpointed_forward_is_known_again_only_where_it_was_w
         net.inner.forward = inner
 
 
-def test_autocast_changes_no_legality_and_no_result():
+def test_activations_under_autocast_are_legal():
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return net.second(functional.relu(net.first(x)) + net.act(net.third(x).float())).float()
@@ -148,7 +148,7 @@ def test_autocast_changes_no_legality_and_no_result():
     assert_same_results(net, sites)
 
 
-def test_a_graph_that_is_run_backward_twice():
+def test_activations_are_legal_if_backward_runs_twice():
     net = Net(lambda net, x: net.second(net.act(net.first(x))), act=nn.LeakyReLU())
     x = torch.randn(4, 8)
 

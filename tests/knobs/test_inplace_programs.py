@@ -44,7 +44,7 @@ PROGRAM = st.lists(
 
 
 class Program(nn.Module):
-    """Straight-line code: each line works on a result of a line before, counted from the last one back."""
+    """Straight-line code: each line applies an op to results of earlier lines, counted backwards from the last."""
 
     def __init__(self, lines: list[tuple[Any, ...]], recomputed: bool) -> None:
         super().__init__()

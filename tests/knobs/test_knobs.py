@@ -62,7 +62,7 @@ def test_a_setting_survives_a_pickle_and_a_copy(knobs: Knobs) -> None:
 
 
 @given(knobs_)
-def test_a_setting_is_what_it_changes(knobs: Knobs) -> None:
+def test_knobs_equal_those_made_of_their_changed_fields(knobs: Knobs) -> None:
     again = Knobs(**knobs.changed())
     assert again.replace(lora_rank=knobs.lora_rank) == knobs
     assert str(again) == str(knobs)
@@ -76,18 +76,18 @@ def test_settings_that_differ_have_different_texts(one: Knobs, other: Knobs) -> 
 
 
 @given(st.data())
-def test_a_choice_may_be_given_as_its_text(data: st.DataObject) -> None:
+def test_a_choice_equals_its_text(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(Knobs.CHOICES)))
     choice = data.draw(st.sampled_from(list(Knobs.CHOICES[name])))
     assert Knobs(**{name: choice.value}) == Knobs(**{name: choice})
 
 
-def test_nothing_is_changed_by_default() -> None:
+def test_default_knobs_change_no_field() -> None:
     assert Knobs().changed() == {}
     assert str(Knobs()) == "as written"
 
 
-def test_texts_and_sequences_are_taken_for_layers() -> None:
+def test_layers_may_be_a_text_or_a_sequence() -> None:
     assert Knobs(frozen="encoder") == Knobs(frozen=["encoder"]) == Knobs(frozen=("encoder",))
 
 
@@ -95,13 +95,13 @@ def test_variables_may_be_a_dict_in_any_order() -> None:
     assert Knobs(variables={"b": 1, "a": 2}).variables == (("a", 2), ("b", 1))
 
 
-def test_the_rank_is_told_with_the_adapters() -> None:
+def test_text_has_the_rank_only_with_adapters() -> None:
     assert str(Knobs(lora="head", lora_rank=4)) == "lora head, lora rank 4"
     assert Knobs(lora_rank=4).changed() == {}
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ({"precision": "fp8"}, "precision='fp8' is no setting; write one of as written, off, fp16"),
         ({"checkpoint": "every"}, "checkpoint='every' is no setting; write one of as written"),
@@ -117,13 +117,13 @@ def test_the_rank_is_told_with_the_adapters() -> None:
         ({"settings": "max_split_size:3"}, "max_split_size"),
     ],
 )
-def test_what_is_no_setting_is_told(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_invalid_value_raises_with_the_valid_ones(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Knobs(**given)
 
 
 @pytest.mark.parametrize("given", [{"every": 0}, {"kind": CheckpointKind.LAYERS}, {"layers": ("a",)}])
-def test_a_checkpoint_that_means_nothing(given: dict[str, Any]) -> None:
+def test_an_inconsistent_checkpoint_raises(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Checkpoint(**given)
 

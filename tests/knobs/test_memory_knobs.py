@@ -27,26 +27,26 @@ def test_channels_last_changes_weights_and_inputs() -> None:
     assert applied.texts == ("channels last",)
 
 
-def test_channels_last_has_nothing_to_do_without_images() -> None:
+def test_a_note_says_that_channels_last_changes_no_weight() -> None:
     with apply(Knobs(memory_format="channels last"), flat()) as applied:
         assert applied.notes
 
 
-def test_offload_moves_nothing_on_a_cpu() -> None:
+def test_offload_on_a_cpu_moves_no_tensor() -> None:
     model = flat()
     with apply(Knobs(offload="saved tensors on the CPU"), model) as applied:
         assert "forward" not in model.__dict__
     assert applied.note_texts == ("The model is on the CPU: no tensor had to be moved there.",)
 
 
-def test_offload_has_saved_tensors_wait_on_the_cpu() -> None:
+def test_offload_keeps_saved_tensors_on_the_cpu() -> None:
     with mx.virtual("T4", release="2.13"):
         model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
         x = torch.ones(1024, 1024, device="cuda")
         before = torch.cuda.memory_allocated()
         with apply(Knobs(offload="saved tensors on the CPU"), model):
             output = model(x)
-        # Of four results of 4 MiB the last one is on the GPU, as nobody saves it; and cuBLAS has its workspace.
+        # Of four results of 4 MiB the last one, which no op saves, is on the GPU, and the cuBLAS workspace.
         assert torch.cuda.memory_allocated() - before == 4 * 1024**2 + 8_519_680
         output.sum().backward()
 
@@ -67,7 +67,7 @@ BOTH = Knobs(checkpoint="norms", offload="saved tensors on the CPU")
     [
         # Three times the result of Linear, and the model's result. The peak of the backward pass is at the second
         # Linear from the end: two results of Linear, the model's result, a gradient, its own two gradients, and
-        # LayerNorm's and GELU's results computed again, with mean and deviation.
+        # LayerNorm's and GELU's recomputed results, with mean and deviation.
         (NORMS, "2.13", 4 * UNIT, (4 + 1 + 2) * UNIT + WEIGHT + 2 * STATISTIC),
         # From torch 2.15 on each matrix product takes a workspace; until 2.14 a thread kept it from its first one.
         (NORMS, "2.15", 4 * UNIT, (4 + 1 + 2) * UNIT + WEIGHT + 2 * STATISTIC + WORKSPACE),
@@ -77,17 +77,17 @@ BOTH = Knobs(checkpoint="norms", offload="saved tensors on the CPU")
         (OFFLOAD, "2.15", UNIT, WORKSPACE + (1 + 1 + 1 + 1) * UNIT + 2 * WEIGHT),
         # GELU's backward: LayerNorm's input comes back and LayerNorm runs again; two gradients.
         (BOTH, "2.13", UNIT, (1 + 2 + 2) * UNIT + 2 * STATISTIC),
-        # Linear's backward, as without the norms computed again.
+        # Linear's backward, as without recomputed norms.
         (BOTH, "2.15", UNIT, WORKSPACE + (1 + 1 + 1 + 1) * UNIT + 2 * WEIGHT),
     ],
     ids=str,
 )
-def test_memory_of_norms_computed_again_and_of_offload(knobs: Knobs, release: str, alive: int, peak: int) -> None:
+def test_memory_of_recomputed_norms_and_offload(knobs: Knobs, release: str, alive: int, peak: int) -> None:
     with mx.virtual("T4", release=release):
         rows = ((nn.Linear(64, 64, bias=False), nn.LayerNorm(64), nn.GELU()) for _ in range(3))
         model = nn.Sequential(*(layer for row in rows for layer in row)).cuda()
         x, gradient = torch.ones(2, 8192, 64, device="cuda")
-        model(x).backward(gradient)  # gradients and workspaces are there
+        model(x).backward(gradient)  # allocates gradients and workspaces
         before = torch.cuda.memory_allocated()
         with apply(knobs, model):
             output = model(x)
@@ -98,7 +98,7 @@ def test_memory_of_norms_computed_again_and_of_offload(knobs: Knobs, release: st
 
 
 @pytest.mark.parametrize("make", [Deep, flat, images])
-def test_norms_computed_again_find_what_waited_elsewhere(make: Any) -> None:
+def test_recomputed_norms_read_tensors_that_hooks_have_moved(make: Any) -> None:
     step = step_of(make)
     loss, before = gradients(step, step.model)
     again, packed = step_of(make), []
@@ -120,7 +120,7 @@ def test_norms_computed_again_find_what_waited_elsewhere(make: Any) -> None:
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-def test_inference_neither_trains_nor_drops() -> None:
+def test_inference_mode_has_no_gradients_and_no_dropout() -> None:
     model = Deep()
     x = torch.randn(4, 8)
     with apply(Knobs(mode="inference"), model):

@@ -15,7 +15,7 @@ from tests.small_nets import flat, gradients, images, step_of
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_autocast_is_around_the_forward(precision: str, dtype: torch.dtype) -> None:
+def test_forward_runs_under_autocast(precision: str, dtype: torch.dtype) -> None:
     step = step_of(flat, dtype=torch.float32)
     loss, before = gradients(step, step.model)
     with apply(Knobs(precision=precision), step.model) as applied:
@@ -28,12 +28,12 @@ def test_autocast_is_around_the_forward(precision: str, dtype: torch.dtype) -> N
     torch.testing.assert_close(after, before, rtol=8 * 2**-8, atol=8 * 2**-8)
 
 
-def test_fp16_tells_that_the_loop_needs_a_scaler() -> None:
+def test_a_note_says_that_fp16_needs_a_grad_scaler() -> None:
     with apply(Knobs(precision="fp16"), flat()) as applied:
         assert [note for note in applied.note_texts if 'GradScaler("cpu")' in note]
 
 
-def test_off_switches_every_autocast_off() -> None:
+def test_off_disables_every_autocast_in_forward() -> None:
     class Casting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -55,7 +55,7 @@ def test_off_switches_every_autocast_off() -> None:
         assert model(x).dtype is torch.bfloat16
 
 
-def test_all_bf16_has_weights_buffers_and_inputs_in_bf16() -> None:
+def test_all_bf16_casts_weights_buffers_and_inputs() -> None:
     model = images()
     with apply(Knobs(precision="all bf16"), model):
         floating = [tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()]
@@ -65,7 +65,7 @@ def test_all_bf16_has_weights_buffers_and_inputs_in_bf16() -> None:
         assert model(input=torch.zeros(2, 3, 4, 4)).dtype is torch.bfloat16
 
 
-def test_all_bf16_trains_the_weights_that_are_there_afterwards() -> None:
+def test_weights_trained_in_all_bf16_are_kept_after_the_block() -> None:
     model = nn.Linear(4, 2)
     lower = copy.deepcopy(model).bfloat16()
     x = torch.randn(8, 4)
@@ -84,7 +84,7 @@ def test_all_bf16_trains_the_weights_that_are_there_afterwards() -> None:
     assert model.weight.dtype is torch.float32
     moved = lower.weight != model.weight.bfloat16()
     assert not moved.any()
-    # The bias did not train: it has its 24 bits back, not the 8 of bf16.
+    # The optimizer did not train the bias: all its 24 bits are restored, not the 8 of bf16.
     assert torch.equal(model.bias, bias)
     assert not torch.equal(bias, bias.bfloat16().float())
 

@@ -1,4 +1,4 @@
-"""The repeated blocks of models, found without being told."""
+"""Repeated blocks, found in the module trees of real and of random models."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """As torchvision writes it: four attributes that are plain `nn.Sequential`s."""
+    """ResNet-50 as in torchvision: four attributes that are plain `nn.Sequential`s."""
 
     def __init__(self):
         super().__init__()
@@ -170,18 +170,18 @@ def test_a_flat_sequential_is_cut_before_each_layer_with_weights():
     ]
 
 
-def test_an_activation_shared_by_all_layers_is_named_by_its_places():
+def test_an_activation_shared_by_all_layers_is_in_each_block():
     act = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
     assert [block.names for block in blocks(model)] == [("0", "1"), ("2", "3")]
 
 
-def test_a_model_where_nothing_repeats_has_no_blocks():
+def test_a_model_without_repetition_has_no_blocks():
     assert repeated(LSTMTagger()) == ()
     assert repeated(nn.Linear(4, 4)) == ()
 
 
-def test_the_share_that_blocks_cover():
+def test_covered_share_counts_layers_with_weights():
     # Ten of the thirteen layers with weights of the UNet: not the two transposed convolutions and the head.
     with torch.device("meta"):
         unet = MODELS["unet"][0]()
@@ -238,5 +238,5 @@ def test_copies_side_by_side_are_covered_alike(tree, count):
 
 
 @given(trees)
-def test_finding_blocks_twice_gives_the_same(tree):
+def test_blocks_are_deterministic(tree):
     assert blocks(tree) == blocks(tree)

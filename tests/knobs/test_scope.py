@@ -74,7 +74,7 @@ def test_autocast_is_off_in_the_recomputation_of_the_models_own_checkpoint(reent
     assert model.dtypes == [torch.float32, torch.float32]
 
 
-def test_autocast_around_the_model_and_in_the_loss_stays() -> None:
+def test_autocast_of_the_caller_and_of_the_loss_is_kept() -> None:
     model, loss = nn.Linear(4, 4), nn.Linear(4, 4)
     with apply(Knobs(precision="off"), model), torch.autocast("cpu", dtype=torch.bfloat16):
         result = model(inputs())

@@ -113,7 +113,7 @@ def test_one_list_of_blocks_under_many_names_is_refused(tmp_path: Path) -> None:
         snapshot.load(written(tmp_path, content))
 
 
-def test_a_list_inside_itself_is_no_event(tmp_path: Path) -> None:
+def test_a_list_inside_itself_is_refused(tmp_path: Path) -> None:
     trace: list[Any] = []
     trace.append(trace)
     with pytest.raises(ValueError):

@@ -110,7 +110,7 @@ def test_activations_grow_in_forward_and_are_freed_in_backward() -> None:
     assert forward[Category.ACTIVATION] > 20 * 1024**3
 
 
-def test_parameters_of_a_forward_pass() -> None:
+def test_parameters_of_a_forward_pass_are_recognised() -> None:
     tape = kept.tape("small-lm-forward-seq100")
     assert bytes_by_category(tape, curves.peak(tape)[1])[Category.PARAMETER] == SMALL
 
@@ -226,11 +226,11 @@ def test_a_saved_prediction_loads_with_its_layers_and_categories(tmp_path: Path)
         ([Frame("??", 0, "at::cuda::getNewWorkspace()"), Frame("model.py", 3, "forward"), MODULE], Origin.WORKSPACE),
     ],
 )
-def test_origin_of_a_stack(stack: list[Frame], origin: Origin) -> None:
+def test_origin_follows_from_the_stack(stack: list[Frame], origin: Origin) -> None:
     assert origin_of(tuple(stack)) is origin
 
 
-def test_calls_go_on_while_lines_inside_change() -> None:
+def test_a_call_continues_while_its_lines_change() -> None:
     def stack(line: int) -> tuple[Frame, ...]:
         return (Frame("net.py", line, "forward"), MODULE, Frame("train.py", 7, "main"))
 
@@ -238,7 +238,7 @@ def test_calls_go_on_while_lines_inside_change() -> None:
     assert len(calls_of(stack(3))) == 1
 
 
-def test_phases_between_rows_with_evidence() -> None:
+def test_phase_of_rows_between_rows_with_evidence() -> None:
     none = -1
     evidence = [none, Phase.FORWARD, none, Phase.FORWARD, none, Phase.BACKWARD, none, Phase.OPTIMIZER, none]
     phases, steps = phases_and_steps(np.array(evidence))

@@ -75,7 +75,7 @@ def test_flash_attention_pads_heads_to_a_multiple_of_eight():
     assert allocations(make)[:3] == [("constant_pad_nd", 2097152)] * 3
 
 
-def test_efficient_attention_backward_requests_what_was_recorded():
+def test_efficient_attention_backward_makes_the_recorded_requests():
     # A recording with torch 2.1, float32, 32 heads of 64, 1000 rows: products, sums, their copy, workspace.
     def make():
         query, key, value = (torch.ones(1, 32, 1000, 64, device="cuda", requires_grad=True) for _ in range(3))

@@ -64,7 +64,7 @@ def test_cast_weight_is_cached_until_the_outermost_context_exits(gpu):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_cast_weight_is_made_once_in_a_context(gpu):
+def test_weight_is_cast_once_in_a_context(gpu):
     layer, x = nn.Linear(1024, 1024, bias=False).cuda(), torch.ones(1, 1024, device="cuda")
     with capture.record() as recording, torch.autocast("cuda", torch.bfloat16), torch.no_grad():
         layer(x)

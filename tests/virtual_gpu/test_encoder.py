@@ -109,7 +109,7 @@ def test_attention_that_returns_its_weights_is_unfused():
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_shapes_are_those_of_the_cpu(norm_first, activation):
+def test_shapes_equal_those_of_the_cpu(norm_first, activation):
     with capture.virtual("A100"), torch.no_grad():
         made, x = layer(norm_first=norm_first, activation=activation)
         assert made(x).shape == x.shape

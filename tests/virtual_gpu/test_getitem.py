@@ -46,7 +46,7 @@ entries = st.one_of(
 
 
 @given(st.lists(entries, max_size=4), st.lists(entries, max_size=1), st.booleans())
-def test_the_values_are_those_of_the_installed_release(before, after, dots):
+def test_values_equal_those_of_the_installed_release(before, after, dots):
     index = (*before, ..., *after) if dots else (*before, *after)
     x = torch.arange(3 * 3 * 3 * 3 * 3 * 3).reshape(3, 3, 3, 3, 3, 3)
     assert torch.equal(getitem.getitem(x, index), x[index])

@@ -83,7 +83,7 @@ def first_difference(predicted: Tape, recorded: Tape) -> str:
 
 
 @pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
-def test_requests_and_curves_are_those_of_the_real_gpu(path, name):
+def test_requests_and_curves_equal_the_recording(path, name):
     run = golden.read(path)
     scenario = run["scenarios"][name]
     if scenario["outcome"] == "failed":
@@ -124,7 +124,7 @@ def test_golden_files_stay_small():
 # --- the recording script, without a GPU ----------------------------------------------------------------------------
 
 
-def test_without_a_gpu_the_script_says_that_it_needs_one():
+def test_script_without_a_gpu_raises():
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.record"], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -179,7 +179,7 @@ def test_a_run_is_written_and_read_back_unchanged(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
-def test_another_format_raises_value_error(tmp_path):
+def test_an_unknown_format_raises_value_error(tmp_path):
     golden.write(tmp_path / "a.json.gz", run_of(EVENTS) | {"format": 99})
     with pytest.raises(ValueError, match="format 99"):
         golden.read(tmp_path / "a.json.gz")

@@ -52,7 +52,7 @@ WORKSPACE = 2 * 4 * 1024**2 + 8 * 16 * 1024
 """Workspace of cuBLAS on an A100: cublas_workspace.cublas_size."""
 
 
-def test_below_hopper_groups_are_multiplied_one_after_the_other():
+def test_groups_are_multiplied_one_by_one_before_hopper():
     # 31 rows of 24 numbers and one of 20, 2 bytes each; cuBLAS keeps one workspace for all products
     (result, _), (workspace, category) = requests()
     assert (result, workspace, category) == ((31 * 24 + 20) * 2, WORKSPACE, Category.WORKSPACE)

@@ -100,7 +100,7 @@ def _run(function: Callable[[], None], error: type[BaseException] | None) -> mx.
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_nothing_is_left(name: str) -> None:
+def test_global_state_of_torch_is_restored(name: str) -> None:
     function, error = SCENARIOS[name]
     _run(function, error)  # imports what torch imports lazily
     every_function, before = functions(), global_state()
@@ -177,7 +177,7 @@ def _failing(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("use", [_moved, _trained, _moved_back, _halved, _wrapped, _data_assigned, _failing])
-def test_real_model_comes_back_untouched(model: nn.Module, use: Callable[[nn.Module], None]) -> None:
+def test_a_real_model_is_unchanged_afterwards(model: nn.Module, use: Callable[[nn.Module], None]) -> None:
     before, gradients = _everything(model), _gradients(model)
     mx.simulate(lambda: use(model))
     assert _everything(model) == before
@@ -196,7 +196,7 @@ def test_real_model_trains_after_a_simulation_as_without_one(model: nn.Module) -
         assert torch.equal(parameter, expected)
 
 
-def test_an_optimizer_made_before_holds_the_real_parameters_again(model: nn.Module) -> None:
+def test_an_optimizer_made_before_a_simulation_holds_the_real_parameters_afterwards(model: nn.Module) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(4, 3, 8, 8)).sum().backward()
     optimizer.step()
@@ -237,12 +237,12 @@ def test_training_mode_is_unchanged(model: nn.Module) -> None:
 
 @pytest.fixture
 def dead() -> Iterator[Callable[[Any], None]]:
-    """Asserts at the end that objects noted on the way are gone."""
-    noted: list[weakref.ref[Any]] = []
-    yield lambda value: noted.append(weakref.ref(value))
+    """Record objects, and assert at the end that they have been freed."""
+    recorded: list[weakref.ref[Any]] = []
+    yield lambda value: recorded.append(weakref.ref(value))
     gc.collect()
-    assert noted
-    assert [one() for one in noted if one() is not None] == []
+    assert recorded
+    assert [ref() for ref in recorded if ref() is not None] == []
 
 
 def test_no_tensor_of_the_user_is_kept_alive(dead: Callable[[Any], None]) -> None:
@@ -287,14 +287,14 @@ def test_memory_of_the_process_does_not_grow_with_runs() -> None:
     assert sum(isinstance(value, torch.Tensor) for value in gc.get_objects()) == before
 
 
-def test_turning_the_device_on_twice_is_refused_and_leaves_the_first_one_on() -> None:
+def test_a_second_virtual_gpu_raises_and_the_first_stays_on() -> None:
     with mx.virtual("T4"):
         with pytest.raises(RuntimeError, match="already on"), mx.virtual("A100"):
             pass
         assert torch.ones(3, device="cuda").is_cuda
 
 
-def test_a_tensor_used_after_the_device_is_off_gives_one_sentence() -> None:
+def test_a_virtual_tensor_used_without_its_gpu_raises_a_clear_error() -> None:
     with mx.virtual("T4"):
         x, model = torch.ones(3, device="cuda"), nn.Linear(3, 3).cuda()
     for use in (lambda: x + 1, lambda: model(torch.ones(3)), lambda: x.cpu(), lambda: torch.ones(3) * x):
@@ -305,7 +305,7 @@ def test_a_tensor_used_after_the_device_is_off_gives_one_sentence() -> None:
     assert str(x) == "virtual(shape=(3,), dtype=torch.float32, device='cuda:0')"
 
 
-def test_a_model_of_an_earlier_cell_is_used_again_in_a_later_one() -> None:
+def test_a_model_of_an_earlier_virtual_gpu_is_allocated_when_it_is_used() -> None:
     with mx.virtual("T4"):
         model = nn.Linear(64, 64, bias=False).cuda()
     with mx.virtual("A100"):
@@ -314,7 +314,7 @@ def test_a_model_of_an_earlier_cell_is_used_again_in_a_later_one() -> None:
         assert model.weight.grad is not None
 
 
-def test_a_real_optimizer_keeps_the_identity_of_what_it_holds(model: nn.Module) -> None:
+def test_a_real_optimizer_holds_the_same_parameters_after_a_simulation(model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     held = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
     mx.simulate(lambda: _trained(model))

@@ -23,13 +23,13 @@ INDEX = 512 * 8
 RESULT = 512 * 4
 
 
-def test_an_index_on_the_cpu_is_copied_before_the_read():
+def test_an_index_on_the_cpu_is_copied_to_the_gpu_for_a_read():
     # As recorded with torch 2.6 on an H100: copy, result, free of the copy.
     sizes = requests(lambda values, columns: values[torch.arange(512), columns])
     assert sizes == [INDEX, RESULT, -INDEX, -RESULT]
 
 
-def test_an_int32_index_is_converted_to_int64_before_the_read():
+def test_an_int32_index_is_converted_to_int64_for_a_read():
     def work(values, columns):
         short = columns.int()
         values[short, columns]
@@ -37,7 +37,7 @@ def test_an_int32_index_is_converted_to_int64_before_the_read():
     assert requests(work) == [INDEX // 2, INDEX, RESULT, -INDEX, -RESULT, -INDEX // 2]
 
 
-def test_an_index_on_the_cpu_is_copied_before_the_write():
+def test_an_index_on_the_cpu_is_copied_to_the_gpu_for_a_write():
     def work(values, columns):
         with torch.no_grad():
             values[torch.arange(512), columns] = 1.0

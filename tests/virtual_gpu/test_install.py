@@ -1,4 +1,4 @@
-"""Patches are installed completely or not at all, and restored completely whatever fails."""
+"""Installing patches: all or none, and restored completely after any failure."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def test_an_attribute_is_replaced_for_the_block():
     assert owner.a == 1
 
 
-def test_an_attribute_that_was_absent_is_absent_again():
+def test_an_added_attribute_is_removed_after_the_block():
     owner = _owner()
     with Patched(lambda: (None, [Replace(owner, "a", 2)])):
         assert owner.a == 2
     assert vars(owner) == {}
 
 
-def test_an_attribute_replaced_twice_gets_its_first_value_back():
+def test_an_attribute_replaced_twice_is_restored_to_its_first_value():
     owner = _owner(a=1)
     with Patched(lambda: (None, [Replace(owner, "a", 2), Replace(owner, "a", 3)])):
         assert owner.a == 3
     assert owner.a == 1
 
 
-def test_an_entry_is_removed_and_those_of_the_block_stay():
+def test_only_the_added_entry_is_removed_after_the_block():
     entries = {1: "before"}
     with Patched(lambda: (None, [Insert(entries, "key", "hook")])):
         entries[2] = "of the block"
@@ -66,7 +66,7 @@ def test_undo_runs_in_reverse():
     assert order == [2, 1, 0]
 
 
-def test_an_undo_that_fails_keeps_no_other_from_running():
+def test_later_undo_actions_run_after_one_that_raises():
     owner = _owner(a=1)
     patches = [Replace(owner, "a", 2), Call(unmake=lambda: 1 / 0)]
     with pytest.raises(ZeroDivisionError), Patched(lambda: (None, patches)):
@@ -75,7 +75,7 @@ def test_an_undo_that_fails_keeps_no_other_from_running():
     install.restore()
 
 
-def test_a_block_inside_a_block_is_refused_and_leaves_the_first_on():
+def test_a_nested_block_raises_and_the_outer_one_stays_on():
     owner = _owner(a=1)
     with Patched(lambda: (None, [Replace(owner, "a", 2)])):
         with pytest.raises(RuntimeError, match="leave that block first"), Patched(lambda: (None, [])):
@@ -84,7 +84,7 @@ def test_a_block_inside_a_block_is_refused_and_leaves_the_first_on():
     assert owner.a == 1
 
 
-def test_a_block_that_is_dropped_ends():
+def test_deleting_a_block_ends_it():
     owner = _owner(a=1)
     block = Patched(lambda: (None, [Replace(owner, "a", 2)]))
     block.__enter__()
@@ -155,7 +155,7 @@ def test_a_failure_of_the_last_patch_leaves_no_gpu_on(monkeypatch):
 
 
 def _interrupted_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave everything patched by a block that has ended."""
+    """Leave patches installed after their block has ended."""
     with monkeypatch.context() as context:
         context.setattr(install, "restore", lambda: None)
         with mx.virtual("T4"):
@@ -163,7 +163,7 @@ def _interrupted_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cuda.is_available()
 
 
-def test_the_next_block_repairs_what_an_earlier_one_left(monkeypatch):
+def test_the_next_block_restores_patches_left_by_an_earlier_one(monkeypatch):
     before, every_function = global_state(), functions()
     _interrupted_more_than_once(monkeypatch)
     with mx.virtual("A100"):
@@ -171,7 +171,7 @@ def test_the_next_block_repairs_what_an_earlier_one_left(monkeypatch):
     assert (global_state(), functions()) == (before, every_function)
 
 
-def test_turning_off_repairs_what_a_block_left(monkeypatch):
+def test_turning_off_restores_patches_left_by_a_block(monkeypatch):
     before, every_function = global_state(), functions()
     _interrupted_more_than_once(monkeypatch)
     virtual_device.turn_off()

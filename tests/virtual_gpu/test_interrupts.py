@@ -1,4 +1,4 @@
-"""Ctrl-C at any line while a virtual GPU goes on or off leaves nothing behind, of torch or of the user's."""
+"""Interrupts of `mx.virtual`: Ctrl-C at any line of switching on or off leaves torch and user objects restored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _block() -> None:
         pass
 
 
-def test_an_interrupt_at_any_line_of_going_on_and_off_leaves_nothing():
+def test_torch_is_restored_after_an_interrupt_at_any_line_of_switching_on_and_off():
     _block()  # imports what torch imports lazily
     before, every_function = global_state(), functions()
     left = []
@@ -44,7 +44,7 @@ def test_an_interrupt_at_any_line_of_going_on_and_off_leaves_nothing():
     assert functions() == every_function
 
 
-def test_every_line_counts_also_of_the_standard_library():
+def test_interrupted_lines_include_those_of_the_standard_library():
     files = {line.filename for line in lines_of(_block)}
     assert {device.__file__, device.install.__file__} < files
     assert any(name.endswith("functools.py") for name in files)
@@ -65,7 +65,7 @@ def _contents(model: nn.Module) -> list[Any]:
     ] + [(id(parameter.grad), parameter.grad.numpy().tobytes()) for parameter in model.parameters()]
 
 
-def test_an_interrupt_while_a_model_moves_leaves_it_as_it_was():
+def test_a_model_is_restored_after_an_interrupt_of_its_move():
     model = _model()
     mx.simulate(model.cuda)
     before = _contents(model)
@@ -106,7 +106,7 @@ def _while_it_ends(use: Callable[[], object], check: Callable[[], None]) -> int:
 # Python drops an interrupt in the callback of a weak reference.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_an_interrupt_at_any_line_of_going_off_restores_what_the_block_changed():
+def test_changes_of_the_block_are_restored_after_an_interrupt_at_any_line_of_switching_off():
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     mx.simulate(lambda: _train(model, optimizer))
@@ -122,7 +122,7 @@ def test_an_interrupt_at_any_line_of_going_off_restores_what_the_block_changed()
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_an_interrupt_at_any_line_of_going_off_restores_the_stance_of_the_compiler():
+def test_stance_of_the_compiler_is_restored_after_an_interrupt_at_any_line_of_switching_off():
     mx.simulate(lambda: torch.compile(torch.sin))
     stance = torch._dynamo.eval_frame._stance
 

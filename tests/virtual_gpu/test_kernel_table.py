@@ -40,13 +40,13 @@ def test_every_rule_has_the_parameters_of_its_kind():
             assert isinstance(entry.rule, InPlace), op
 
 
-def test_every_rule_says_what_it_is():
+def test_every_rule_has_a_docstring():
     for op, entry in ENTRIES:
         if inspect.isfunction(entry.rule) and entry.kind in PARAMETERS:
             assert entry.rule.__doc__, op
 
 
-def test_an_op_has_one_rule_of_a_kind():
+def test_a_second_rule_of_a_kind_for_an_op_raises():
     rows = [(products.two_operands, "cuda/Blas.cpp", [torch.ops.aten.mm.default])]
     with pytest.raises(ValueError, match=r"aten\.mm\.default has two rules of kind REQUESTS"):
         table._table({Kind.REQUESTS: rows * 2})

@@ -41,7 +41,7 @@ def test_half_softmax_in_float_makes_no_float_copy_of_its_input():
     assert allocations(make) == [("_softmax", 16384)]
 
 
-def test_batch_norm_in_training_is_cudnn_s():
+def test_batch_norm_in_training_runs_in_cudnn():
     def make():
         layer, x = nn.BatchNorm2d(16).cuda(), torch.ones(2, 16, 8, 8, device="cuda")
         layer.num_batches_tracked = None
@@ -51,7 +51,7 @@ def test_batch_norm_in_training_is_cudnn_s():
     assert allocations(make) == [("cudnn_batch_norm", 8192), ("cudnn_batch_norm", 64), ("cudnn_batch_norm", 64)]
 
 
-def test_batch_norm_in_bfloat16_is_the_native_kernel():
+def test_batch_norm_in_bfloat16_runs_in_the_native_kernel():
     def make():
         layer, x = nn.BatchNorm2d(16).cuda(), torch.ones(2, 16, 8, 8, device="cuda", dtype=torch.bfloat16)
         layer.num_batches_tracked = None
@@ -166,7 +166,7 @@ def test_embedding_backward_sorts_more_than_3072_indices():
     assert 1000 * 64 * 4 in sizes
 
 
-def test_index_backward_requests_what_was_recorded():
+def test_index_backward_makes_the_recorded_requests():
     # Recorded with torch 2.11: 2048 tokens, and a sort of one tile that takes one byte.
     def make():
         weight = torch.ones(10000, 64, device="cuda", requires_grad=True)

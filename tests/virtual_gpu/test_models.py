@@ -151,7 +151,7 @@ def test_optimizers_keep_the_states_of_their_formula(optimizer: type[torch.optim
     assert _requested(done.tape, Category.OPTIMIZER_STATE) == sorted(states * done.trained)
 
 
-def test_lenet_by_hand() -> None:
+def test_bytes_of_lenet() -> None:
     done = run("lenet", steps=1)
     # 6*1*5*5 + 6, 16*6*5*5 + 16, 120*400 + 120, 84*120 + 84, 10*84 + 10 numbers of 4 bytes
     numbers = [150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10]

@@ -49,7 +49,7 @@ def test_a_checkpoint_is_saved_and_loaded() -> None:
 @pytest.mark.parametrize(
     "target", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, lambda kept, saved: kept.cuda()]
 )
-def test_a_real_file_is_loaded_onto_the_device(target: Any) -> None:
+def test_a_file_of_real_tensors_is_loaded_onto_the_device(target: Any) -> None:
     loaded = torch.load(_file({"w": torch.ones(1000), "n": [torch.ones(2)]}), map_location=target)
     assert loaded["w"].is_cuda
     assert loaded["n"][0].is_cuda
@@ -57,12 +57,12 @@ def test_a_real_file_is_loaded_onto_the_device(target: Any) -> None:
 
 
 @pytest.mark.parametrize("target", [None, "cpu", torch.device("cpu"), lambda kept, saved: kept])
-def test_a_real_file_stays_real_on_the_cpu(target: Any) -> None:
+def test_a_file_of_real_tensors_keeps_its_values_on_the_cpu(target: Any) -> None:
     loaded = torch.load(_file({"w": torch.arange(3.0)}), map_location=target)
     assert loaded["w"].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_a_file_saved_on_a_real_gpu_comes_back_to_the_gpu() -> None:
+def test_a_file_saved_on_a_real_gpu_is_loaded_onto_the_virtual_gpu() -> None:
     with mock.patch("torch.serialization.location_tag", lambda storage: "cuda:0"):
         file = _file({"w": torch.ones(3)})
     assert torch.load(file)["w"].is_cuda

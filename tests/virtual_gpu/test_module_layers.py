@@ -19,7 +19,7 @@ def device() -> Iterator[None]:
         yield
 
 
-# Hooks.
+# --- hooks ----------------------------------------------------------------------------------------------------------
 
 
 def test_hooks_of_every_kind_run() -> None:
@@ -70,7 +70,7 @@ def test_saved_tensors_can_be_packed() -> None:
     assert packed == [(8, 8), (8, 8)]
 
 
-# Layers that choose their own way on CUDA.
+# --- layers with kernels of their own on CUDA -----------------------------------------------------------------------
 
 
 def test_attention_layers_train_and_evaluate() -> None:
@@ -122,13 +122,13 @@ def test_a_compiled_function_runs_eagerly() -> None:
     assert function(torch.ones(3, device="cuda")).is_cuda
 
 
-def test_data_parallel_on_one_device_is_the_model() -> None:
+def test_data_parallel_on_one_device_trains() -> None:
     model = nn.DataParallel(network()).cuda()
     model(torch.randn(8, 64)).sum().backward()
     assert model.module[0].weight.grad is not None
 
 
-def test_functional_calls_and_transforms_work() -> None:
+def test_functional_calls_and_transforms_give_gradients() -> None:
     model, (x, _) = network().cuda(), batch()
     weights = {name: value.detach() for name, value in model.named_parameters()}
     gradients = torch.func.grad(lambda given: torch.func.functional_call(model, given, (x,)).sum())(weights)

@@ -40,13 +40,13 @@ def test_a_model_is_moved(move: Callable[[nn.Module], nn.Module]) -> None:
     assert allocated() == NETWORK
 
 
-def test_a_model_moves_there_and_back() -> None:
+def test_a_model_moved_back_to_the_cpu_frees_its_memory() -> None:
     model = network().cuda().cpu()
     assert not any(parameter.is_cuda for parameter in model.parameters())
     assert allocated() == 0
 
 
-def test_a_model_in_half_precision_takes_half() -> None:
+def test_a_model_in_half_precision_has_half_the_bytes() -> None:
     network().cuda().half()
     assert allocated() == 0  # and none is left of what died
     model = network().half().cuda()
@@ -67,7 +67,7 @@ def test_parameters_keep_their_identity_their_hooks_and_their_attributes() -> No
     assert seen == ["hook", "accumulated"]
 
 
-def test_an_optimizer_made_before_the_move_trains_what_was_moved() -> None:
+def test_an_optimizer_made_before_the_move_trains_the_moved_parameters() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model.cuda()
@@ -98,14 +98,14 @@ def test_gradients_move_with_their_parameters() -> None:
     assert model.cuda()[0].weight.grad.is_cuda
 
 
-def test_a_model_built_on_the_device_is_there_at_once() -> None:
+def test_a_model_built_on_the_device_is_allocated_there() -> None:
     with torch.device("cuda"):
         model = network()
     assert model[0].weight.is_cuda
     assert allocated() == NETWORK
 
 
-def test_a_model_built_on_meta_takes_memory_when_it_gets_some() -> None:
+def test_to_empty_allocates_a_model_built_on_meta() -> None:
     with torch.device("meta"):
         model = network()
     assert model[0].weight.is_meta
@@ -118,7 +118,7 @@ def test_a_model_built_on_meta_takes_memory_when_it_gets_some() -> None:
     assert allocated() == NETWORK
 
 
-def test_a_meta_model_cannot_be_moved_as_on_a_real_gpu() -> None:
+def test_moving_a_meta_model_raises_the_error_of_torch() -> None:
     with torch.device("meta"):
         model = network()
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
@@ -151,7 +151,7 @@ def test_data_may_be_assigned_across_devices() -> None:
     assert parameter.tolist() == [[0.0] * 4] * 4
 
 
-# Sharing, freezing, adapting.
+# --- sharing, freezing, adapting ------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -222,10 +222,10 @@ def test_parametrized_layers_train(wrap: Callable[[nn.Module], nn.Module], first
     assert all(parameter.is_cuda and parameter.grad is not None for parameter in layer.parameters())
 
 
-# Copies.
+# --- copies ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_deep_copy_has_memory_of_its_own() -> None:
+def test_a_deep_copy_has_its_own_memory() -> None:
     model = network().cuda()
     average = copy.deepcopy(model)
     assert allocated() == 2 * NETWORK

@@ -77,7 +77,7 @@ def sampled(dtype=torch.float32, shape=(2, 3, 16, 16), grid=(2, 8, 8, 2), **opti
     return [entry for entry in allocations(make) if "grid_sampler" in entry[0]]
 
 
-def test_cudnn_computes_both_gradients_if_one_is_needed():
+def test_cudnn_computes_both_gradients_if_one_is_required():
     forward, *backward = sampled(align_corners=True)
     assert forward == ("cudnn_grid_sampler", SAMPLED)
     assert backward == [("cudnn_grid_sampler_backward", PICTURE), ("cudnn_grid_sampler_backward", GRID)]
@@ -128,6 +128,6 @@ def test_dropout_keeps_its_result_between_layers():
     assert reserved(0.2) - reserved(0.0) == 10 * 4 * 32 * 4
 
 
-def test_a_note_says_that_cudnn_s_random_state_is_left_out():
+def test_a_note_says_that_the_random_state_of_cudnn_is_not_modelled():
     noted = [any("random state" in note for note in recurrent(dropout).meta.notes) for dropout in (0.2, 0.0)]
     assert noted == [True, False]

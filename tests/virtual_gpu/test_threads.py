@@ -43,7 +43,7 @@ def _in_thread(function: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_cuda_in_a_new_thread_ends_in_one_sentence(name):
+def test_cuda_in_a_new_thread_raises_a_clear_error(name):
     with (
         mx.virtual("T4"),
         pytest.raises(NotSimulated, match=r"^the thread \S+ uses cuda, and the virtual Tesla T4.*; use"),
@@ -65,7 +65,7 @@ with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a thread from before the virtual GPU still finds the real one")
-def test_cuda_in_an_earlier_thread_ends_in_one_sentence():
+def test_cuda_in_an_earlier_thread_raises_a_clear_error():
     # In a process of its own: C++ calls `_lazy_init` only once in a process.
     output = subprocess.run([sys.executable, "-c", EARLIER_THREAD], capture_output=True, text=True, check=True).stdout
     errors = dict(line.split(": ") for line in output.splitlines())
@@ -75,7 +75,7 @@ def test_cuda_in_an_earlier_thread_ends_in_one_sentence():
     assert len(errors) == len(USES) - 2
 
 
-def test_torch_cuda_answers_in_every_thread(earlier):
+def test_functions_of_torch_cuda_work_in_every_thread(earlier):
     with mx.virtual("T4"):
         kept = torch.zeros(1000, 1000, device="cuda")
         # 1000 x 1000 numbers of 4 bytes, in blocks of 512 bytes: 7813 x 512
@@ -91,7 +91,7 @@ def test_work_on_the_cpu_runs_in_every_thread(earlier):
         assert earlier.submit(lambda: torch.ones(3).to(torch.float64).sum().item()).result() == 3
 
 
-def test_a_subclass_with_a_run_of_its_own_is_refused_too():
+def test_cuda_in_a_thread_subclass_with_its_own_run_raises():
     raised: list[BaseException] = []
 
     class Loader(threading.Thread):
@@ -108,7 +108,7 @@ def test_a_subclass_with_a_run_of_its_own_is_refused_too():
     assert len(raised) == 1
 
 
-def test_a_thread_that_outlives_the_gpu_is_refused_nothing():
+def test_a_thread_that_outlives_the_virtual_gpu_runs_on():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with mx.virtual("T4"):
             pool.submit(int).result()

@@ -94,7 +94,7 @@ def test_a_computed_accuracy_prints_as_virtual(device: str) -> None:
     assert f"{correct}/{total} {correct / total:.2%} {100 * correct / total:.1f}" == "virtual/24 virtual virtual"
 
 
-def test_a_value_is_a_number_wherever_one_is_needed(device: str) -> None:
+def test_a_virtual_value_works_as_a_number(device: str) -> None:
     count = torch.tensor(7, device=device).item()
     assert list(range(count)) == [0]
     assert torch.zeros(count, device=device).shape == (1,)
@@ -124,7 +124,7 @@ def test_guards_against_nan_pass(device: str, guard: Callable[[torch.Tensor], ob
     assert not guard(torch.randn(4, 4, device=device))
 
 
-def test_anomaly_detection_finds_nothing(device: str) -> None:
+def test_anomaly_detection_raises_no_error(device: str) -> None:
     model = nn.Linear(4, 2).to(device)
     with torch.autograd.set_detect_anomaly(True):
         model(torch.randn(3, 4, device=device)).sum().backward()
@@ -177,12 +177,12 @@ LOOPS = [_while_tensor, _while_item, _break_on_value, _return_on_value, _while_n
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loop_on_a_value_ends_in_one_clear_error(device: str, loop: Callable[[torch.Tensor], None]) -> None:
+def test_a_loop_on_a_value_raises_a_clear_error(device: str, loop: Callable[[torch.Tensor], None]) -> None:
     with pytest.raises(NotSimulated, match=r"test_values\.py:\d+: this loop depends on .* fixed number of"):
         loop(torch.rand((), device=device))
 
 
-def test_a_loop_without_source_ends_in_an_error(device: str) -> None:
+def test_a_loop_without_source_raises_an_error(device: str) -> None:
     names = {"x": torch.rand((), device=device)}
     with pytest.raises(NotSimulated, match="this loop depends on a tensor's value"):
         exec("while x > 0: pass", names)
@@ -245,7 +245,7 @@ def test_a_run_without_assumptions_has_no_note() -> None:
     assert _notes(lambda: torch.ones(3, device="cuda").sum().backward) == ""
 
 
-def test_an_op_without_an_assumption_ends_in_one_clear_error(device: str) -> None:
+def test_an_op_without_an_assumption_raises_a_clear_error(device: str) -> None:
     with pytest.raises(NotSimulated, match=r"test_values\.py:\d+: .*sparse.* cannot be simulated"):
         torch.ones(3, 3, device=device).to_sparse()
 
@@ -286,7 +286,7 @@ def test_distributions_accept_their_own_samples(device: str) -> None:
     assert distribution.log_prob(distribution.sample()).shape == (3,)
 
 
-def test_generating_until_a_token_appears_ends_in_the_same_error(device: str) -> None:
+def test_generating_until_a_token_appears_raises_the_error_of_a_loop(device: str) -> None:
     def generate(tokens: torch.Tensor) -> None:
         while True:
             tokens = torch.cat([tokens, tokens[:, -1:]], 1)

@@ -46,7 +46,9 @@ SPELLINGS = ["cuda", "cuda:0", 0, torch.device("cuda"), torch.device("cuda", 0)]
         lambda device: torch.randperm(3, device=device),
     ],
 )
-def test_every_spelling_of_the_device_means_the_gpu(device: Any, make: Callable[[Any], torch.Tensor]) -> None:
+def test_tensors_are_on_the_gpu_for_every_spelling_of_the_device(
+    device: Any, make: Callable[[Any], torch.Tensor]
+) -> None:
     if device == "cuda" and make.__code__.co_names[-1:] == ("cuda",):
         device = None  # `.cuda("cuda")` has no index, which torch refuses
     made = make(device) if device is not None else torch.ones(3).cuda()
@@ -173,7 +175,7 @@ def test_mixed_devices_raise_an_error_that_says_what_to_move(mix: Callable[[], o
         mix()
 
 
-def test_a_tensor_used_while_the_gpu_is_off_raises_one_clear_error() -> None:
+def test_a_tensor_used_while_the_gpu_is_off_raises_a_clear_error() -> None:
     kept: list[torch.Tensor] = []
     # The fixture's device is on: the tensor is used in a thread, which has no modes.
     x = torch.ones(3, device="cuda")
@@ -268,7 +270,7 @@ def test_memory_is_counted_as_pytorch_counts_it() -> None:
     assert torch.cuda.max_memory_reserved() == 20 * 1024**2
 
 
-def test_the_memory_summary_is_pytorch_s() -> None:
+def test_memory_summary_has_the_format_of_pytorch() -> None:
     x = torch.ones(1024, 1024, device="cuda")
     summary = torch.cuda.memory_summary()
     assert "PyTorch CUDA memory summary, device ID 0" in summary
@@ -319,6 +321,6 @@ def test_further_functions_of_torch_cuda_work(call: Callable[[], object]) -> Non
     call()
 
 
-def test_cuda_graphs_raise_one_clear_error() -> None:
+def test_cuda_graphs_raise_a_clear_error() -> None:
     with pytest.raises(RuntimeError, match="a CUDA graph cannot be simulated on a virtual GPU"):
         torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""The global state of torch: what a run could leave changed."""
+"""The global state of torch that a run on a virtual GPU could change, as values to compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOOKS = ("torch.nn.modules.module", "torch.optim.optimizer")
 
 
 def functions() -> dict[str, int]:
-    """Identity of every function and class that a torch module holds, and of every member of the main classes."""
+    """Return the identity of each function and class in a torch module, and of each member of the main classes."""
     owners: list[tuple[str, dict[str, Any]]] = [
         (name, vars(module)) for name, module in list(sys.modules.items()) if name.split(".")[0] == "torch" and module
     ]
@@ -46,7 +46,7 @@ def _global_hooks() -> dict[str, int]:
 
 
 def global_state() -> dict[str, Any]:
-    """Everything global but functions and classes; for those see `functions`."""
+    """Return the global state except functions and classes; for those see `functions`."""
     return {
         "hooks": _global_hooks(),
         "function modes": torch._C._len_torch_function_stack(),
