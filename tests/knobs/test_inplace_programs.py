@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -32,6 +32,7 @@ UNARY = {
     "expand": lambda x: x[:1].expand(4, 4),
     "detach": lambda x: x.detach(),
 }
+VIEWS = {"flip", "view", "expand", "detach"}
 BINARY = {"add": torch.add, "mul": torch.mul, "product": torch.matmul}
 PROGRAM = st.lists(
     st.one_of(
@@ -48,7 +49,7 @@ class Program(nn.Module):
 
     def __init__(self, lines: list[tuple[Any, ...]], recomputed: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4))
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4))
         self.lines = lines
         self.body = Body(lines)
         self.recomputed = recomputed
@@ -81,9 +82,14 @@ def _run(program: Program, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor 
 
 @settings(deadline=None, max_examples=150)
 @given(PROGRAM, st.booleans())
+@example(
+    lines=[("view", 0), ("clamp", 0), ("view", 1), ("clamp", 0), ("add", 4, 4)]
+    + [("clamp", 0), ("clamp", 0), ("leaky_relu", 4), ("add", 0, 3)],
+    recomputed=False,
+)
 def test_any_program_gives_the_same_loss_and_gradients_in_place(lines, recomputed):
     program = Program(lines, recomputed)
-    x = torch.linspace(-1.5, 2, 16).reshape(4, 4)
+    x = torch.linspace(-1.5, 2, 16, dtype=torch.float64).reshape(4, 4)
     try:
         loss, gradient = _run(program, x)
     except RuntimeError:
@@ -94,4 +100,9 @@ def test_any_program_gives_the_same_loss_and_gradients_in_place(lines, recompute
             changed, changed_gradient = _run(program, x)
         assert torch.equal(changed, loss)
         assert (gradient is None) == (changed_gradient is None)
-        assert gradient is None or torch.equal(gradient, changed_gradient)
+        if gradient is not None:
+            # An op in place on a view gives its base a new autograd node (CopySlices), so autograd may sum the
+            # gradients of a tensor with several readers in another order: the last of the 53 bits differ.
+            views = any(name in VIEWS for name, *_ in lines)
+            tolerance = 2**-45 * float(gradient.abs().max()) if views else 0
+            torch.testing.assert_close(changed_gradient, gradient, rtol=0, atol=tolerance)
