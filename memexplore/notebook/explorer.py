@@ -299,10 +299,13 @@ class Explorer(widgets.VBox):
     # -- added tabs
 
     def _on_tab_click(self, tab: str, row: int) -> None:
-        """Request the setting of a row or point on a tab."""
-        settings = [*self._history, *(outcome.knobs for outcome in self._advised())]
+        """Request the setting of a row or point on a tab that lists settings."""
         if tab == tabs.ADVICE and self._advice is not None:
             settings = [option.knobs for option in self._advice.options]
+        elif tab in (tabs.TRADE_OFFS, tabs.HISTORY):
+            settings = [*self._history, *(outcome.knobs for outcome in self._advised())]
+        else:
+            return
         self._request(lambda _: settings[row])
 
     def _advised(self) -> list[Outcome]:

@@ -173,6 +173,14 @@ def test_click_in_the_history_returns_to_a_setting(shown: Explorer) -> None:
     assert [row["current"] for row in rows] == [False, True, False]
 
 
+def test_click_on_a_tab_without_settings_changes_no_knob(shown: Explorer) -> None:
+    turn(shown, "batch", 8)
+    before = shown.knobs
+    shown.view.put_tabs({"Mine": {"kind": "table", "columns": ["size"], "rows": [["1 B"]]}})
+    shown.view._handle_custom_msg({"type": "tab click", "tab": "Mine", "row": 0}, [])
+    assert shown.knobs == before
+
+
 def test_code_and_trade_offs_are_those_of_the_setting(shown: Explorer) -> None:
     assert "The step runs as written" in shown.view._tabs[tabs.CODE]["text"]
     turn(shown, "precision", "bf16")
