@@ -105,12 +105,12 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
     return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 
 
-def release_or_installed(asked: str | None) -> str:
+def release_or_installed(requested: str | None) -> str:
     """Return the requested torch release, else the installed one.
 
     Raises ValueError for a text that is not a release.
     """
-    release = asked or torch.__version__.partition("+")[0]
+    release = requested or torch.__version__.partition("+")[0]
     release_of(release)
     return release
 

@@ -254,7 +254,7 @@ def _source_text(reading: Reading) -> str:
 def _parse_release(text: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
-        raise ValueError(f"{text!r} is not a torch release: write one such as 2.11")
+        raise ValueError(f"{text!r} is not a torch release; write one such as 2.11")
     return int(match[1]), int(match[2])
 
 

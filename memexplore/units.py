@@ -50,6 +50,6 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None or match["unit"] is None:
-        raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 24GiB or 512MiB")
+        raise ValueError(f"{text!r} is not a size; write a number and a unit, such as 24GiB or 512MiB")
     power = "bkmgtp".index(match["unit"][0].lower())
     return int(float(match["number"]) * 1024**power)

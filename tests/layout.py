@@ -91,7 +91,7 @@ def _targets(path: Path, names: dict[str, Path]) -> Iterator[str]:
         yield from [found for found in (name, parent) if found in names][:1]
 
 
-def circles(edges: dict[str, set[str]]) -> list[set[str]]:
+def cycles(edges: dict[str, set[str]]) -> list[set[str]]:
     """Sets of modules that import each other, directly or through others of the set (Tarjan's algorithm)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
@@ -107,11 +107,11 @@ def circles(edges: dict[str, set[str]]) -> list[set[str]]:
             if other in stack:
                 lowest[module] = min(lowest[module], lowest[other])
         if lowest[module] == number[module]:
-            circle = {module}
+            cycle = {module}
             while (member := stack.pop()) != module:
-                circle.add(member)
-            if len(circle) > 1:
-                found.append(circle)
+                cycle.add(member)
+            if len(cycle) > 1:
+                found.append(cycle)
 
     for module in edges:
         if module not in number:

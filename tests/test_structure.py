@@ -1,4 +1,4 @@
-"""The layout of memexplore: imports go one way and not in circles, private names of torch stand in one package, and
+"""The layout of memexplore: imports go one way and not in cycles, private names of torch stand in one package, and
 importing memexplore costs nothing.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 import memexplore
 from tests import private_names
-from tests.layout import IPYTHON, LEVEL, PLOTLY, ROOT, TORCH, area, circles, graph, imports, modules
+from tests.layout import IPYTHON, LEVEL, PLOTLY, ROOT, TORCH, area, cycles, graph, imports, modules
 
 _files = pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -41,11 +41,11 @@ def test_every_module_has_a_level():
 
 
 def test_no_modules_import_each_other_not_even_inside_functions():
-    assert circles(graph(modules(), ROOT)) == []
+    assert cycles(graph(modules(), ROOT)) == []
 
 
 @pytest.mark.parametrize(
-    ("sources", "circle"),
+    ("sources", "cycle"),
     [
         (
             {"a": "from pack import b", "b": "from pack.c import x", "c": "import pack.a"},
@@ -59,8 +59,8 @@ def test_no_modules_import_each_other_not_even_inside_functions():
     ],
     ids=["three modules", "inside a function", "through a package"],
 )
-def test_a_circle_is_found(sources, circle, tmp_path):
-    assert circles(_graph_of(sources, tmp_path)) == [circle]
+def test_a_circle_is_found(sources, cycle, tmp_path):
+    assert cycles(_graph_of(sources, tmp_path)) == [cycle]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_circle_is_found(sources, circle, tmp_path):
     ids=["one way", "for type checkers only"],
 )
 def test_imports_without_a_circle_pass(sources, tmp_path):
-    assert circles(_graph_of(sources, tmp_path)) == []
+    assert cycles(_graph_of(sources, tmp_path)) == []
 
 
 def _graph_of(sources: dict[str, str], folder: Path) -> dict[str, set[str]]:

@@ -43,7 +43,7 @@ class Segments:
         self.capacity = UNLIMITED if capacity is None else capacity
         self.total = total or capacity or 1 << 40
         self.limit: int | None = None
-        """What may be reserved under `per_process_memory_fraction`; None without a limit."""
+        """Bytes that may be reserved under `per_process_memory_fraction`; None without a limit."""
         self.release = release
         self.order = order_of(release)
         self.on_event = on_event

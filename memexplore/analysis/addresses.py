@@ -71,13 +71,13 @@ def address_map(tape: Tape, row: int) -> AddressMap:
         raise IndexError(f"row {row} is outside this tape of {len(tape)} rows")
     life = lifetimes(tape)
     here = (life.born <= row) & (life.completed > row) & (block_bytes(tape)[life.born] > 0)
-    made, asked = life.born[here], life.requested[here]
-    order = np.argsort(tape.address[made], kind="stable")
-    made, asked = made[order], asked[order]
+    born, free_requested = life.born[here], life.requested[here]
+    order = np.argsort(tape.address[born], kind="stable")
+    born, free_requested = born[order], free_requested[order]
     found = segments_at_end(tape[: row + 1])
     start = np.array([region[0] for region in found], dtype=np.int64)
     end = np.array([region[1] for region in found], dtype=np.int64)
-    address = tape.address[made]
+    address = tape.address[born]
     segment = np.searchsorted(start, address, side="right") - 1
     outside = (segment < 0) | (address >= np.append(end, 0)[segment])
     return AddressMap(
@@ -85,11 +85,11 @@ def address_map(tape: Tape, row: int) -> AddressMap:
         end - start,
         np.array([region[3] for region in found], dtype=bool),
         np.array([region[4] for region in found], dtype=bool),
-        made,
+        born,
         address,
-        block_bytes(tape)[made],
-        tape.size[made],
-        asked <= row,
+        block_bytes(tape)[born],
+        tape.size[born],
+        free_requested <= row,
         np.where(outside, -1, segment),
     )
 

@@ -91,18 +91,18 @@ def lifetimes(tape: Tape) -> Lifetimes:
 
     requested, completed = first(Action.FREE_REQUESTED), first(Action.FREE_COMPLETED)
     has_completions = bool(np.any(tape.action == Action.FREE_COMPLETED))
-    asked = np.minimum(np.where(requested < count, requested, completed), never)
-    done = completed if has_completions else requested
-    done = np.minimum(done, never)
+    free_requested = np.minimum(np.where(requested < count, requested, completed), never)
+    free_completed = completed if has_completions else requested
+    free_completed = np.minimum(free_completed, never)
     order = np.argsort(rows[births], kind="stable")
     unplaced = np.flatnonzero(born_here & (tape.address < 0))
     if not len(unplaced):
-        return Lifetimes(rows[births][order], asked[order], done[order])
+        return Lifetimes(rows[births][order], free_requested[order], free_completed[order])
     # Empty tensors have no address: they take 0 bytes and live to the end.
     born = np.append(rows[births], unplaced)
     order = np.argsort(born, kind="stable")
     forever = np.full(len(unplaced), count)
-    return Lifetimes(born[order], np.append(asked, forever)[order], np.append(done, forever)[order])
+    return Lifetimes(born[order], np.append(free_requested, forever)[order], np.append(free_completed, forever)[order])
 
 
 def _next(here: NDArray[np.bool_], *, strictly_after: bool) -> Rows:

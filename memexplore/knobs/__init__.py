@@ -28,5 +28,5 @@ To add a knob:
    the knob changes, and `everything()` in `tests/small_nets.py` if it does not compare that; `OTHERS` in
    `tests/codegen/test_lines_tapes.py`.
 
-`tests/knobs/test_every_knob.py` names a place of steps 1, 2 and 4 that was forgotten.
+`tests/knobs/test_every_knob.py` fails if a part of steps 1, 2 or 4 is missing, and names it.
 """

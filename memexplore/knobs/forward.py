@@ -17,7 +17,7 @@ Wrapper = Callable[..., Any]
 
 
 def wrap_forward(log: UndoLog, module: nn.Module, wrapper: Wrapper) -> None:
-    """Have `wrapper(forward, *args, **kwargs)` run instead of `forward(*args, **kwargs)`; the signature stays.
+    """Make `wrapper(forward, *args, **kwargs)` run instead of `forward(*args, **kwargs)`; the signature stays.
 
     >>> log, model = UndoLog(), nn.Identity()
     >>> wrap_forward(log, model, lambda forward, value: forward(value) + 1)

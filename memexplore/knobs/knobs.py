@@ -45,7 +45,7 @@ class Optimizer(enum.Enum):
 
 
 class Update(enum.Enum):
-    """How the optimizer iterates over the parameters."""
+    """Iteration of the optimizer over the parameters."""
 
     AS_WRITTEN = "as written"
     FOREACH = "foreach"
@@ -70,7 +70,7 @@ class MemoryFormat(enum.Enum):
 
 
 class Offload(enum.Enum):
-    """Where tensors saved for backward are kept."""
+    """Location of tensors saved for backward."""
 
     AS_WRITTEN = "as written"
     SAVED_TENSORS = "saved tensors on the CPU"

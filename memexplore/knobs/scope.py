@@ -34,7 +34,7 @@ class Off(enum.Flag):
 
 
 class Reach(enum.Enum):
-    """Where the saved-tensor hooks of `checkpoint="norms"` are on."""
+    """Code in which the saved-tensor hooks of `checkpoint="norms"` are on."""
 
     FORWARD = "while the model's forward runs"
     STEP = "for the whole step, which may call parts of the model and saves tensors in its loss"

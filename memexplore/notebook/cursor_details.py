@@ -36,7 +36,7 @@ def code_line(line: str) -> Line:
     if not number.isdigit():  # rows of the autograd engine name a node instead of a line
         return Line(line, "")
     shell = get_ipython()
-    # IPython knows what a cell is called in tracebacks, for example ("Cell", "In[3]").
+    # IPython has the name of a cell in tracebacks, for example ("Cell", "In[3]").
     name = getattr(shell.compile, "format_code_name", lambda _: None)(filename) if shell is not None else None
     location = name[1] if name else filename.replace("\\", "/").rsplit("/", 1)[-1]
     return Line(f"{location}, line {number}", linecache.getline(filename, int(number)).strip())

@@ -78,7 +78,7 @@ def parse(line: str) -> tuple[Options, str]:
     arguments, statement = split_options(line)
     options = Options(**vars(_parser().parse_args(arguments)))
     if options.name is not None and (not options.name.isidentifier() or keyword.iskeyword(options.name)):
-        raise UsageError(f"{options.name!r} is not a variable name: write -o NAME, such as -o tape")
+        raise UsageError(f"{options.name!r} is not a variable name; write -o NAME, such as -o tape")
     if options.html is not None and not options.html.expanduser().absolute().parent.is_dir():
         raise UsageError(f"--html {options.html}: the folder {options.html.parent} does not exist: create it first")
     return options, statement
@@ -110,7 +110,7 @@ def slider(text: str) -> tuple[str, list[Any]]:
     name, _, span = text.partition("=")
     numbers = [_number(part) for part in span.split(":")]
     if not name.isidentifier() or len(numbers) not in (2, 3) or None in numbers:
-        raise ValueError(f"{text!r} is not a slider: write NAME=LOW:HIGH:STEP, such as batch=8:256:8")
+        raise ValueError(f"{text!r} is not a slider; write NAME=LOW:HIGH:STEP, such as batch=8:256:8")
     low, high, step = (*numbers, 1)[:3]
     if not step > 0 or high < low or (high - low) / step > _MAX_SLIDER_STEPS:
         raise ValueError(f"{text!r} does not rise from LOW to HIGH in at most {_MAX_SLIDER_STEPS} steps: change them")

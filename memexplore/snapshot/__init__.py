@@ -33,7 +33,7 @@ _PARQUET = b"PAR1"
 def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
     """Load a PyTorch snapshot, plain or gzip, or a tape that `Tape.save` wrote, and return its tapes by device.
 
-    Raises ValueError with one sentence if the file is neither or is damaged. A file that asks for code is refused, and
+    Raises ValueError with one sentence if the file is neither or is damaged. A file that refers to code is refused, and
     nothing of it runs.
     """
     with open(path, "rb") as file:

@@ -130,7 +130,7 @@ def _devices(plain: PlainData) -> list[Recorded]:
         raise ValueError("it holds no list of segments")
     traces = root.get("device_traces", [])
     if type(traces) is not list or not all(type(trace) is list for trace in traces):
-        raise ValueError("its device_traces are no lists")
+        raise ValueError("its device_traces are not lists")
     if len({id(trace) for trace in traces}) < len(traces):
         raise ValueError("it holds one trace several times")
     rows = [_rows(plain, trace) for trace in traces]

@@ -27,7 +27,7 @@ def unpickle(data: bytes) -> PlainData:
     >>> unpickle(pickle.dumps({"segments": [1, (2.5, None)]})).root
     {'segments': [1, (2.5, None)]}
 
-    Raises ValueError with the reason for a pickle that asks for anything else, ends early or is damaged.
+    Raises ValueError with the reason for a pickle that contains anything else, ends early or is damaged.
     """
     reader = _Reader(data)
     try:
@@ -190,7 +190,7 @@ class _Reader:
     def _count(self) -> None:
         self.containers_left -= 1
         if self.containers_left < 0:
-            raise ValueError("it asks for far more memory than a snapshot of its length needs")
+            raise ValueError("it requests far more memory than a snapshot of its length needs")
 
     def _tuple(self, start: int, position: int) -> int:
         if start < 0:

@@ -255,7 +255,7 @@ def _at_first_calls(prepare: Callable[[torch.nn.Module], Any]) -> Iterator[None]
 
 
 class _Found:
-    """What a cell found when it was first run, without holding any tensor."""
+    """State that a cell found at its first run; holds no tensor."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         held: list[Any] = []

@@ -78,11 +78,11 @@ def update_settings(kind: type[torch.optim.Optimizer], update: Update) -> dict[s
     if update not in UPDATE_SETTINGS:
         return {}
     takes = parameter_names(kind)
-    asked = {Update.FOREACH: "foreach", Update.FUSED: "fused"}.get(update)
-    if asked and asked not in takes:
+    implementation = {Update.FOREACH: "foreach", Update.FUSED: "fused"}.get(update)
+    if implementation and implementation not in takes:
         others = [other.value for other in (Update.FOREACH, Update.FUSED) if other.value in takes]
         choices = ", ".join(map(repr, (*others, Update.PER_TENSOR.value, Update.IN_BACKWARD.value)))
-        raise ValueError(f"{kind.__name__} has no {asked} update; write update= one of {choices}")
+        raise ValueError(f"{kind.__name__} has no {implementation} update; write update= one of {choices}")
     return {name: value for name, value in UPDATE_SETTINGS[update].items() if name in takes}
 
 

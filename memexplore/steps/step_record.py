@@ -56,7 +56,7 @@ class StepRecord:
     traces: dict[Any, tuple[Trace, ...]] = dataclasses.field(default_factory=dict)
     """By knobs without GPU, allocator settings, batch and input size; newest first."""
     sites: dict[tuple[Knobs, Any], Sites] = dataclasses.field(default_factory=dict)
-    """Where activations may overwrite their input, by the knobs of the run that found out."""
+    """Legal in-place sites, by the knobs of the run that found them."""
 
     def setting(self, knobs: Knobs, gpu: VirtualGpu) -> TracedSetting | None:
         """Return the traced setting with these knobs, from any GPU on which the same kernels run; else None."""

@@ -28,7 +28,7 @@ _COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", 
 
 
 class FirstStep(NamedTuple):
-    """The requests and frees of a first step as the recorder noted them, without segments; one row an event."""
+    """The requests and frees of a first step as recorded, without segments; one row an event."""
 
     compared: NDArray[np.int64]
     """Action, phase, step, op, module, stack, gradients on or off, and the row that a free refers to."""

@@ -198,7 +198,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             applied = stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites))
             applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).completed()
         kept.clear()
-        applied = applied.without_pending()  # a run that ended out of memory knows nothing of what it did not reach
+        applied = applied.without_pending()  # a run that ended out of memory has not called every module
         depends_on_memory = device.properties_read
     tape = recording.tape
     if record is None or depends_on_memory or begun is None:
@@ -265,7 +265,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_host(model: torch.nn.Module) -> Iterator[None]:
-    """Have the virtual tensors of a model wait on the CPU for the block, whatever virtual GPU they were on.
+    """Make the virtual tensors of a model wait on the CPU for the block, whatever virtual GPU they were on.
 
     What an earlier virtual GPU holds of them costs nothing: it is placed only where it is used.
     """

@@ -21,9 +21,9 @@ class Internal(NamedTuple):
     name: str
     """Dotted path, `torch.Tensor._version` for an attribute of instances."""
     why: str
-    """What memexplore needs it for."""
+    """Its use in memexplore."""
     if_missing: str
-    """What does not work in a release of torch without it."""
+    """Effect of its absence in a release of torch."""
     probe: Callable[[], bool]
     """Whether the installed torch has the name, with the behaviour that memexplore relies on; it may raise."""
 

@@ -1,7 +1,7 @@
 """The virtual GPU: CUDA code runs on fake tensors, and the allocator model serves its memory requests.
 
 - `device.py`: `VirtualGpu`, one GPU of the catalogue under one torch release, and how it is turned on and off.
-- `tensors/`: `VirtualTensor`, a tensor with a shape and a storage and without values, and what is known of its values.
+- `tensors/`: `VirtualTensor`, a tensor with a shape and a storage without values, and known facts about its values.
 - `kernels/`: the memory that each op of a CUDA build allocates; one table of rules with their sources in PyTorch.
 - `dispatch/`: the dispatch mode that runs each op, the plans that it caches, and the requests to the allocator.
 - `patches/`: what is replaced in torch while a virtual GPU is on; one table, installed completely or not at all.

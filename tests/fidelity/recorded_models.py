@@ -128,7 +128,7 @@ def _octree(recording: Recording) -> None:
 
 
 def _slide(recording: Recording) -> None:
-    """Inference on an image of 5280 x 5440 pixels on a card that its last level fills, so the cache is released."""
+    """Inference on an image of 5280 x 5440 pixels on a GPU that its last level fills, so the cache is released."""
     with torch.no_grad():
         automata = [cellular.Automaton2d().to("cuda") for _ in range(15)]
         sizes = [(330 * 2**level, 340 * 2**level) for level in range(5)]
@@ -176,7 +176,7 @@ def as_recorded(tape: Tape) -> Callable[[int, int], int]:
     return choose_address
 
 
-# For recordings without a named card: a large enough one with the recorded cuBLAS workspace.
+# For recordings without a named GPU: a large enough one with the recorded cuBLAS workspace.
 RECORDED = [
     RecordedRun(
         "small-lm-forward-seq100",

@@ -27,7 +27,7 @@ from tests.gpu.scenarios import SCENARIOS
 TOOLS = ("memexplore", "MemTracker", "formula", "torchinfo")
 LEGEND = """\
 Difference from the measured value in brackets; a dash where a tool has no answer. An out-of-memory row is right if
-the tool's answer exceeds what the card gives. memexplore is compared to the printed digit, a recording to the byte.
+the tool's answer exceeds what the GPU gives. memexplore is compared to the printed digit, a recording to the byte.
 - MemTracker: the peak of its total, on fake CPU tensors (fake CUDA tensors need a CUDA build of torch), so
   without rounding to 512 bytes, and with the CPU's lists of ops under autocast: einsum is on none, so a bf16 forward
   keeps no bf16 copies of the weights, and exp and sum stay in bf16, which CUDA runs in fp32.
@@ -199,7 +199,7 @@ def error(each: Row, tool: int) -> float | None:
 
 
 def runs_out(each: Row, tool: int) -> bool:
-    """Return whether a tool's answer exceeds what the allocator can get of the card."""
+    """Return whether a tool's answer exceeds what the allocator can get of the GPU."""
     size = each.answers[tool]
     return size is not None and size > each.capacity
 

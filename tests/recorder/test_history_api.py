@@ -1,4 +1,4 @@
-"""A script that profiles itself leaves the file it would leave on a real card."""
+"""A script that profiles itself leaves the file it would leave on a real GPU."""
 
 from __future__ import annotations
 

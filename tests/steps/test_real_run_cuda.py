@@ -129,7 +129,7 @@ def test_twin_of_an_unknown_gpu_is_one_of_its_size_and_compute_capability() -> N
     with mx.virtual("24GiB"):
         found = cuda.catalogue_gpu(torch.device("cuda"))
     assert (found.total, found.compute_capability) == (24 * 1024**3, (8, 0))
-    assert "does not know this card" in found.note
+    assert "This GPU is not in the catalogue" in found.note
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

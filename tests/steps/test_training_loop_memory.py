@@ -105,7 +105,7 @@ def test_everything_in_bf16_has_two_bytes_a_number() -> None:
 
 
 def test_all_bf16_runs_where_fp32_weights_do_not_fit() -> None:
-    # 1 GiB of weights in fp32, half of that in bf16, on a card with 0.75 GiB.
+    # 1 GiB of weights in fp32, half of that in bf16, on a GPU with 0.75 GiB.
     model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(16)))
     step = Step(lambda: model, torch.zeros(1, 4096), loss=torch.mean, optimizer=SGD)
     tapes = {

@@ -39,7 +39,7 @@ def checkpointed(model: nn.Module, checkpoint: Checkpoint) -> contextlib.Abstrac
 def set_checkpoints(
     log: UndoLog, model: nn.Module, checkpoint: Checkpoint, reach: Reach = Reach.FORWARD
 ) -> ApplyReport:
-    """Have a model free activations after forward and recompute them in backward.
+    """Make a model free activations after forward and recompute them in backward.
 
     The model's own checkpoints are switched off in its forward, except for `as written`: only the setting counts.
     Losses, gradients, random numbers and running statistics equal those of the plain run, on a CPU, a GPU or a virtual

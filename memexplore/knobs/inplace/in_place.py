@@ -36,7 +36,7 @@ def in_place(
 
 
 def set_in_place(log: UndoLog, model: torch.nn.Module, choice: InPlace, sites: Sites | None = None) -> ApplyReport:
-    """Have activations overwrite their input wherever they may (ON), or nowhere (OFF).
+    """Make activations overwrite their input wherever they may (ON), or nowhere (OFF).
 
     `inplace` flags of modules are set; calls of functions are changed while the forward of the module that makes them
     runs. `sites` are those of `legal_sites`. Without them, the first call of the model, and the first in the other of

@@ -93,7 +93,7 @@ def _through_finder(module: torch.nn.Module, inner: Callable[..., Any], args: An
 
 
 def observed(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Have `legal_sites` observe the forwards of a model as they are now, for the block.
+    """Make `legal_sites` observe the forwards of a model as they are now, for the block.
 
     Enter it before a context that wraps forwards in checkpoints, so that a recomputation is recognised as the forward
     that it repeats. `legal_sites` itself observes the modules that are not yet observed.

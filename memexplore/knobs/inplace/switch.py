@@ -17,7 +17,7 @@ ForwardRunner = Callable[[torch.nn.Module, Callable[..., Any], Any, Any], Any]
 
 
 def run_forwards_with(log: UndoLog, modules: Iterable[torch.nn.Module], runner: ForwardRunner) -> None:
-    """Have `runner` run the forwards of modules."""
+    """Make `runner` run the forwards of modules."""
     for module in modules:
         if not is_script(module):
             wrap_forward(log, module, functools.partial(_run, runner, module))
@@ -63,7 +63,7 @@ class Switch(ActivationMode):
 
 
 def switch_activations(log: UndoLog, model: torch.nn.Module, forms: dict[CallSite, Form]) -> None:
-    """Have activations run in given forms: flags are set, and calls inside a module's forward changed.
+    """Make activations run in given forms: flags are set, and calls inside a module's forward changed.
 
     >>> log, relu = UndoLog(), torch.nn.ReLU()
     >>> switch_activations(log, relu, {CallSite("", "ReLU"): Form.IN_PLACE})

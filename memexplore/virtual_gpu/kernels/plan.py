@@ -113,7 +113,7 @@ class Plan:
 
 
 class OpRunner(Protocol):
-    """What a rule of kind OPS or DATA_DEPENDENT gets to run ops with: the dispatch mode of the virtual GPU.
+    """Runner of ops for rules of kind OPS or DATA_DEPENDENT: the dispatch mode of the virtual GPU.
 
     Ops called inside ``with runner:`` run on the virtual GPU.
     """

@@ -103,7 +103,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 class _Journal(NamedTuple):
-    """How everything that is patched is restored, in the order of installation, and the block that patched it."""
+    """Actions that restore everything patched, in the order of installation, and the block that patched it."""
 
     undo: Sequence[Undo]
     block: Callable[[], Patched[Any] | None]

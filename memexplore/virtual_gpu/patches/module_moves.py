@@ -16,7 +16,7 @@ from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 
 class _Original(NamedTuple):
-    """What a real tensor was before it moved, so that restoring it may be interrupted and repeated."""
+    """State of a real tensor before it moved, so that restoring it may be interrupted and repeated."""
 
     tensor: weakref.ref[torch.Tensor]
     kind: type

@@ -1,10 +1,10 @@
-"""Tensors: the virtual tensor, and what is known of its values.
+"""Tensors: the virtual tensor, and the known facts about its values.
 
 In: meta tensors. Out: tensors that user code reads as CUDA tensors, and Python numbers that stand for their values.
 
 - tensor.py: `VirtualTensor`, its storages on the device (`live_storages`), and the state all of them read.
 - values.py: the value that user code gets (`item()`, `if tensor:`, printing): every value counts as 1.
-- value_hints.py: what is known of values: the result of a test such as `isnan`, the share of a mask that is true. Add
+- value_hints.py: facts about values: the result of a test such as `isnan`, the share of a mask that is true. Add
   an op to `RULES` when code after it depends on its values.
 - value_loops.py: finds `while` loops whose end depends on a value.
 

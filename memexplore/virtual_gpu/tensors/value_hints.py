@@ -1,4 +1,4 @@
-"""Value hints: what is known of a virtual tensor's values.
+"""Value hints: known facts about the values of a virtual tensor.
 
 In: an op and its arguments. Out: a function that sets the hints of its results (`rule`). Two facts are kept: the value
 itself, where an op's result does not count as 1 (`isnan` gives 0), and the share of a mask that is true. Indices that
@@ -21,12 +21,12 @@ _ATTRIBUTE = "value_hints"
 
 
 class ValueHints(NamedTuple):
-    """What is known of the values of a virtual tensor."""
+    """Known facts about the values of a virtual tensor."""
 
     value: int = 1
     """The value of each element."""
     choices: int = 0
-    """How many candidates the elements, indices, were chosen from; 0 for tensors that are not indices."""
+    """Number of candidates from which the elements, indices, were chosen; 0 for tensors that are not indices."""
     share: float = 1.0
     """The share of the elements that are true."""
 
