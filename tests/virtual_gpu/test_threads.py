@@ -108,6 +108,27 @@ def test_cuda_in_a_thread_subclass_with_its_own_run_raises():
     assert len(raised) == 1
 
 
+def test_a_run_function_of_a_thread_object_stays_its_own():
+    results: list[float] = []
+    thread = threading.Thread()
+    thread.run = run = lambda: results.append(torch.ones(3).sum().item())  # type: ignore[method-assign]
+    with mx.virtual("T4"):
+        thread.start()
+        thread.join()
+    assert results == [3.0]
+    assert thread.run is run
+
+
+def test_a_second_start_of_a_thread_leaves_it_unchanged():
+    with mx.virtual("T4"):
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="threads can only be started once"):
+            thread.start()
+    assert "run" not in vars(thread)
+
+
 def test_a_thread_that_outlives_the_virtual_gpu_runs_on():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with mx.virtual("T4"):

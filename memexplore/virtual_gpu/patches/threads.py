@@ -44,12 +44,19 @@ def _starting(start: Callable[[threading.Thread], None]) -> Callable[[threading.
         run = thread.run
 
         def run_refusing() -> None:
-            del thread.run  # type: ignore[method-assign]
+            restore_run()
             with _Refusing():
                 run()
 
-        thread.run = run_refusing  # type: ignore[method-assign]
-        start(thread)
+        replacement = Replace(thread, "run", run_refusing)
+        restore_run = replacement.undo()
+        replacement.install()
+        try:
+            start(thread)
+        except BaseException:
+            # A thread starts once only: `run` is as before if it has started already.
+            restore_run()
+            raise
 
     return start_refusing
 
