@@ -92,6 +92,18 @@ def test_deleting_a_block_ends_it():
     assert owner.a == 1
 
 
+def test_a_context_manager_serves_one_block_only():
+    owner = _owner(a=1)
+    block = Patched(lambda: ("value", [Replace(owner, "a", 2)]))
+    with block:
+        with pytest.raises(RuntimeError, match="make a new one"):
+            block.__enter__()
+        assert owner.a == 2
+    with pytest.raises(RuntimeError, match="make a new one"):
+        block.__enter__()
+    assert owner.a == 1
+
+
 def test_a_decorated_function_runs_in_a_block_each_time():
     owner = _owner(a=1)
     read = Patched(lambda: (None, [Replace(owner, "a", 2)]))(lambda: owner.a)

@@ -9,6 +9,7 @@ never taken for the original.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import weakref
 from collections.abc import Callable, Generator, MutableMapping, Sequence
@@ -132,6 +133,8 @@ class Patched(contextlib.ContextDecorator, io.IOBase, Generic[Value]):
         return Patched(self._switch)
 
     def __enter__(self) -> Value:  # type: ignore[override]
+        if inspect.getgeneratorstate(self._block) != inspect.GEN_CREATED:
+            raise RuntimeError("this context manager was entered before, and it serves one block only: make a new one")
         try:
             return next(self._block)
         except BaseException:
