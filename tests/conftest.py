@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Run the tests of one file in one process, which caches what they share, and all browser tests in one process."""
+    """Run the tests of one file in one process, which caches shared values, and all browser tests in one process."""
     return _ByFile(config, log)
 
 

@@ -1,4 +1,4 @@
-"""The packages of memexplore: their levels, what they may import, and the imports inside the project as a graph."""
+"""The packages of memexplore: their levels, their permitted imports, and the imports inside the project as a graph."""
 
 from __future__ import annotations
 

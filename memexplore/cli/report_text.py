@@ -26,7 +26,7 @@ def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def report_text(tape: Tape) -> str:
-    """Return the report of a tape: sentence, what is alive at the peak, fragmentation, growth, notes."""
+    """Return the report of a tape: sentence, blocks alive at the peak, fragmentation, growth, notes."""
     from memexplore.analysis import groups, summary
 
     result, lines = summary.summary(tape), [summary.sentence(tape)]

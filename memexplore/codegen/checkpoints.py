@@ -1,4 +1,4 @@
-"""The lines of plain PyTorch that recompute in backward what the checkpoint knob recomputes.
+"""The lines of plain PyTorch that recompute the same activations in backward as the checkpoint knob.
 
 In: a model (or None) and a `Checkpoint` setting. Out: pieces of text. Where one call of
 `torch.utils.checkpoint.checkpoint` can wrap a forward, or layers that an `nn.Sequential` calls, the lines do that.

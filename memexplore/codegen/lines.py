@@ -193,7 +193,7 @@ class _Form(NamedTuple):
     tensors: dict[str, Any]
     """Expression and value of each part of the batch."""
     output: str
-    """The call of the model; empty where the loss calls it."""
+    """The call of the model; empty if the loss calls it."""
     loss: str
     """The call of the loss; `{output}` is replaced by the call of the model."""
 

@@ -128,7 +128,7 @@ def freeze(log: UndoLog, model: nn.Module, names: tuple[str, ...]) -> ApplyRepor
 def add_adapters(log: UndoLog, model: nn.Module, names: tuple[str, ...], rank: int) -> ApplyReport:
     """Give low-rank adapters to linear layers, named or below a named layer, and freeze the weights of their bases.
 
-    Restoring the log removes the adapters with what they learned. No random number is drawn.
+    Restoring the log removes the adapters with their trained weights. No random number is drawn.
 
     >>> log, model = UndoLog(), nn.Sequential(nn.Linear(8, 4))
     >>> add_adapters(log, model, ("0",), rank=2).texts

@@ -197,7 +197,7 @@ class Knobs:
     """The fields whose values are members of an enum, with the enum."""
 
     if TYPE_CHECKING:
-        # What the fields accept is more than what they are when read.
+        # The fields accept more types than they have when read.
         def __init__(
             self,
             inplace: InPlace | InPlaceText = ...,

@@ -37,7 +37,7 @@ def preserve_model_state(
 
     Afterwards each module has the weights, buffers, layers, hooks, training flag and other attributes that it had, each
     list, dict and set among them its content, and each weight its gradient and its `requires_grad`. Values of weights
-    and buffers are not preserved. `gradients` says what the block finds.
+    and buffers are not preserved. `gradients` are those at the start of the block.
 
     >>> model = nn.Linear(2, 2)
     >>> with preserve_model_state(model):

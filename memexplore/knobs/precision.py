@@ -72,7 +72,7 @@ class _Cast(NamedTuple):
 def _cast_to_bf16(log: UndoLog, model: nn.Module) -> ApplyReport:
     """Cast weights, buffers and inputs to bf16, and run the forward without autocast.
 
-    Afterwards tensors have their dtype again and hold what was trained. An element that training left unchanged gets
+    Afterwards tensors have their dtype again and hold the trained values. An element that training left unchanged gets
     all its digits back, for which a copy of the model's values waits on the CPU.
     """
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}

@@ -22,7 +22,7 @@ class ApplyReport(NamedTuple):
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Note, ...] = ()
     pending: tuple[Callable[[], ApplyReport], ...] = ()
-    """Functions that return what only a run shows, such as that a block was never called; see `completed`."""
+    """Functions that return facts known only after a run, such as that a block was never called; see `completed`."""
 
     def __add__(self, other: Any) -> ApplyReport:
         return ApplyReport(*(mine + its for mine, its in zip(self, other, strict=True)))

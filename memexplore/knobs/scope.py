@@ -1,4 +1,4 @@
-"""Scopes: what is switched off while the forward of one model runs, in the thread that runs it.
+"""Scopes: features of torch switched off while the forward of one model runs, in the thread that runs it.
 
 Autocast and `torch.utils.checkpoint` are switched off inside functions of torch, which all models share. The
 replacements installed here look at the scopes of the running thread and do what torch does where no scope is open, so

@@ -1,4 +1,4 @@
-"""Widgets and IPython magics: from a Tape or a training step to what a notebook shows.
+"""Widgets and IPython magics: from a Tape or a training step to the output in a notebook.
 
 - `view.py`: the widget of one tape. `view_content.py` and `cursor_details.py` compute its content, `packing.py` packs
   it.

@@ -18,7 +18,7 @@ class NotebookGpu:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU that is on; None while it is off. Follows torch: it cannot differ from what is patched."""
+        """The GPU that is on; None while it is off. Follows torch: it cannot differ from the installed patches."""
         return self._on[0] if self._on is not None and self._on[1].running else None
 
     def turn_on(self, gpu: Gpu, block: Patched[VirtualGpu]) -> None:

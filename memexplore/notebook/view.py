@@ -294,7 +294,7 @@ def _clipped(window: Window, count: int) -> Window:
 
 
 def view(tape: Tape) -> View:
-    """Show a tape in a notebook: its summary, its timeline, and what was alive at the cursor.
+    """Show a tape in a notebook: its summary, its timeline, and the tensors alive at the cursor.
 
     Tabs show layers, tensors, lines of code, blocks in their segments, and what grew from step to step.
 

@@ -29,7 +29,7 @@ class Device(Protocol):
 
 
 class _HistoryRecorder(Recorder):
-    """Records what the allocator's own history holds: a row of the backward pass has no Python stack."""
+    """Records the rows of the allocator's own history: a row of the backward pass has no Python stack."""
 
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
         return -1, -1

@@ -4,6 +4,6 @@
 - `candidates`: which knobs and which batch to try next; `batch_extrapolation` estimates the largest batch.
 - `batch_search`: the largest batch of several settings at once; `larger_gpus`: the smallest GPU that fits.
 - `run_log`: all runs of one search; `progress`: how far it is.
-- `executors`: in which processes settings run; `workers`: what is sent to a process and back.
+- `executors`: in which processes settings run; `workers`: the bytes sent to a process and back.
 - `results_table`: sweeps and advice as text and HTML tables.
 """

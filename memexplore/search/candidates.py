@@ -32,7 +32,7 @@ may grow in steps."""
 
 
 class BatchResult(NamedTuple):
-    """The result of running one batch: whether it fits and the bytes it needs (None where unknown)."""
+    """The result of running one batch: whether it fits and the bytes it needs (None if unknown)."""
 
     fits: bool
     needed: int | None

@@ -268,7 +268,7 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 class _Process(multiprocessing.context.SpawnProcess):
-    """A spawned process that does not import the user's script again: cloudpickle sends what it needs of it."""
+    """A spawned process that does not import the user's script again: cloudpickle sends the needed objects."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # type: ignore[override]  # noqa: N802

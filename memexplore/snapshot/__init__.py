@@ -48,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Replay a snapshot file and count what the allocator model reproduces, device by device.
+    """Replay a snapshot file and count the events that the allocator model reproduces, device by device.
 
     Each of `devices` has `device`, `alloc_addresses`, `segment_allocs`, `segment_frees`, `segment_maps`,
     `segment_unmaps` and `final_blocks` as `[as recorded, all]`, `peak_allocated` and `peak_reserved` in bytes, and

@@ -1,4 +1,4 @@
-"""A recorded device replayed by the allocator model: a `Recorded` in, counts of what the model reproduces out."""
+"""A recorded device replayed by the allocator model: a `Recorded` in, counts of reproduced events and blocks out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Event = tuple[int, int, int]
 
 
 def verify_device(recorded: Recorded) -> dict[str, Any]:
-    """Count what the model reproduces of a device, under the order of free blocks that fits best; sizes in bytes.
+    """Count the reproduced events and blocks, under the order of free blocks that fits best; sizes in bytes.
 
     Pairs are `[reproduced, all]`. A request that the model gives another address is moved to the recorded one before
     the replay continues, so that one difference does not cause a hundred.

@@ -153,7 +153,7 @@ class Cell:
         release: str | None = None,
         trial: Trial | None = None,
     ) -> tuple[Trial, Outcome]:
-        """Run the cell with some knobs, and a second time with unlimited memory where it does not fit.
+        """Run the cell with some knobs, and a second time with unlimited memory if it does not fit.
 
         `trial` is an earlier trial of the same knobs, which is then not run again. Raises as `run` does.
         """

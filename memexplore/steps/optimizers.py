@@ -33,7 +33,7 @@ Written = Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None
 
 
 def make(written: Written, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer of some weights, by the knobs, else as written: `Step.optimizer`, AdamW where that is None.
+    """Return an optimizer of some weights, by the knobs, else as written: `Step.optimizer`, AdamW if that is None.
 
     From an optimizer object the new one has its class. Weights of the object keep the settings of their groups; other
     weights get the settings that all of its groups share. The object is not changed.

@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 def run_outcome(
     step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
 ) -> tuple[Trial, Outcome]:
-    """Run a step with some knobs, and a second time with unlimited memory where it does not fit.
+    """Run a step with some knobs, and a second time with unlimited memory if it does not fit.
 
     `gpu` and `release` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
 
@@ -81,7 +81,7 @@ def outcome_of(
     samples: int,
     trial: Trial | None = None,
 ) -> tuple[Trial, Outcome]:
-    """Run knobs by a function of knobs and GPU, and a second time with unlimited memory where they do not fit.
+    """Run knobs by a function of knobs and GPU, and a second time with unlimited memory if they do not fit.
 
     `gpu` is as in `trial.run`; the GPU with unlimited memory is virtual. `samples` are those of one step. `trial` is
     the trial of the knobs where it was run before. Raises what `run` raises.

@@ -1,7 +1,7 @@
 """A training step as a value: model, batch, loss and optimizer, with everything that a knob changes.
 
-In: what a training script has. Out: the batch with another number of samples or another input size, micro-batches, and
-the loss of a model on a batch.
+In: model, batch, loss and optimizer of a training script. Out: the batch with another number of samples or another
+input size, micro-batches, and the loss of a model on a batch.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Step:
     def loss_of(self, model: Callable[..., Any], batch: Any) -> Any:
         """Return the loss of a model on a batch, or an iterator of several losses.
 
-        Raises TypeError where the loss does not take what it is called with, and where the step has neither `loss` nor
+        Raises TypeError if the loss does not take its arguments, and if the step has neither `loss` nor
         `compute_loss` and the model's output has no loss.
         """
         if self.compute_loss is not None:
@@ -268,7 +268,7 @@ def _rejects(function: Callable[..., Any], arguments: tuple[Any, ...], error: Ty
 
 
 def _rejected(output: Any, targets: tuple[Any, ...], is_dict: bool, error: TypeError) -> str:
-    """Return the message for a loss that does not take what it was called with."""
+    """Return the message for a loss that does not take its arguments."""
     if is_dict:
         names = ["batch"]
     else:

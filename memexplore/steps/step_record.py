@@ -38,7 +38,7 @@ class TracedSetting(NamedTuple):
     """Notes of the tape about values that a virtual tensor does not have."""
 
     def tape_on(self, gpu: VirtualGpu) -> Tape | None:
-        """Return the tape on a virtual GPU; None where a request does not fit."""
+        """Return the tape on a virtual GPU; None if a request does not fit."""
         meta = capture.predicted(gpu)
         return self.trace.on_allocator(meta._replace(notes=(*meta.notes, *self.assumptions)), gpu.settings)
 

@@ -59,7 +59,7 @@ class Trace:
     """For each row of `tape` the row of `first` that it is, or whose size it has; -1 where it keeps its own size."""
 
     def resized(self, first: FirstStep) -> Trace | None:
-        """Return the trace of a run whose first step is `first`; None where that run has to be traced."""
+        """Return the trace of a run whose first step is `first`; None if that run has to be traced."""
         before = self.first
         if first.compared.shape != before.compared.shape or not np.array_equal(first.compared, before.compared):
             return None
@@ -69,7 +69,7 @@ class Trace:
         return Trace(first, self.tape.replace(size=size), self.size_source)
 
     def on_allocator(self, meta: Meta, settings: Settings) -> Tape | None:
-        """Return the tape for the capacity of `meta` and allocator settings; None where a request does not fit.
+        """Return the tape for the capacity of `meta` and allocator settings; None if a request does not fit.
 
         Running out of memory unwinds the Python code, which frees in an order that only a run gives.
         """
@@ -82,7 +82,7 @@ class Trace:
 
 
 def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
-    """Return what other runs can reuse of the tape of two traced steps; None where nothing can be reused.
+    """Return the part of the tape of two traced steps that other runs can reuse; None if nothing can be.
 
     `first` is the first step of the same run. A request of the second step is matched with the request of the first
     step that has the same op, layer and line, in order where several have; where their sizes differ, nothing is reused.
@@ -117,7 +117,7 @@ def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
 
 
 def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return for each request of the second step the row of its match in the first step, -1 where it has none.
+    """Return for each request of the second step the row of its match in the first step, -1 if it has none.
 
     `number` is the event of each row, `count` the events of the first step.
     """

@@ -41,7 +41,7 @@ STEPS = 2
 
 
 class Trial(NamedTuple):
-    """One setting that was run; the tape ends with an `oom` row where it does not fit."""
+    """One setting that was run; the tape ends with an `oom` row if it does not fit."""
 
     knobs: Knobs
     tape: Tape
@@ -92,7 +92,7 @@ def is_traced(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | No
 
 
 def derived_trial(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> Trial | None:
-    """Return the trial of a setting without a run; None where it was not traced, or does not fit the virtual GPU."""
+    """Return the trial of a setting without a run; None if it was not traced, or does not fit the virtual GPU."""
     target = _virtual_gpu(knobs, gpu, release)
     setting = record_of(step).setting(knobs, target)
     tape = None if setting is None else setting.tape_on(target)

@@ -1,4 +1,4 @@
-"""Rows of the table of torch's private names, and the functions that add a row and return what it names.
+"""Rows of the table of torch's private names, and the functions that add a row and return the named object.
 
 Each private name is looked up once, at import. A name that this release of torch lacks is replaced by a stand-in whose
 use raises a RuntimeError with one sentence, so that everything else still works.

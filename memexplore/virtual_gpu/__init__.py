@@ -4,7 +4,7 @@
 - `tensors/`: `VirtualTensor`, a tensor with a shape and a storage without values, and known facts about its values.
 - `kernels/`: the memory that each op of a CUDA build allocates; one table of rules with their sources in PyTorch.
 - `dispatch/`: the dispatch mode that runs each op, the plans that it caches, and the requests to the allocator.
-- `patches/`: what is replaced in torch while a virtual GPU is on; one table, installed completely or not at all.
+- `patches/`: the replacements in torch while a virtual GPU is on; one table, installed completely or not at all.
 
 Imports go in this direction: tensors, kernels, dispatch, patches, device. Tests are in tests/virtual_gpu/.
 """

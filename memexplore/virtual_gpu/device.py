@@ -164,7 +164,7 @@ class VirtualGpu:
 
     @contextlib.contextmanager
     def watch(self, recorder: Any) -> Iterator[None]:
-        """Report every request of the block to `recorder`, after what is allocated when the block begins."""
+        """Report every request of the block to `recorder`, after the blocks allocated when it begins."""
         for segment in self.allocator.snapshot():
             action = Action.SEGMENT_MAP if segment["is_expandable"] else Action.SEGMENT_ALLOC
             recorder.segment(action, segment["address"], segment["total_size"])

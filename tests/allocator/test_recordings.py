@@ -1,4 +1,4 @@
-"""Every kept recording of a real GPU, replayed: what the model reproduces, against what index.csv says is possible."""
+"""Every kept recording of a real GPU, replayed: reproduced events against those possible by index.csv."""
 
 from __future__ import annotations
 

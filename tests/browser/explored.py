@@ -1,4 +1,4 @@
-"""A small step in an explorer: its controls in the browser, and what the browser must draw."""
+"""A small step in an explorer: its controls in the browser, and the expected figures in the browser."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ran(knobs: Knobs) -> tuple[Trial, Outcome]:
 
 
 def expected(knobs: Knobs, before: Knobs) -> dict[str, Any]:
-    """Return what the browser must draw after one setting and then another, computed without a notebook."""
+    """Return the expected figures after one setting and then another, computed without a notebook."""
     (first, first_numbers), (second, second_numbers) = ran(before), ran(knobs)
     sentence = sentences.sentence(first, second, whole=(first_numbers, second_numbers))
     return {"sentence": sentence, "peak": second_numbers.peak_allocated, "before": first_numbers.peak_allocated}

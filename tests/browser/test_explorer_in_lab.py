@@ -1,4 +1,4 @@
-"""The explorer in a real JupyterLab: every control by keyboard and by mouse, and what the browser draws."""
+"""The explorer in a real JupyterLab: every control by keyboard and by mouse, and the drawn figures."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_slider_of_a_cell_on_several_kernels(
     handle = knob(book, "batch", ".noUi-handle")
     handle.press("ArrowRight")
     book.page.wait_for_function(f"() => {HEAD}.textContent.includes('Batch = 48: peak')")
-    # While a cell runs nothing is drawn; what was wanted meanwhile comes when it has ended.
+    # While a cell runs nothing is drawn; the requested setting is drawn after its end.
     book.start(2)
     handle.press("ArrowRight")
     book.wait(2)

@@ -34,7 +34,7 @@ def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str]
                      allocated: highest('allocated'), reserved: highest('reserved') } })"""
     )
     training, died, *_ = drawn
-    # What the browser drew is what the sentence above it says.
+    # The browser drew the numbers of the sentence above the figure.
     assert training["sentence"].startswith(f"Peak {size_text(training['peak'])} allocated")
     assert died["sentence"].startswith("Out of memory in step ")
     for view in drawn:

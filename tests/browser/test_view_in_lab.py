@@ -1,4 +1,4 @@
-"""The view in a real JupyterLab: what the browser draws, and its mouse and keyboard actions."""
+"""The view in a real JupyterLab: the drawn figures, and mouse and keyboard actions."""
 
 from __future__ import annotations
 

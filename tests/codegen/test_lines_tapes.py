@@ -1,4 +1,4 @@
-"""The lines of plain PyTorch request and free what the knobs do, row by row, on a virtual GPU."""
+"""The lines of plain PyTorch request and free the same memory as the knobs, row by row, on a virtual GPU."""
 
 from __future__ import annotations
 

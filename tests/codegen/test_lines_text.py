@@ -1,4 +1,4 @@
-"""The text of the lines of plain PyTorch: what they name, comment and refuse."""
+"""The text of the lines of plain PyTorch: names, comments and refusals."""
 
 from __future__ import annotations
 

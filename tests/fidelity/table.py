@@ -199,7 +199,7 @@ def error(each: Row, tool: int) -> float | None:
 
 
 def runs_out(each: Row, tool: int) -> bool:
-    """Return whether a tool's answer exceeds what the allocator can get of the GPU."""
+    """Return whether a tool's answer exceeds the memory of the GPU that the allocator can get."""
     size = each.answers[tool]
     return size is not None and size > each.capacity
 

@@ -41,7 +41,7 @@ def need() -> int:
 
 @functools.cache
 def tight() -> Advice:
-    """On a GPU with three quarters of what the step needs."""
+    """Advice for a GPU with three quarters of the memory that the step needs."""
     return advise(step(), f"{need() * 3 // 4}B", progress=None)
 
 

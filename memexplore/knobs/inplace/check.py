@@ -1,4 +1,4 @@
-"""Check of a step with activations in place: which of them overwrite what the backward pass needs."""
+"""Check of a step with activations in place: which of them overwrite values that the backward pass needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Write(NamedTuple):
 
 
 class Check(MemoryAccessMode):
-    """Runs a step with activations in place, and finds those that overwrite what the backward pass needs.
+    """Runs a step with activations in place, and finds those that overwrite values that the backward pass needs.
 
     An overwritten saved tensor is recognised by its version counter, for which `pack` and `unpack` are saved-tensor
     hooks. Tensors that a checkpoint holds pass no hooks: they are recognised when an autograd node reads them.
@@ -99,7 +99,7 @@ class Check(MemoryAccessMode):
         return site in self._new
 
     def accessed(self, func: Any, tensor: torch.Tensor, key: int, written: bool) -> None:
-        """Record a write of the forward pass; refuse writes to what the backward pass reads later."""
+        """Record a write of the forward pass; refuse writes to memory that the backward pass reads later."""
         node = current_autograd_node()
         if self._running is not None:
             if key == self._input and func is torch.ops.aten.clone.default:

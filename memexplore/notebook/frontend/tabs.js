@@ -69,7 +69,7 @@ export class Tabs {
   /** @param {string} name */
   panel(name) {
     const entry = this.entries.get(name);
-    if (!entry) throw new Error(`There is no tab ${name}`);
+    if (!entry) throw new Error(`The view has no tab ${name}`);
     return entry.panel;
   }
 

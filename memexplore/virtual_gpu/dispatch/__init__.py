@@ -4,7 +4,7 @@ In: an op and its arguments, from torch's dispatcher. Out: virtual tensors; requ
 observer (a recorder).
 
 - mode.py: `VirtualMode`, where every op arrives. Decides which ops stay on the CPU, and looks up or makes the plan.
-- op_traits.py: what the mode reads off an op's schema and off kernels/table.py, resolved once per op.
+- op_traits.py: facts that the mode reads from an op's schema and from kernels/table.py, resolved once per op.
 - planning.py: makes the plan of an op that has none yet; shape_rules.py: faster ways to outputs than torch's fake
   kernels; fake_kernels.py: torch's fake kernels and their errors.
 - plans.py: cache key of a call, description of fake results, construction of outputs.

@@ -1,4 +1,4 @@
-"""In-place ops of autograd's formulas: what a formula runs on a real GPU where it runs an out-of-place op here.
+"""In-place ops of autograd's formulas on a real GPU, for the out-of-place ops that the formulas run here.
 
 Formulas test `areAnyTensorSubclassLike` (torch/csrc/autograd/FunctionsManual.cpp) before they write into a tensor that
 they have just made. Virtual tensors are subclasses, so the test makes them allocate; `dispatch/autograd_engine.py`

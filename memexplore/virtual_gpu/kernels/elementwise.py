@@ -1,4 +1,4 @@
-"""Memory of elementwise, padding, interpolation and fused optimizer kernels, where it is more than the outputs.
+"""Memory of elementwise, padding, interpolation and fused optimizer kernels, if it is more than the outputs.
 
 In: the op's arguments. Out: `Requests` or `Plan`, as table.py says. Sources are below aten/src/ATen/native.
 """

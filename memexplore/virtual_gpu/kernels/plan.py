@@ -109,7 +109,7 @@ class Plan:
         self.notes: tuple[str, ...] = ()
         """Notes for the tape, such as that a workspace is an estimate."""
         self.work: Any = None
-        """The op's `Work` (dispatch/work.py), None where no formula gives it."""
+        """The op's `Work` (dispatch/work.py), None without a formula."""
 
 
 class OpRunner(Protocol):

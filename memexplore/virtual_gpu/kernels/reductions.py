@@ -177,7 +177,7 @@ def scratch(
     build: Build,
     offset: int = 0,
 ) -> tuple[int, int] | None:
-    """Return the bytes of a reduction's buffer and of its semaphores, None where one thread block makes each result.
+    """Return the bytes of a reduction's buffer and of its semaphores, None if one thread block makes each result.
 
     `reduced` are the reduced dimensions (empty: all), `accumulator` the bytes of what one thread accumulates in,
     `offset` the storage offset in elements. Example: the gradient of a norm's weight, as recorded on an RTX PRO 6000,

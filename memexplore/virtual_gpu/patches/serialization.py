@@ -71,7 +71,7 @@ class _Load:
         return storage
 
     def moved(self, value: Any) -> Any:
-        """Return what was loaded with its tensors on their devices. Tensors that shared memory still do."""
+        """Return the loaded value with its tensors on their devices. Tensors that shared memory still do."""
         if not self._storages:
             return value
         entry = self._results.get(id(value))

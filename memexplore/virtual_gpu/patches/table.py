@@ -1,4 +1,4 @@
-"""The table of what is replaced in torch while a virtual GPU is on: the device goes in, rows come out.
+"""Table of the replacements in torch while a virtual GPU is on: the device goes in, rows come out.
 
 A row is the owner of a name, the name, and the replacement. Modes, hooks and other state are in the modules that need
 them; `memexplore.virtual_gpu.device` joins all patches in the order in which they are installed.
@@ -73,7 +73,7 @@ def rows(
 
 
 def rows_of_release(release: tuple[int, int]) -> list[Replace]:
-    """Return what is replaced under the rules of some releases of torch only."""
+    """Return the replacements for the rules of some releases of torch only."""
     if release < getitem.SKIPPED_SINCE:
         return [Replace(VirtualTensor, "__getitem__", getitem.getitem)]
     return []
