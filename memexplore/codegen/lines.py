@@ -47,7 +47,7 @@ for weight in optimizers:
 """
 _SCRIPT_NAMES = ("model", "dataset", "batches", "loss_function", "compute_loss", "optimizer")
 _LOOP_FIELDS = {"accumulation", "optimizer", "update", "zero_grad", "memory_format"}
-"""Fields of `Knobs` that change the loop, beside precision and inference."""
+"""Fields of `Knobs` that change the loop, in addition to precision and inference."""
 
 
 def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:

@@ -75,7 +75,7 @@ class NoteKind(enum.Enum):
 
 
 class Note(NamedTuple):
-    """Information for the user beside the changes, such as that batch norm sees single micro-batches."""
+    """Information for the user in addition to the changes, such as that batch norm sees single micro-batches."""
 
     kind: NoteKind
     details: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ def _parser() -> MagicArgumentParser:
     parser.add_argument("--release", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
     parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
-    parser.add_argument("--explore", action="store_true", help="show controls for the knobs beside the chart")
+    parser.add_argument("--explore", action="store_true", help="show controls for the knobs next to the chart")
     parser.add_argument(
         "--slider", dest="sliders", action="append", default=[], type=slider, help="NAME=LOW:HIGH:STEP, a slider"
     )

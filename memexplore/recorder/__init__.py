@@ -6,5 +6,5 @@
 - `tape_builder`: the recorded rows as a Tape; `categories` decides the category of each block.
 - `real_device`: recording on the CPU, or on a GPU with the history of its allocator; `cuda` joins the two.
 - `isolation`: a run on a GPU that other code shares: segments of its own, unrelated tensors dropped.
-- `history_api`: `torch.cuda.memory._record_memory_history` and its like on the virtual GPU.
+- `history_api`: `torch.cuda.memory._record_memory_history` and related functions on the virtual GPU.
 """

@@ -1,4 +1,4 @@
-"""Recording on a real device: the CPU by a dispatch mode, a CUDA GPU with the history of its allocator beside it."""
+"""Recording on a real device: the CPU by a dispatch mode, a CUDA GPU also by the history of its allocator."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class RealDevice:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Record the block; on a GPU the history of the allocator is recorded beside it."""
+        """Record the block; on a GPU the history of the allocator is recorded as well."""
         if self.device.type == "cpu":
             with self.mode:
                 yield

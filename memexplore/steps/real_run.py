@@ -75,8 +75,8 @@ def _prepared(step: Step, knobs: Knobs) -> Step:
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (is_virtual(tensor) or tensor.is_meta):
             raise ValueError(
-                "the model or the batch was made on a virtual GPU and has no values to run with: make it anew with no "
-                "virtual GPU on, or let model= be a function that builds it"
+                "the model or the batch was made on a virtual GPU and has no values to run with: create it again with "
+                "no virtual GPU on, or let model= be a function that builds it"
             )
     batch = pytree.tree_map_only(
         torch.Tensor,

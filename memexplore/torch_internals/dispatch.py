@@ -139,7 +139,7 @@ _packet_of = attribute_of(
     "_overloadpacket",
     _relu,
     "key of `torch.utils.flop_counter.flop_registry`",
-    "no FLOPs, hence no predicted times",
+    "no FLOPs, so no predicted times",
 )
 
 

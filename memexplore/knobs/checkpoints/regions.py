@@ -148,7 +148,7 @@ class Region:
         return [tensor for tensor in tensors if self._made(tensor) is None]
 
     def call(self, first: Run, later: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `first` now, and record `later` to run in its stead in backward."""
+        """Run `first` now, and record `later`, which runs instead of it in backward."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         outside = self.kept(tensors)

@@ -96,7 +96,7 @@ class MemoryAccessMode(TorchDispatchMode):
             self.accessed(func, tensor, key, writes)
 
     def run_activation(self, run: Callable[[], Any]) -> tuple[Any, int]:
-        """Return the result of an activation, and the bytes that it keeps for backward beside its result."""
+        """Return the result of an activation, and the bytes that it keeps for backward in addition to its result."""
         self._created_by_activation = []
         try:
             result = run()

@@ -148,7 +148,7 @@ class Trace(MemoryAccessMode):
                 call.reason = call.reason or f"its input is read again through {method}"
 
     def kept_bytes(self) -> dict[CallSite, list[int]]:
-        """Return the bytes that autograd keeps beside the output, for each call of a call site."""
+        """Return the bytes that autograd keeps in addition to the output, for each call of a call site."""
         found: dict[CallSite, list[int]] = {}
         for call in self.calls:
             found.setdefault(call.site, []).append(call.kept)

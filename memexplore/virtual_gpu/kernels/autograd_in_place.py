@@ -15,7 +15,7 @@ _aten = torch.ops.aten
 
 
 class InPlace(NamedTuple):
-    """An in-place op that stands for an out-of-place op in the backward pass."""
+    """An in-place op that replaces an out-of-place op in the backward pass."""
 
     op: Any
     arguments: tuple[Any, ...] = ()

@@ -45,7 +45,7 @@ _aten = torch.ops.aten
 class Kind(enum.Enum):
     """Kinds of rules, each with the signature of its rule."""
 
-    REQUESTS = "memory requests beside the outputs"
+    REQUESTS = "memory requests in addition to the outputs"
     """`(args, kwargs, outputs) -> Requests | None`; None: the storages of the outputs and nothing else."""
     PLAN = "outputs and memory requests, where torch's fake kernel is missing or differs from CUDA"
     """`(args, kwargs) -> Plan`"""

@@ -79,7 +79,7 @@ def _cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """Return a handler of `torch.tensor` and its like, which makes a CPU tensor and moves it.
+    """Return a handler of `torch.tensor` and similar functions, which makes a CPU tensor and moves it.
 
     C++ does the same, and no mode sees the move.
     """

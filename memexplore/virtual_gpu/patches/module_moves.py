@@ -61,7 +61,7 @@ class ModuleMoves:
         self._states[id(optimizer)] = (self._reference(self._states, id(optimizer), optimizer), before)
 
     def apply(self, module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
-        """`Module._apply`, which `Module.to` and its like call, while the device is on."""
+        """`Module._apply`, which `Module.to` and similar methods call, while the device is on."""
         self._depth += 1
         try:
             if recurse:

@@ -178,7 +178,7 @@ class VirtualTensor(FakeTensor):
         if DeviceState.gpu_name is None:
             raise RuntimeError(
                 "this tensor was made on a virtual GPU, which is off now, and has no values: turn it on again "
-                "(%memgpu NAME, or `with memexplore.virtual(NAME):`) or make the tensor and its model anew"
+                "(%memgpu NAME, or `with memexplore.virtual(NAME):`) or create the tensor and its model again"
             )
         raise RuntimeError(
             f"{func} got a tensor of the virtual {DeviceState.gpu_name} in a thread without the virtual GPU: "
