@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +43,7 @@ def fake_run(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Callabl
     """
     device = active()
     with (
+        _interrupts_held(),
         preserve_model_state(model, Gradients.AS_THEY_ARE),
         _no_global_hooks(),
         _no_autocast_cache(),
@@ -66,6 +69,31 @@ def fake_run(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Callabl
                 torch.autograd.backward([total for total in sums if total.requires_grad])
 
         yield call
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until the block has ended; only the main thread receives it.
+
+    torch looks up the kernels of fake tensors in Python code that C++ calls, and an exception there ends the process
+    (`torch._library.simple_registry`, seen under torch 2.13 and 2.15).
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    received: list[int] = []
+    try:
+        try:
+            signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+    finally:
+        # An interrupt at a line of the first attempt must not leave the handler.
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _copied(values: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
