@@ -127,7 +127,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if type(self.every) is not int or self.every < 1:
-            raise ValueError(f"every={self.every!r} is no positive integer; write 1 or more")
+            raise ValueError(f"every={self.every!r} is not a positive integer; write 1 or more")
         if (self.kind is CheckpointKind.LAYERS) != bool(self.layers):
             raise ValueError("layers= and kind LAYERS go together; name at least one layer, or choose another kind")
 
@@ -144,7 +144,7 @@ class Checkpoint:
         }
         if text not in plain:
             raise ValueError(
-                f"checkpoint={text!r} is no setting; write one of {', '.join(plain)}, 'every 2', 'layers NAME NAME'"
+                f"checkpoint={text!r} is not a setting; write one of {', '.join(plain)}, 'every 2', 'layers NAME NAME'"
             )
         return cls(plain[text])
 
@@ -226,11 +226,11 @@ class Knobs:
         if isinstance(self.checkpoint, str):
             self._put("checkpoint", Checkpoint.parse(self.checkpoint))
         if not isinstance(self.checkpoint, Checkpoint):
-            raise ValueError(f"checkpoint={self.checkpoint!r} is no setting; write a text such as 'every 2' or 'sqrt'")
+            raise ValueError(f"checkpoint={self.checkpoint!r} is not a setting; write a text such as 'every 2' or 'sqrt'")
         for name in ("batch", "accumulation", "input_size", "lora_rank"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r} is no positive integer; write 1 or more")
+                raise ValueError(f"{name}={value!r} is not a positive integer; write 1 or more")
         for name in ("frozen", "lora"):
             value = getattr(self, name)
             self._put(name, (value,) if isinstance(value, str) else tuple(value))
@@ -307,7 +307,7 @@ def _choice(name: str, choices: type[_Choice], value: Any) -> _Choice:
         return choices(value)
     except ValueError:
         texts = ", ".join(choice.value for choice in choices)
-        raise ValueError(f"{name}={value!r} is no setting; write one of {texts}") from None
+        raise ValueError(f"{name}={value!r} is not a setting; write one of {texts}") from None
 
 
 def _text(name: str, value: Any) -> str:
