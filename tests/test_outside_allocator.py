@@ -89,7 +89,7 @@ def test_estimate_uses_a_reading_of_the_context():
 
 
 def test_text_that_is_no_release_raises():
-    with pytest.raises(ValueError, match=r"not a torch release: write one such as 2\.11"):
+    with pytest.raises(ValueError, match=r"not a torch release; write one such as 2\.11"):
         outside("T4", "new")
 
 

@@ -226,7 +226,7 @@ class Knobs:
         if isinstance(self.checkpoint, str):
             self._put("checkpoint", Checkpoint.parse(self.checkpoint))
         if not isinstance(self.checkpoint, Checkpoint):
-            raise ValueError(f"checkpoint={self.checkpoint!r} is not a setting; write a text such as 'every 2' or 'sqrt'")
+            raise ValueError(f"checkpoint={self.checkpoint!r} is not a setting; write one such as 'every 2' or 'sqrt'")
         for name in ("batch", "accumulation", "input_size", "lora_rank"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
