@@ -107,7 +107,7 @@ def test_text_has_the_rank_only_with_adapters() -> None:
         ({"checkpoint": "every"}, "checkpoint='every' is not a setting; write one of as written"),
         ({"checkpoint": "every 0"}, "checkpoint='every 0' is not a setting"),
         ({"checkpoint": "layers"}, "checkpoint='layers' is not a setting"),
-        ({"checkpoint": 2}, "checkpoint=2 is not a setting; write a text"),
+        ({"checkpoint": 2}, "checkpoint=2 is not a setting; write one"),
         ({"batch": 0}, "batch=0 is not a positive integer; write 1 or more"),
         ({"batch": 2.0}, "batch=2.0 is not a positive integer"),
         ({"accumulation": True}, "accumulation=True is not a positive integer"),
