@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -74,7 +75,10 @@ class Recorder:
         self._step_ended = True
         self._in_backward = False
         """Whether a hook of the backward pass called the optimizer that is stepping."""
-        self._states: dict[int, int] = {}
+        self._tagged_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
         self._stack = -2
         self._epoch = time.perf_counter_ns()
 
@@ -341,10 +345,10 @@ class Recorder:
         return self._adopt(tensor) if ref is None and self._adopt is not None else ref
 
     def _tag_state(self, optimizer: torch.optim.Optimizer) -> None:
-        count = sum(map(len, optimizer.state.values()))
-        if self._states.get(id(optimizer)) == count:
+        present = (id(optimizer.state), sum(map(len, optimizer.state.values())))
+        if self._tagged_states.get(optimizer) == present:
             return
-        self._states[id(optimizer)] = count
+        self._tagged_states[optimizer] = present
         for parameter, state in optimizer.state.items():
             owner = self._owner(parameter) if isinstance(parameter, torch.Tensor) else None
             for value in state.values():
