@@ -73,6 +73,7 @@ class Cell:
     code: str
     namespace: dict[str, Any] = dataclasses.field(repr=False)
     filename: str = "<cell>"
+    _initial: _InitialState = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", dict(self.namespace))
@@ -82,7 +83,7 @@ class Cell:
             if "await" in self.code and "outside" in str(error):
                 raise ValueError("a cell that awaits cannot be run again: take the await out of it") from None
             raise
-        object.__setattr__(self, "_found", _Found(self.namespace))
+        object.__setattr__(self, "_initial", _InitialState(self.namespace))
 
     def assigned(self) -> dict[str, Any]:
         """Return the variables that the cell assigns outside of functions; the value of a literal, else None.
@@ -127,7 +128,7 @@ class Cell:
             return self._run_on_real_device(program, knobs, targets.real_device(target, release))
         names = dict(self.namespace)
         with (
-            self._found.as_it_was(),  # type: ignore[attr-defined]
+            self._initial.restored(),
             capture.virtual(target, release=release, settings=knobs.settings or "") as device,
             contextlib.ExitStack() as stack,
         ):
@@ -138,8 +139,12 @@ class Cell:
 
     def _run_on_real_device(self, program: CodeType, knobs: Knobs, device: torch.device) -> Trial:
         names = dict(self.namespace)
-        found = self._found  # type: ignore[attr-defined]
-        with real_run.borrowed(device), found.as_it_was(), found.with_its_values(), contextlib.ExitStack() as stack:
+        with (
+            real_run.preserve_device(device),
+            self._initial.restored(),
+            self._initial.preserve_values(),
+            contextlib.ExitStack() as stack,
+        ):
             with capture.record(device, Unrelated.DROPPED) as recording:
                 applied = _executed(program, names, knobs, stack, device)
             names.clear()
@@ -254,8 +259,12 @@ def _at_first_calls(prepare: Callable[[torch.nn.Module], Any]) -> Iterator[None]
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
-class _Found:
-    """State that a cell found at its first run; holds no tensor."""
+class _InitialState:
+    """Models, optimizers, schedulers and gradient scalers of a namespace before the first run of a cell.
+
+    Lists, tuples and dicts of the namespace are searched one level deep. The value holds no tensor of its own: for the
+    gradients and the optimizer states it keeps only which were missing.
+    """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         held: list[Any] = []
@@ -265,22 +274,27 @@ class _Found:
         modules = {module: None for one in held if isinstance(one, torch.nn.Module) for module in one.modules()}
         self._modules = list(modules)
         self._optimizers = list({id(one): one for one in held if isinstance(one, torch.optim.Optimizer)}.values())
-        self._plain = [one for one in held if isinstance(one, LRScheduler | torch.amp.GradScaler)]
-        self._bare = [module for module in self._modules if all(w.grad is None for w in module.parameters(False))]
-        self._unused = [optimizer for optimizer in self._optimizers if not optimizer.state]
+        self._schedulers_and_scalers = [one for one in held if isinstance(one, LRScheduler | torch.amp.GradScaler)]
+        self._without_gradients = [
+            module for module in self._modules if all(weight.grad is None for weight in module.parameters(False))
+        ]
+        self._without_state = [optimizer for optimizer in self._optimizers if not optimizer.state]
 
     @contextlib.contextmanager
-    def as_it_was(self) -> Iterator[None]:
-        """Set models, optimizers and random states to those before the first run; restore the present ones later."""
+    def restored(self) -> Iterator[None]:
+        """Remove gradients and optimizer states that were missing; after the block, undo that and what the block did.
+
+        Preserved are the models, the optimizers with their states, and the random states.
+        """
         with (
             preserve_model_state(self._modules, Gradients.AS_THEY_ARE),
             preserve_random_states(),
             undone_after(self._record_optimizers),
         ):
-            for module in self._bare:
+            for module in self._without_gradients:
                 for weight in module.parameters(recurse=False):
                     weight.grad = None
-            for optimizer in self._unused:
+            for optimizer in self._without_state:
                 optimizer.state.clear()
             yield
 
@@ -290,16 +304,16 @@ class _Found:
             log.add(refill, optimizer.state, states)
             for group in optimizer.param_groups:
                 log.add(refill, group, dict(group))
-        for one in self._plain:
+        for one in self._schedulers_and_scalers:
             log.add(refill, vars(one), dict(vars(one)))
 
-    def with_its_values(self) -> contextlib.AbstractContextManager[None]:
+    def preserve_values(self) -> contextlib.AbstractContextManager[None]:
         """Preserve the values of all weights, buffers, gradients and optimizer states; copies wait on the CPU."""
         weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
         tensors: list[Any] = [*weights, *(weight.grad for weight in weights)]
         tensors += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        tensors += [value for table in (*states, *map(vars, self._plain)) for value in table.values()]
+        tensors += [value for table in (*states, *map(vars, self._schedulers_and_scalers)) for value in table.values()]
         return preserve_values(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 

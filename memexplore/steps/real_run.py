@@ -61,16 +61,16 @@ def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites
 
     Raises what the step raises, except running out of memory on a GPU; ValueError for a model without values.
     """
-    prepared = _prepared(step, knobs)
-    with borrowed(device):
-        tape, applied = _recorded(prepared, knobs, device, steps, sites)
-        seconds = _timed(prepared, knobs, device, sites) if fits(tape) else math.nan
+    model = built_real_model(step)
+    prepared = _prepared(step, model, knobs)
+    with preserve_device(device):
+        tape, applied = _recorded(prepared, model, knobs, device, steps, sites)
+        seconds = _timed(prepared, model, knobs, device, sites) if fits(tape) else math.nan
     return RealRun(tape, applied, seconds)
 
 
-def _prepared(step: Step, knobs: Knobs) -> Step:
-    """Return the step with a real model and a copy of the knobs' batch on the CPU."""
-    model = built_real_model(step)
+def _prepared(step: Step, model: torch.nn.Module, knobs: Knobs) -> Step:
+    """Return the step with a copy of the knobs' batch on the CPU; raise ValueError if it has no values."""
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(step.batch)]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (is_virtual(tensor) or tensor.is_meta):
@@ -83,23 +83,23 @@ def _prepared(step: Step, knobs: Knobs) -> Step:
         lambda value: value.detach().to("cpu", copy=True),
         step.batch_of(knobs.batch, knobs.input_size),
     )
-    return dataclasses.replace(step, model=model, batch=batch, samples=knobs.batch or step.samples)
+    return dataclasses.replace(step, batch=batch, samples=knobs.batch or step.samples)
 
 
 def _recorded(
-    step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None
+    step: Step, model: torch.nn.Module, knobs: Knobs, device: torch.device, steps: int, sites: Sites | None
 ) -> tuple[Tape, ApplyReport]:
     applied = ApplyReport()
     kept: list[Any] = []
-    with _waiting_on_cpu(step.model), contextlib.ExitStack() as stack:  # type: ignore[arg-type]
+    with _model_on_cpu(model), contextlib.ExitStack() as stack:
         with capture.record(device, Unrelated.DROPPED) as recording, ending_out_of_memory():
             recording.end_stacks_at(sys._getframe())
-            applied = _train(step, knobs, device, range(steps), sites, stack, kept).completed()
+            applied = _train(step, model, knobs, device, range(steps), sites, stack, kept).completed()
         kept.clear()
     return recording.tape, applied.without_pending()
 
 
-def _timed(step: Step, knobs: Knobs, device: torch.device, sites: Sites | None) -> float:
+def _timed(step: Step, model: torch.nn.Module, knobs: Knobs, device: torch.device, sites: Sites | None) -> float:
     """Return the seconds of one step without recording: the fastest of several, after one to warm up.
 
     The fastest, because other processes may use the machine too.
@@ -114,8 +114,8 @@ def _timed(step: Step, knobs: Knobs, device: torch.device, sites: Sites | None) 
             yield len(seconds) + 1
             seconds.append(clock() - start)
 
-    with _waiting_on_cpu(step.model), contextlib.ExitStack() as stack, ending_out_of_memory():  # type: ignore[arg-type]
-        _train(step, knobs, device, steps(), sites, stack, [])
+    with _model_on_cpu(model), contextlib.ExitStack() as stack, ending_out_of_memory():
+        _train(step, model, knobs, device, steps(), sites, stack, [])
     return min(seconds, default=math.nan)
 
 
@@ -132,6 +132,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 def _train(
     step: Step,
+    model: torch.nn.Module,
     knobs: Knobs,
     device: torch.device,
     steps: Iterable[int],
@@ -140,8 +141,6 @@ def _train(
     kept: list[Any],
 ) -> ApplyReport:
     """Copy model and batch to the device and train there; closing `stack` restores the model."""
-    model = step.model
-    assert isinstance(model, torch.nn.Module)
     _copy(model, device, torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
     if device.type == "cpu":
         # On a GPU the training loop copies every micro-batch.
@@ -167,8 +166,8 @@ def _copy(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Non
 
 
 @contextlib.contextmanager
-def borrowed(device: torch.device) -> Iterator[None]:
-    """Use a real device for one run; afterwards its memory is free again and all random states are restored."""
+def preserve_device(device: torch.device) -> Iterator[None]:
+    """Preserve the memory of a real device and all random states for the block, the run of one setting."""
     gpus = [device] if device.type == "cuda" else []
     with preserve_random_states(), torch.random.fork_rng(gpus, device_type="cuda"), isolation.isolated(device):
         try:
@@ -179,7 +178,7 @@ def borrowed(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _waiting_on_cpu(model: torch.nn.Module) -> Iterator[None]:
+def _model_on_cpu(model: torch.nn.Module) -> Iterator[None]:
     """Move a model to the CPU for the block, without gradients, and preserve its state and its memory."""
     with preserve_model_state(model), preserve_weight_storage(model):
         if any(not weight.is_cpu for weight in model.parameters()):

@@ -24,6 +24,7 @@ from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import InPlace, Knobs, Optimizer, Precision, Update
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states
 from memexplore.knobs.report import ApplyReport
+from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.steps import real_run, training_loop
 from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.step import Step
@@ -31,6 +32,7 @@ from memexplore.steps.step_record import StepRecord, TracedSetting, built_model,
 from memexplore.steps.trace_reuse import FirstStep, Trace, first_step, reusable_trace
 from memexplore.tape import Tape
 from memexplore.torch_internals.modules import buffers_of
+from memexplore.torch_internals.state import contents_key
 from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches.module_moves import swap
@@ -188,7 +190,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
         _undisturbed(),
         preserve_model_state(model),
         capture.virtual(target.gpu, release=target.release, settings=str(target.settings)) as device,
-        _on_host(model),
+        _virtual_tensors_on_cpu(model),
         contextlib.ExitStack() as stack,
     ):
         with capture.record() as recording, contextlib.suppress(torch.OutOfMemoryError):
@@ -239,7 +241,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
             _undisturbed(),
             preserve_model_state(model),
             capture.virtual(targets.unlimited(target.gpu), release=target.release),
-            _on_host(model),
+            _virtual_tensors_on_cpu(model),
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             # Outermost, or a call in a checkpointed forward is not recognised when it is recomputed.
@@ -263,27 +265,30 @@ def _undisturbed() -> Iterator[None]:
             gc.unfreeze()
 
 
-@contextlib.contextmanager
-def _on_host(model: torch.nn.Module) -> Iterator[None]:
-    """Make the virtual tensors of a model wait on the CPU for the block, whatever virtual GPU they were on.
+def _virtual_tensors_on_cpu(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Exchange the virtual tensors of a model for ones on the CPU in the block, whatever virtual GPU they were on.
 
-    What an earlier virtual GPU holds of them costs nothing: it is placed only where it is used.
+    What an earlier virtual GPU holds of them costs nothing: it is placed only where it is used. Buffers are not
+    restored: enter `preserve_model_state` outside.
     """
-    swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
-    try:
+
+    def exchange(log: UndoLog) -> None:
         for weight in model.parameters():
             if isinstance(weight, VirtualTensor):
                 other: torch.Tensor = torch.nn.Parameter(
                     fake_cpu_tensor(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
                 )
+                log.add(_swap_back, weight, other, contents_key(weight))
                 swap(weight, other)
-                swapped.append((weight, other))
         for module in model.modules():
             for name, buffer in buffers_of(module).items():
                 if isinstance(buffer, VirtualTensor):
                     buffers_of(module)[name] = fake_cpu_tensor(buffer.shape, buffer.dtype, buffer.stride())
-        yield
-    finally:
-        for moved, waiting in swapped:
-            moved.grad = None
-            swap(moved, waiting)
+
+    return undone_after(exchange)
+
+
+def _swap_back(weight: torch.Tensor, holder: torch.Tensor, key: int) -> None:
+    if contents_key(weight) != key:
+        weight.grad = None
+        swap(weight, holder)

@@ -65,7 +65,7 @@ def test_a_run_frees_its_memory_and_unrelated_tensors_keep_theirs() -> None:
         others = unrelated_tensors()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        with real_run.borrowed(torch.device("cuda")):
+        with real_run.preserve_device(torch.device("cuda")):
             during = torch.cuda.memory_reserved()
             mine = torch.empty(30 * MIB, device="cuda", dtype=torch.uint8)
             del mine

@@ -23,7 +23,7 @@ def step() -> Step:
 def test_a_run_leaves_nothing_on_the_step() -> None:
     fresh = step()
     before = dict(vars(fresh))
-    run(fresh, Knobs(inplace="on"), gpu="T4")  # type: ignore[arg-type]
+    run(fresh, Knobs(inplace="on"), gpu="T4")
     assert vars(fresh) == before
 
 
