@@ -75,7 +75,7 @@ def lifetimes(tape: Tape) -> Lifetimes:
     starts_group = np.ones(len(rows), dtype=bool)
     starts_group[1:] = address[1:] != address[:-1]
     # The rows of a block end before the next alloc at its address or the first row of the next address.
-    limit = _next(is_birth | starts_group, strictly_after=True)
+    limit = _next(is_birth | starts_group)
     births = np.flatnonzero(is_birth)
     limit = limit[births]
     taken_again = np.zeros(len(births), dtype=bool)
@@ -86,7 +86,7 @@ def lifetimes(tape: Tape) -> Lifetimes:
     never = np.where(taken_again, rows_and_never[limit], count)
 
     def first(kind: Action) -> Rows:
-        position = _next(action == kind, strictly_after=True)[births]
+        position = _next(action == kind)[births]
         return np.where(position < limit, rows_and_never[position], count)
 
     requested, completed = first(Action.FREE_REQUESTED), first(Action.FREE_COMPLETED)
@@ -105,12 +105,12 @@ def lifetimes(tape: Tape) -> Lifetimes:
     return Lifetimes(born[order], np.append(free_requested, forever)[order], np.append(free_completed, forever)[order])
 
 
-def _next(here: NDArray[np.bool_], *, strictly_after: bool) -> Rows:
-    """Return for each position the first true position at or after it, the length if there is none."""
+def _next(here: NDArray[np.bool_]) -> Rows:
+    """Return for each position the first true position after it, the length without one."""
     count = len(here)
     positions = np.where(here, np.arange(count), count)
     following = np.minimum.accumulate(positions[::-1])[::-1]
-    return np.append(following[1:], count)[:count] if strictly_after else following
+    return np.append(following[1:], count)[:count]
 
 
 def free_rows(tape: Tape) -> Rows:
@@ -132,8 +132,8 @@ def free_rows(tape: Tape) -> Rows:
     return result
 
 
-def live_rows(tape: Tape, row: int) -> Rows:
-    """Return the alloc rows of the blocks allocated after a row, in order of allocation.
+def live_rows(tape: Tape, row: int | None = None) -> Rows:
+    """Return the alloc rows of the blocks allocated after a row (default: the peak), in order of allocation.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
@@ -143,7 +143,9 @@ def live_rows(tape: Tape, row: int) -> Rows:
 
     Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
-    if not 0 <= row < len(tape):
+    if row is None:
+        row = peak(tape)[1]
+    elif not 0 <= row < len(tape):
         raise IndexError(f"row {row} is outside this tape of {len(tape)} rows")
     life = lifetimes(tape)
     return life.born[(life.born <= row) & (life.requested > row)]
@@ -232,3 +234,17 @@ def by_category(
         seen = rows < last
         np.add.at(result, (category[seen], np.maximum(rows[seen] - first, 0)), signed[seen])
     return np.cumsum(result, axis=1, out=result)
+
+
+def category_bytes(tape: Tape, row: int) -> Rows:
+    """Return the allocated bytes of each category after a row; zeros for row -1, the peak of an empty tape.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20], "category": [Category.INPUT, Category.BUFFER]},
+    ...                          meta=Meta(Source.MEASURED, "cpu"))
+    >>> int(category_bytes(tape, 1)[Category.INPUT]), int(category_bytes(tape, 1).sum())
+    (10, 30)
+
+    Raises ValueError for a tape that is not placed.
+    """
+    return by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)

@@ -45,8 +45,7 @@ def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
 
     Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
-    at = peak(tape)[1] if row is None else row
-    rows = live_rows(tape, at) if row is not None or at >= 0 else np.zeros(0, dtype=np.int64)
+    rows = live_rows(tape, row)
     table = _keys(tape, rows)
     table["size"] = block_bytes(tape)[rows]
     table = table[table["size"] > 0]
@@ -101,6 +100,17 @@ def _step_ends(tape: Tape) -> list[int]:
         if phases[0] - phases[1] or np.any(tape.action[ends[-2] :] == Action.OOM):
             ends.pop()
     return ends
+
+
+def shown_steps(table: pandas.DataFrame) -> list[int]:
+    """Return the steps that a narrow table of `growth` shows: the first, the second last and the last.
+
+    >>> import pandas
+    >>> shown_steps(pandas.DataFrame(columns=["layer", "line", "category", 2, 3, 4, 5, "grew"]))
+    [2, 4, 5]
+    """
+    steps = [column for column in table.columns if isinstance(column, int)]
+    return sorted({*steps[:1], *steps[-2:]})
 
 
 def growth_text(tape: Tape) -> str:
@@ -162,8 +172,7 @@ def diff(before: Tape, after: Tape) -> pandas.DataFrame:
 
     sides = []
     for name, tape in (("before", before), ("after", after)):
-        row = peak(tape)[1]
-        rows = live_rows(tape, row) if row >= 0 else np.zeros(0, dtype=np.int64)
+        rows = live_rows(tape)
         table = _keys(tape, rows)
         table[name] = block_bytes(tape)[rows]
         sides.append(table.groupby(_KEYS)[name].sum())

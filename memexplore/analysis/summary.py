@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memexplore.analysis.curves import by_category, curve, peak
+from memexplore.analysis.curves import category_bytes, curve, peak
 from memexplore.analysis.tables import user_line
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.units import size_text
@@ -42,7 +42,7 @@ def summary(tape: Tape) -> dict[str, Any]:
     Raises ValueError for a tape that is not placed.
     """
     allocated, row = peak(tape)
-    shares = by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)
+    shares = category_bytes(tape, row)
     return {
         "source": tape.meta.source.value,
         "gpu": tape.meta.gpu or tape.meta.device,

@@ -193,8 +193,7 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
     """
     import pandas
 
-    at = peak(tape)[1] if row is None else row
-    alive = live_rows(tape, at) if row is not None or at >= 0 else np.zeros(0, dtype=np.int64)
+    alive = live_rows(tape, row)
     alive = alive[tape.size[alive] > 0]
     alive = alive[np.argsort(-tape.size[alive], kind="stable")][:count]
     lines = [user_line(stack) for stack in tape.stacks]

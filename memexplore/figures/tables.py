@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 
-from memexplore.analysis.curves import by_category, peak
-from memexplore.analysis.groups import by_line, growth
+from memexplore.analysis.curves import category_bytes, peak
+from memexplore.analysis.groups import by_line, growth, shown_steps
 from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
@@ -44,7 +44,7 @@ def categories_table(tape: Tape) -> str:
     Raises ValueError for a tape that is not placed.
     """
     allocated, row = peak(tape)
-    shares = by_category(tape, window=slice(row, row + 1))[:, 0].tolist() if row >= 0 else [0] * len(Category)
+    shares = category_bytes(tape, row).tolist()
     rows = [
         f'<tr><td class="short">{_swatch(kind.text)}{kind.text}</td>'
         f'<td class="number" data-value="{shares[kind]}">{size_text(shares[kind])}</td>'
@@ -78,19 +78,18 @@ def growth_table(tape: Tape, count: int = 25) -> str:
     Raises ValueError for a tape that is not placed.
     """
     table = growth(tape)
-    steps = [column for column in table.columns if isinstance(column, int)]
-    shown_steps = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
+    steps = shown_steps(table)
     rows = []
     for entry in table.head(count).to_dict("records"):
         sizes = "".join(
-            f'<td class="number" data-value="{entry[step]}">{size_text(entry[step])}</td>' for step in shown_steps
+            f'<td class="number" data-value="{entry[step]}">{size_text(entry[step])}</td>' for step in steps
         )
         rows.append(
             f'<tr><td class="number" data-value="{entry["grew"]}">+{size_text(entry["grew"])}</td>'
             f'<td class="short">{_swatch(entry["category"])}{entry["category"]}</td><td>{_code(entry["layer"])}</td>'
             f'{sizes}<td title="{html.escape(entry["line"])}">{_code(_short(entry["line"]))}</td></tr>'
         )
-    return _table(("growth", "category", "layer", *(f"step {step}" for step in shown_steps), "line"), rows)
+    return _table(("growth", "category", "layer", *(f"step {step}" for step in steps), "line"), rows)
 
 
 def _percent(share: float) -> str:

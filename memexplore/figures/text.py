@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memexplore.analysis.curves import by_category, peak
+from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.summary import sentence
 from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.analysis.tradeoffs import Point, frontier
@@ -42,7 +42,7 @@ def timeline_text(tape: Tape) -> str:
     Raises ValueError for a tape that is not placed.
     """
     allocated, row = peak(tape)
-    shares = by_category(tape, window=slice(row, row + 1))[:, 0] if row >= 0 else np.zeros(len(Category), np.int64)
+    shares = category_bytes(tape, row)
     rows = [
         (
             kind.text,

@@ -97,19 +97,18 @@ def live_lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
 def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
     """Return the memory that grew from step to step: `text`, titles of at most three `steps`, and `rows` of text."""
     table = groups.growth(tape)
-    steps = [column for column in table.columns if isinstance(column, int)]
-    columns = [*steps[:1], *steps[1:-1][-1:], *steps[-1:]] if len(steps) > 1 else steps
+    steps = groups.shown_steps(table)
     rows = [
         {
             "grew": f"+{size_text(int(entry['grew']))}",
             **_category(entry["category"]),
             "layer": entry["layer"],
-            "sizes": [size_text(int(entry[step])) for step in columns],
+            "sizes": [size_text(int(entry[step])) for step in steps],
             **code_line(entry["line"])._asdict(),
         }
         for entry in table.head(count).to_dict("records")
     ]
-    return {"text": groups.growth_text(tape), "steps": [f"Step {step}" for step in columns], "rows": rows}
+    return {"text": groups.growth_text(tape), "steps": [f"Step {step}" for step in steps], "rows": rows}
 
 
 def _category(category: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -15,9 +15,6 @@ from memexplore.notebook import profile
 from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
 from memexplore.notebook.options import Options, parse, rewrite_first_line
 from memexplore.notebook.profile import Profile
-
-if TYPE_CHECKING:
-    pass
 
 
 @magics_class
