@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from memexplore.tape import Category
 
 
@@ -43,3 +45,15 @@ class Ref(Protocol):
     address: int
     size: int
     origin: Any
+    tag: Any
+
+
+def needs_gradient(args: Any) -> bool:
+    """Return whether a tensor among the arguments of an op, those in lists included, requires a gradient."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, list | tuple) and needs_gradient(value):
+            return True
+    return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memexplore.recorder.events import Origin
+from memexplore.recorder.events import Origin, needs_gradient
 from memexplore.recorder.module_hooks import Names
 from memexplore.recorder.stacks import Stacks, caller
 from memexplore.tape import Action, Category, Phase
@@ -159,6 +159,17 @@ class Recorder:
             (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
         )
 
+    def tag_at(self, address: int) -> tuple[int | None, int | None]:
+        """Return the certain category and the module of the block at an address."""
+        row = self.open_rows.get(address, -1)
+        return self.tags.get(row), self.owners.get(row)
+
+    def tag_block(self, address: int, tag: tuple[int | None, int | None]) -> None:
+        """Give the block at an address what `tag_at` returned for another block."""
+        for table, value in zip((self.tags, self.owners), tag, strict=True):
+            if value is not None:
+                table[self.open_rows[address]] = value
+
     def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
         """Record a segment that the allocator got or returned."""
         if action is not Action.OOM:
@@ -186,7 +197,7 @@ class Recorder:
             phase = self._phase
             if phase == _OPTIMIZER:
                 module = self._owner_of_argument(args, index, module)
-            elif phase == _OTHER and grad and not calls and _needs_gradient(args):
+            elif phase == _OTHER and grad and not calls and needs_gradient(args):
                 phase = self._phase = _FORWARD
                 self._step_begins()
             elif phase == _BACKWARD:
@@ -359,6 +370,9 @@ class Recorder:
         ref = self._ref(tensor)
         if ref is None:
             return
+        if not ref.size:
+            ref.tag = (category, owner)
+            return
         row = self.open_rows.get(ref.address, -1)
         self.tags[row] = category
         if owner is not None and owner >= 0:
@@ -384,13 +398,3 @@ class Recorder:
         for _, call, *_ in self._calls:
             self.call_ends_at[call] = len(self.events)
         self._calls.clear()
-
-
-def _needs_gradient(args: Any) -> bool:
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                return True
-        elif isinstance(value, list | tuple) and _needs_gradient(value):
-            return True
-    return False

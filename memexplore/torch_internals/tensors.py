@@ -42,6 +42,11 @@ storage_key = attribute_of(
     "identity of a storage while it lives (its address in C++); `data_ptr` is 0 for fake ones",
     NO_RECORDING,
 )
+storage_resize: Callable[[torch.UntypedStorage, int], torch.UntypedStorage] = look_up(
+    "torch._C.StorageBase.resize_",
+    "a storage's own `resize_`, which is replaced while a virtual GPU is on",
+    NO_VIRTUAL_GPU,
+)
 version_of = attribute_of(
     "torch.Tensor",
     "_version",

@@ -24,7 +24,7 @@ from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_l
 from memexplore.virtual_gpu.dispatch import mode, runner
 from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
-from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, table, threads
+from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, storages, table, threads
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
@@ -147,6 +147,7 @@ class VirtualGpu:
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),
+            *storages.rows(self.mode),
             *table.rows_of_release(release),
             *threads.patches(),
             Call(renaming.__enter__),

@@ -9,6 +9,7 @@ observer (a recorder).
   kernels; fake_kernels.py: torch's fake kernels and their errors.
 - plans.py: cache key of a call, description of fake results, construction of outputs.
 - runner.py: carries out a plan: allocates, builds outputs, frees. The `Observer` protocol is here.
+- shrunk_storages.py: storages that `resize_` has made smaller than their tensors.
 - autograd_engine.py: gradients that the engine accumulates in place. device_mixing.py: errors for tensors of two
   devices. work.py: FLOPs and bytes of an op.
 

@@ -14,7 +14,14 @@ import torch
 from memexplore.allocator import Allocator
 from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode, fake_device_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import autograd_engine, device_mixing, fake_kernels, planning, plans
+from memexplore.virtual_gpu.dispatch import (
+    autograd_engine,
+    device_mixing,
+    fake_kernels,
+    planning,
+    plans,
+    shrunk_storages,
+)
 from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
@@ -52,7 +59,11 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if func is _PRIM_DEVICE:
             return fake_device_of(args[0])
         with DisableTorchFunction():
-            return self._run(func, types, args, kwargs)
+            shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
+            result = self._run(func, types, args, kwargs)
+            if shrunk:
+                shrunk_storages.keep_size(shrunk)
+            return result
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         traits = self._traits_of(func)

@@ -28,7 +28,7 @@ from memexplore.virtual_gpu.kernels.plan import (
     View,
 )
 from memexplore.virtual_gpu.tensors import values
-from memexplore.virtual_gpu.tensors.tensor import StorageRef, live_storages
+from memexplore.virtual_gpu.tensors.tensor import StorageRef, live_storages, storage_ref
 
 
 class Observer(Protocol):
@@ -49,6 +49,12 @@ class Observer(Protocol):
     def out_of_memory(self, size: int, func: Any, args: Any) -> None:
         """A request did not fit."""
 
+    def tag_at(self, address: int) -> Any:
+        """Return what the observer knows about the contents of a block, or None."""
+
+    def tag_block(self, address: int, tag: Any) -> None:
+        """A block has the contents that another had, whose `tag_at` was `tag`."""
+
 
 class PlanRunner:
     """Carries out plans on one allocator; `observer` and `work_log` get events and work where they are set."""
@@ -61,6 +67,8 @@ class PlanRunner:
         """Gets the work of every op."""
         self.has_earlier_tensors = False
         """Whether storages of an earlier virtual GPU are alive, which are allocated here when they are used."""
+        self.has_shrunk_storages = any(not ref.size for ref in list(live_storages.values()))
+        """Whether `resize_` has made a storage smaller than its tensors (shrunk_storages.py)."""
 
     def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Allocate the memory of a plan and return its outputs.
@@ -113,7 +121,7 @@ class PlanRunner:
         Raises torch.OutOfMemoryError where it does not fit.
         """
         ref = live_storages.get(storage_key(untyped_storage(tensor)))
-        if ref is not None and not ref.address:
+        if ref is not None and not ref.address and ref.size:
             try:
                 ref.address = self.allocator.malloc(ref.size)
             except OutOfMemory as error:
@@ -123,17 +131,33 @@ class PlanRunner:
         return ref
 
     def resize(self, tensor: torch.Tensor, size_before: int, func: Any, args: Any) -> None:
-        """Allocate a storage again whose size an op changed: `resize_` allocates the new block, then frees the old."""
+        """Allocate a storage again whose size an op such as `resize_` changed."""
         storage = untyped_storage(tensor)
         size = storage.nbytes()
         ref = live_storages.get(storage_key(storage))
-        if size == size_before or (ref is not None and ref.size == size):
-            return
+        if size != size_before and (ref is None or ref.size != size):
+            self.resize_storage(storage, size, func, args)
+
+    def resize_storage(self, storage: torch.UntypedStorage, size: int, func: Any, args: Any) -> None:
+        """Give a storage a block of `size` bytes and free its old one; size 0 frees only.
+
+        The new block is allocated first, also where it is smaller or of the same size: resize_bytes_cuda in
+        aten/src/ATen/native/cuda/Resize.cpp. Raises torch.OutOfMemoryError, and then the old block stays.
+        """
+        observer = self.observer
         address = self._allocate(size, func, args, 0, Category.UNKNOWN) if size else 0
+        ref = live_storages.get(storage_key(storage))
+        tag = None
         if ref is not None:
+            tag = ref.tag if observer is None or not ref.address else observer.tag_at(ref.address)
+            self.has_shrunk_storages |= size < ref.size
             _free_dead_storage(ref)
         if size:
             self._watch(storage, address, size)
+            if observer is not None and tag is not None:
+                observer.tag_block(address, tag)
+        else:
+            self._watch(storage, 0, 0).tag = tag
 
     def _run_requests(
         self,
@@ -203,11 +227,9 @@ class PlanRunner:
         if self.observer is not None:
             self.observer.free(address, size)
 
-    def _watch(self, storage: Any, address: int, size: int) -> None:
+    def _watch(self, storage: Any, address: int, size: int) -> StorageRef:
         """Free a block when the storage that has it dies."""
-        ref = StorageRef(storage, _free_dead_storage)
-        ref.key, ref.address, ref.size, ref.origin = storage_key(storage), address, size, None
-        live_storages[ref.key] = ref
+        return storage_ref(storage, address, size, _free_dead_storage)
 
 
 _active: PlanRunner | None = None

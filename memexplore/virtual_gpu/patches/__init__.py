@@ -6,6 +6,7 @@
 - `device_names.py`: the function mode that replaces `cuda` in arguments. `modes.py`: restored modes of torch.
 - `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
+- `storages.py`: methods of `torch.UntypedStorage`.
 - `getitem.py`: indexing as in older releases. `threads.py`: one error for `cuda` in other threads.
 
 `VirtualGpu.patches` in device.py joins them in order. Tests interrupt switching at every line

@@ -101,6 +101,12 @@ class VirtualTensor(FakeTensor):
     def pin_memory(self, *args: Any) -> VirtualTensor:  # type: ignore[override]
         return self
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        storage = untyped_storage(self)
+        if not self.host and not storage.nbytes():
+            _watch_empty(storage)
+        return storage
+
     def data_ptr(self) -> int:
         return address_of(self) + int(self.storage_offset()) * self.element_size()
 
@@ -253,18 +259,44 @@ def saved_on_a_virtual_gpu_without_values(
 class StorageRef(weakref.ref[Any]):
     """A weak reference to a storage with its block on the device; its callback frees the block."""
 
-    __slots__ = ("address", "key", "origin", "size")
+    __slots__ = ("address", "key", "origin", "size", "tag")
     address: int
     """Address of the block, 0 while the storage has no memory on the device that is on."""
     key: int
     """The storage's C++ address, its identity while it lives."""
     size: int
+    """Bytes, 0 for a storage that `resize_(0)` has emptied."""
     origin: Any
     """Op, module and stack of its allocation, for recordings that begin later; None if it was not recorded."""
+    tag: Any
+    """Category and module that a recorder knows for the storage while it has no memory, or None."""
 
 
 live_storages: dict[int, StorageRef] = {}
 """Key -> reference of every storage alive on the virtual GPU, in order of allocation."""
+
+
+def storage_ref(
+    storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None]
+) -> StorageRef:
+    """Enter a storage in `live_storages` and return its reference; `died` is called when the storage dies."""
+    ref = StorageRef(storage, died)
+    ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
+    # Last in the order of allocation, also where the storage had another block before.
+    live_storages.pop(ref.key, None)
+    live_storages[ref.key] = ref
+    return ref
+
+
+def _watch_empty(storage: torch.UntypedStorage) -> None:
+    """Enter a storage without bytes, so that `resize_` recognises it as one on the device."""
+    if storage_key(storage) not in live_storages:
+        storage_ref(storage, 0, 0, _forget)
+
+
+def _forget(ref: StorageRef) -> None:
+    if live_storages.get(ref.key) is ref:
+        del live_storages[ref.key]
 
 
 def address_of(tensor: torch.Tensor) -> int:

@@ -1,0 +1,56 @@
+"""Storages of virtual tensors: `resize_` with memory on the virtual GPU, and the device and address that code reads.
+
+In: nothing. Out: rows for the table of patches. The C++ storage of a virtual tensor is a meta storage; `live_storages`
+has those on the device.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.tensors import storage_key, storage_resize
+from memexplore.virtual_gpu.dispatch.runner import PlanRunner
+from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.tensor import CUDA, live_storages
+
+_Storage = torch.UntypedStorage
+
+
+def rows(runner: PlanRunner) -> list[Replace]:
+    """Return the replaced methods of `torch.UntypedStorage`."""
+    return [
+        Replace(_Storage, "resize_", _resize(runner)),
+        Replace(_Storage, "device", property(_device(_Storage.device))),
+        Replace(_Storage, "data_ptr", _data_ptr(_Storage.data_ptr)),
+    ]
+
+
+def _resize(runner: PlanRunner) -> Callable[[Any, Any], Any]:
+    """`UntypedStorage.resize_`, which no mode sees."""
+
+    def resize_(self: torch.UntypedStorage, size: Any) -> Any:
+        if storage_key(self) in live_storages:
+            # As the C++ function, which takes the size as an unsigned number.
+            runner.resize_storage(self, operator.index(size) % 2**64, "UntypedStorage.resize_", ())
+        return storage_resize(self, size)
+
+    return resize_
+
+
+def _device(original: Any) -> Callable[[Any], torch.device]:
+    def device(self: torch.UntypedStorage) -> torch.device:
+        return CUDA if storage_key(self) in live_storages else original.__get__(self)
+
+    return device
+
+
+def _data_ptr(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        ref = live_storages.get(storage_key(self))
+        return original(self) if ref is None else ref.address
+
+    return data_ptr
