@@ -125,3 +125,34 @@ def test_grad_scaler_steps(gpu):
     scaler.step(optimizer)
     scaler.update()
     assert len(optimizer.state) == 2
+
+
+READS = [
+    lambda weight, rows: weight[rows],
+    lambda weight, rows: weight.gather(0, rows[:, None].expand(-1, 1024)),
+    lambda weight, rows: weight.take(rows),
+    lambda weight, rows: weight.index_select(0, rows),
+    lambda weight, rows: weight.max(0)[0],
+    lambda weight, rows: F.embedding(rows, weight),
+]
+
+
+def requests_of_backward(inside, read):
+    """Bytes of each request of a backward pass that runs inside autocast or after it."""
+    weight = nn.Parameter(torch.zeros(4096, 1024, device="cuda"))
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = read(weight, torch.arange(64, device="cuda")).sum()
+    with capture.record() as recording, torch.autocast("cuda", torch.bfloat16, enabled=inside):
+        loss.backward()
+    tape = recording.tape
+    return tape.size[tape.action == Action.ALLOC].tolist()
+
+
+@pytest.mark.parametrize("read", READS)
+def test_backward_inside_autocast_fills_the_same_gradient_in_place(gpu, read):
+    assert requests_of_backward(True, read) == requests_of_backward(False, read)
+
+
+def test_backward_of_gather_inside_autocast_makes_one_gradient(gpu):
+    # The loss's gradient, and zeros of the weight's size, 4096 * 1024 * 4 bytes, which scatter_add_ fills.
+    assert requests_of_backward(True, READS[1]) == [4, 16 * MIB]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -28,6 +30,12 @@ from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
 
 _ADD = torch.ops.aten.add.Tensor
 _run_backward = engine_run_backward.__code__
+_wrappers: set[CodeType] = set()
+
+
+def passes_through(kernel: Callable[..., Any]) -> None:
+    """Declare that a Python kernel, such as those of autocast, calls its op again: a call by the engine stays one."""
+    _wrappers.add(kernel.__code__)
 
 
 class _Probe(TorchDispatchMode):
@@ -63,7 +71,12 @@ def called_from_engine(depth: int) -> bool:
     """Return whether the running backward pass itself called the op that is `depth` frames above the caller."""
     if current_autograd_node() is None or torch.is_grad_enabled():
         return False
-    return sys._getframe(depth + 1).f_code is _run_backward
+    frame = sys._getframe(depth + 1)
+    # `OpOverload.__call__`, and the kernel that calls it.
+    caller = frame.f_back
+    if caller is not None and caller.f_code in _wrappers and caller.f_back is not None:
+        frame = caller.f_back
+    return frame.f_code is _run_backward
 
 
 def in_place_op(func: Any, rule: InPlace, args: Any) -> Any:

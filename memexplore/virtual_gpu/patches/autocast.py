@@ -16,8 +16,16 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, schema_of
+from memexplore.torch_internals.dispatch import (
+    DisableTorchFunction,
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeyGuard,
+    schema_of,
+)
 from memexplore.torch_internals.tensors import is_view
+from memexplore.virtual_gpu.dispatch import autograd_engine
+from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
@@ -148,11 +156,18 @@ def _widest(value: Any, widest: torch.dtype) -> torch.dtype:
 
 
 def _promote(op: Any) -> Callable[..., Any]:
+    written_in_place = table.find(op, table.Kind.IN_PLACE) is not None
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if written_in_place and autograd_engine.called_from_engine(1):
+            # The formula's in-place op, which is not in CUDA's lists: nothing is cast.
+            with _guard(), DisableTorchFunction():
+                return op(*args, **kwargs)
         dtype = _widest(args, torch.get_autocast_dtype(BACKEND.type))
         with _guard():
             return op(*(_cast(value, dtype) for value in args), **kwargs)
 
+    autograd_engine.passes_through(kernel)
     return kernel
 
 
