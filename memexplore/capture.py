@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -13,11 +14,12 @@ import torch
 import memexplore
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
+from memexplore.analysis import summary, verdict
 from memexplore.gpu_catalogue import Gpu
-from memexplore.recorder import history_api, module_hooks, tape_builder
+from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
-from memexplore.tape import Meta, Source, Tape
+from memexplore.tape import Ending, Meta, Source, Tape
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.patches.install import Patched
@@ -33,6 +35,23 @@ class Recording:
     _tape: Tape | None = None
     _recorder: Recorder | None = None
     _failure: Exception | None = None
+    _end: endings.End = endings.COMPLETED
+
+    def ended_by(self, error: BaseException) -> None:
+        """Note the exception that ended the recorded program, for a caller that catches it inside the block."""
+        self._end = endings.end_of(error)
+
+    @contextlib.contextmanager
+    def ending_out_of_memory(self) -> Iterator[None]:
+        """End the block, and with it the recorded program, without an error where a GPU has no memory left."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.ended_by(error)
+
+    def _thread_ended(self, end: endings.End) -> None:
+        if self._end.ending is Ending.COMPLETED:
+            self._end = end
 
     def events(self) -> list[tuple[int, ...]]:
         """Return the rows recorded so far, as `recorder.events.Event`s.
@@ -63,15 +82,18 @@ class Recording:
     @contextlib.contextmanager
     def _finishing(self, finish: Callable[[], Tape]) -> Iterator[None]:
         """Build the tape after the block; if that fails too, raise the exception of the block."""
+        unwatch = endings.watch_threads(self._thread_ended)
         try:
             yield
         except BaseException as error:
+            self.ended_by(error)
             with note_failure(error, "memexplore could not build the tape of this recording"):
                 self._finish(finish)
             raise
         else:
             self._finish(finish)
         finally:
+            unwatch()
             self._recorder = None
 
     def _finish(self, finish: Callable[[], Tape]) -> None:
@@ -156,8 +178,11 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
 
     def finish() -> Tape:
         recorder.finish()
-        notes = values.assumptions if virtual_gpu is not None else ()
-        tape = tape_builder.build(recorder, meta._replace(notes=(*meta.notes, *notes)))
+        notes = (*meta.notes, *(values.assumptions if virtual_gpu is not None else ()))
+        end = recording._end
+        tape = tape_builder.build(recorder, meta._replace(notes=notes, ending=end.ending, error=end.error))
+        if meta.capacity is not None:
+            tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=recorder.training.models(tape)))
         tape_builder.store_origins(recorder, tape)
         return tape if virtual_gpu is not None else real.finish(tape)
 
@@ -192,7 +217,8 @@ def predicted(device: VirtualGpu) -> Meta:
 def simulate(function: Callable[[], Any], *, gpu: str = "T4", release: str | None = None, settings: str = "") -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
-    An out-of-memory error ends the run and is a row of the tape; every other exception is raised. For the arguments see
+    An out-of-memory error ends the run and is a row of the tape; every other exception is raised, with a note for each
+    value that was assumed. A function that comes to its end without the GPU gives a warning. For the arguments see
     `virtual`. The value that the function returns is dropped.
 
     >>> import torch
@@ -203,8 +229,15 @@ def simulate(function: Callable[[], Any], *, gpu: str = "T4", release: str | Non
     """
     with virtual(gpu, release=release, settings=settings):
         recording = record()
-        with contextlib.suppress(torch.OutOfMemoryError), recording as running:
-            function()
+        try:
+            with contextlib.suppress(torch.OutOfMemoryError), recording as running:
+                function()
+        except Exception as error:
+            for note in values.assumptions:
+                error.add_note(f"On the virtual {gpu}, {note}")
+            raise
+    if verdict.verdict(running.tape) is verdict.Verdict.NOT_ON_GPU:
+        warnings.warn(summary.sentence(running.tape).splitlines()[0], stacklevel=2)
     return running.tape
 
 

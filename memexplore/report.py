@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from memexplore.analysis.addresses import fragmentation_text, has_segments
 from memexplore.analysis.curves import peak
-from memexplore.analysis.groups import growth_text, oom_text
+from memexplore.analysis.groups import ending_text, growth_text
 from memexplore.analysis.summary import sentence, summary
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_figure
@@ -107,7 +107,7 @@ def html(tape: Tape) -> str:
         f"<title>{escape(first)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(first)}</h1>",
         *(f'<p class="note">{escape(line)}</p>' for line in others),
-        *([f'<p class="oom">{escape(oom_text(tape))}</p>'] if oom_text(tape) else []),
+        *([f'<p class="oom">{escape(ending)}</p>'] if (ending := ending_text(tape)) else []),
         f"<noscript>{image(tape)}</noscript>",
         _figure("timeline", timeline(tape, points=_POINTS)),
         "<h2>Layers</h2>",

@@ -83,6 +83,16 @@ class Source(enum.StrEnum):
     IMPORTED = "imported"
 
 
+class Ending(enum.StrEnum):
+    """How a recorded program ended; `UNKNOWN` for a snapshot file, which does not say."""
+
+    UNKNOWN = "unknown"
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out of memory"
+    ERROR = "error"
+    INTERRUPTED = "interrupted"
+
+
 class Frame(NamedTuple):
     """One line of a Python stack; a stack lists the innermost frame first."""
 
@@ -109,6 +119,13 @@ class Meta(NamedTuple):
     """Releases by package, such as `{"torch": "2.13.0", "memexplore": "0.1.0"}`; the rules of this torch apply."""
     notes: tuple[str, ...] = ()
     """Assumptions and limits of the numbers, one sentence each."""
+    ending: Ending = Ending.UNKNOWN
+    error: str = ""
+    """The error that ended the program, with its line, such as ``ValueError: too small (train.py:12)``."""
+    trained_on_cpu: tuple[str, ...] = ()
+    """Models of a recorded GPU that trained on the CPU while nothing trained on the GPU."""
+    advice: str = ""
+    """Sentence on how to run the program on the GPU, for a program that did not use it."""
 
 
 _COLUMNS: dict[str, Any] = {
@@ -124,6 +141,12 @@ _COLUMNS: dict[str, Any] = {
     "module": np.int32,
     "stack": np.int32,
 }
+
+
+def _meta(values: dict[str, Any]) -> Meta:
+    """Return metadata from its JSON object; files of earlier releases lack some fields."""
+    typed = {"source": Source, "ending": Ending, "notes": tuple, "trained_on_cpu": tuple}
+    return Meta(**{name: typed.get(name, lambda value: value)(value) for name, value in values.items()})
 
 
 def _analysis(name: str) -> Any:
@@ -344,7 +367,7 @@ class Tape:
             frames = [Frame(*frame) for frame in tables["frames"]]
             return cls.from_columns(
                 {name: table.column(name).to_numpy() for name in _COLUMNS},
-                meta=Meta(**meta | {"source": Source(meta["source"]), "notes": tuple(meta["notes"])}),
+                meta=_meta(meta),
                 ops=tables["ops"],
                 modules=tables["modules"],
                 stacks=[tuple(frames[number] for number in stack) for stack in tables["stacks"]],

@@ -13,7 +13,7 @@ from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.allocator.restore import restore
 from memexplore.allocator.settings import SMALL_SEGMENT, Settings
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Ending, Tape
 
 _DEFAULT_RELEASE = "2.11"  # for tapes without a torch version: free blocks had one order from 1.x to 2.11
 _CHUNK = 1 << 17
@@ -271,4 +271,10 @@ class _Replay:
         columns["address"] = np.concatenate((inserted[:, 2], address[rows]))[order]
         columns["size"] = np.concatenate((inserted[:, 3], tape.size[rows]))[order]
         columns["stream"] = np.concatenate((inserted[:, 4], tape.stream[rows]))[order]
-        return Tape.from_columns(columns, meta=tape.meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks)
+        meta = tape.meta
+        if self.end < len(tape):
+            meta = meta._replace(ending=Ending.OUT_OF_MEMORY, error="")
+        elif meta.ending is Ending.OUT_OF_MEMORY and not np.any(columns["action"] == Action.OOM):
+            # The request that ended the program succeeds here: what the program would do next is unknown.
+            meta = meta._replace(ending=Ending.UNKNOWN, error="")
+        return Tape.from_columns(columns, meta=meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.curves import Rows, block_bytes, curve, lifetimes, live_rows, peak
 from memexplore.analysis.tables import NO_LAYER, user_line
+from memexplore.analysis.verdict import Verdict, caught_text, failed_request, verdict
 from memexplore.tape import Action, Category, Tape
 from memexplore.units import difference_text, size_text
 
@@ -127,14 +128,13 @@ def growth_text(tape: Tape) -> str:
 
 
 def oom_text(tape: Tape) -> str:
-    """Return the last failed request, the free memory and its largest holders as text, empty for a run that fits.
+    """Return the request that ended the run, the free memory and its largest holders as text; empty without one.
 
     Raises ValueError for a tape that is not placed.
     """
-    ooms = np.flatnonzero(tape.action == Action.OOM)
-    if not len(ooms):
+    row = failed_request(tape)
+    if row < 0:
         return ""
-    row = int(ooms[-1])
     request, reserved, allocated = int(tape.size[row]), int(curve(tape, "reserved")[row]), int(curve(tape)[row])
     text = f"A request for {size_text(request)} failed"
     if tape.stack[row] >= 0:
@@ -152,6 +152,18 @@ def oom_text(tape: Tape) -> str:
         ]
         text += f" The largest holders of the {size_text(allocated)} allocated: {', '.join(owners)}."
     return text
+
+
+def ending_text(tape: Tape) -> str:
+    """Return what explains the end of a run: the failed request, caught errors, assumptions before an error; or "".
+
+    Raises ValueError for a tape that is not placed.
+    """
+    texts = [oom_text(tape), caught_text(tape)]
+    assumed = [note.removeprefix("assumed: ") for note in tape.meta.notes if note.startswith("assumed: ")]
+    if assumed and verdict(tape) is Verdict.ERROR:
+        texts.append(f"Assumed before the error: {'; '.join(assumed)}.")
+    return " ".join(filter(None, texts))
 
 
 def diff(before: Tape, after: Tape) -> pandas.DataFrame:

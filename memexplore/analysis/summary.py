@@ -8,31 +8,20 @@ from typing import Any
 import numpy as np
 
 from memexplore.analysis.curves import category_bytes, curve, peak
-from memexplore.analysis.tables import user_line
-from memexplore.tape import Action, Category, Phase, Tape
+from memexplore.analysis.location import location_text, where
+from memexplore.analysis.verdict import Verdict, caught_requests, errors_text, failed_request, verdict
+from memexplore.tape import Category, Tape
 from memexplore.units import size_text
-
-
-def _where(tape: Tape, row: int) -> dict[str, Any]:
-    """Return step, phase, layer, op and line of a row, None for columns without a value."""
-    if row < 0:
-        return {"step": 0, "phase": Phase.OTHER.text, "layer": None, "op": None, "line": None}
-    op, module, stack = int(tape.op[row]), int(tape.module[row]), int(tape.stack[row])
-    return {
-        "step": int(tape.step[row]),
-        "phase": Phase(int(tape.phase[row])).text,
-        "layer": (tape.modules[module] or None) if module >= 0 else None,
-        "op": tape.ops[op] if op >= 0 else None,
-        "line": (user_line(tape.stacks[stack]) or None) if stack >= 0 else None,
-    }
 
 
 def summary(tape: Tape) -> dict[str, Any]:
     """Return the object of ``memexplore run --json``; sizes in bytes.
 
-    Keys `source`, `gpu`, `capacity` (None on a CPU), `outcome` ("fits" or "oom"), `peak_requested`, `peak_allocated`,
-    `peak_reserved`, `steps` (training steps that began) and `at_peak` with `step`, `phase`, `layer`, `op`, `line` of
-    the row that reaches the peak allocated and `by_category`, allocated bytes by category, which sum to the peak.
+    Keys `source`, `gpu`, `capacity` (None on a CPU), `outcome` (a `Verdict`), `error` (what ended the program, or
+    None), `peak_requested`, `peak_allocated`, `peak_reserved`, `steps` (training steps that began), `at_peak` with
+    `step`, `phase`, `layer`, `op`, `line` of the row that reaches the peak allocated and `by_category`, allocated bytes
+    by category, which sum to the peak; `failed_request`, the request that ended the program out of memory, or None, and
+    `caught_requests`, a list of those after which the program went on, each with `requested` and its location; `notes`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -43,40 +32,26 @@ def summary(tape: Tape) -> dict[str, Any]:
     """
     allocated, row = peak(tape)
     shares = category_bytes(tape, row)
+    failed = failed_request(tape)
     return {
         "source": tape.meta.source.value,
         "gpu": tape.meta.gpu or tape.meta.device,
         "capacity": tape.meta.capacity,
-        "outcome": "oom" if np.any(tape.action == Action.OOM) else "fits",
+        "outcome": verdict(tape).value,
+        "error": tape.meta.error or None,
         "peak_requested": peak(tape, "requested")[0],
         "peak_allocated": allocated,
         "peak_reserved": peak(tape, "reserved")[0],
         "steps": int(np.count_nonzero(np.unique(tape.step) > 0)),
-        "at_peak": _where(tape, row) | {"by_category": {kind.text: int(shares[kind]) for kind in Category}},
+        "at_peak": where(tape, row) | {"by_category": {kind.text: int(shares[kind]) for kind in Category}},
+        "failed_request": _request(tape, failed) if failed >= 0 else None,
+        "caught_requests": [_request(tape, caught) for caught in caught_requests(tape)],
+        "notes": list(tape.meta.notes),
     }
 
 
-def _location(where: dict[str, Any]) -> str:
-    """Return a location in the run as text: ``step 2, backward of layer3.5.conv2``."""
-    step, phase, layer = where["step"], where["phase"], where["layer"]
-    words = [f"step {step}"] if step else []
-    if phase != Phase.OTHER.text:
-        words.append(f"{phase} of {layer}" if layer and phase != Phase.OPTIMIZER.text else phase)
-    elif layer:
-        words.append(layer)
-    return ", ".join(words)
-
-
-def location_text(tape: Tape, row: int) -> str:
-    """Return the location of a row as text: ``step 2, backward of layer3.5.conv2``; empty without step and layer.
-
-    >>> from memexplore.tape import Meta, Source
-    >>> tape = Tape.from_columns({"address": [0], "size": [40], "step": [1], "phase": [Phase.OPTIMIZER]},
-    ...                          meta=Meta(Source.MEASURED, "cpu"))
-    >>> location_text(tape, 0)
-    'step 1, optimizer'
-    """
-    return _location(_where(tape, row))
+def _request(tape: Tape, row: int) -> dict[str, Any]:
+    return {"requested": int(tape.size[row])} | where(tape, row)
 
 
 def with_article(name: str) -> str:
@@ -108,13 +83,16 @@ def _fit_line(tape: Tape) -> str:
     if capacity is None:
         return f"On {'the CPU' if device == 'cpu' else device} · {source}"
     spare = capacity - peak(tape, "reserved")[0]
-    return f"Fits {with_article(device)} ({size_text(capacity)} usable) with {size_text(spare)} to spare · {source}"
+    fits = f"Fits {with_article(device)} ({size_text(capacity)} usable) with {size_text(spare)} to spare"
+    if caught := caught_requests(tape):
+        fits += f", after {errors_text(len(caught))} that the program caught"
+    return f"{fits} · {source}"
 
 
 def sentence(tape: Tape) -> str:
-    """Return two lines: the peak (or the request that failed), and whether the run fits.
+    """Return two lines: the peak (or what ended the program), and whether the run fits.
 
-    >>> from memexplore.tape import Meta, Source
+    >>> from memexplore.tape import Meta, Phase, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [4096], "category": [Category.ACTIVATION], "step": [1],
     ...     "phase": [Phase.FORWARD], "module": [0]}, modules=["conv1"],
     ...     meta=Meta(Source.MEASURED, "cpu", versions={"torch": "2.13.0"}))
@@ -124,28 +102,78 @@ def sentence(tape: Tape) -> str:
 
     Raises ValueError for a tape that is not placed.
     """
-    result = summary(tape)
-    allocated, reserved = result["peak_allocated"], result["peak_reserved"]
-    share = result["at_peak"]["by_category"][Category.ACTIVATION.text] / allocated if allocated else 0.0
-    activations = f"{share * 100:.0f} % activations"
+    match verdict(tape):
+        case Verdict.OOM:
+            return _out_of_memory(tape)
+        case Verdict.NOT_ON_GPU:
+            return _not_on_gpu(tape)
+        case Verdict.ERROR | Verdict.INTERRUPTED:
+            return _ended_early(tape)
+        case _:
+            return f"Peak {_at_peak(tape)}\n{_fit_line(tape)}"
+
+
+def _held(tape: Tape) -> str:
+    """Return the peak allocated, and the peak reserved where it says more."""
+    allocated, reserved = peak(tape)[0], peak(tape, "reserved")[0]
     held = f"{size_text(allocated)} allocated"
     if tape.meta.capacity is not None or reserved != peak(tape, "active")[0]:
         held += f" ({_in_unit_of(reserved, allocated)} reserved)"
-    if result["outcome"] == "fits":
-        location = _location(result["at_peak"])
-        first = f"Peak {held}{' in ' + location if location else ''} · {activations}"
-        return f"{first}\n{_fit_line(tape)}"
-    row = int(np.flatnonzero(tape.action == Action.OOM)[-1])
-    where, request, capacity = _where(tape, row), int(tape.size[row]), tape.meta.capacity
-    location, op = _location(where), where["op"]
+    return held
+
+
+def _activations(tape: Tape) -> str:
+    allocated, row = peak(tape)
+    share = int(category_bytes(tape, row)[Category.ACTIVATION]) / allocated if allocated else 0.0
+    return f"{share * 100:.0f} % activations"
+
+
+def _at_peak(tape: Tape) -> str:
+    location = location_text(tape, peak(tape)[1])
+    return f"{_held(tape)}{' in ' + location if location else ''} · {_activations(tape)}"
+
+
+def _out_of_memory(tape: Tape) -> str:
+    row = failed_request(tape)
+    request, capacity = int(tape.size[row]), tape.meta.capacity
+    location, op = location_text(tape, row), where(tape, row)["op"]
     first = f"Out of memory{' in ' + location if location else ''}: {op or 'the run'} requested {size_text(request)}"
     if capacity is None:
-        return f"{first}\nPeak {held} · {activations} · {_source(tape)}"
+        return f"{first}\nPeak {_held(tape)} · {_activations(tape)} · {_source(tape)}"
     missing = request + int(curve(tape, "reserved")[row]) - capacity
     if missing > 0:
         first += f", {size_text(missing)} more than was free"
-    usable = f"{with_article(tape.meta.device)} has {size_text(capacity)} usable"
-    return f"{first}\n{usable[0].upper()}{usable[1:]}; peak {held} · {activations} · {_source(tape)}"
+    return f"{first}\n{_usable(tape)}; peak {_held(tape)} · {_activations(tape)} · {_source(tape)}"
+
+
+def _usable(tape: Tape) -> str:
+    """Return the capacity as a clause with a capital: ``A Tesla T4 has 14.4 GiB usable``."""
+    usable = f"{with_article(tape.meta.device)} has {size_text(tape.meta.capacity or 0)} usable"
+    return f"{usable[0].upper()}{usable[1:]}"
+
+
+def _ended_early(tape: Tape) -> str:
+    """Return the sentence for a program that an error or an interrupt ended."""
+    interrupted = verdict(tape) is Verdict.INTERRUPTED
+    first = f"{'Interrupted' if interrupted else 'Ended by an error'}: {tape.meta.error}".removesuffix(": ")
+    so_far = f"Peak so far {_at_peak(tape)}" if peak(tape)[0] else "Nothing was allocated on the GPU so far"
+    if tape.meta.capacity is None:
+        return f"{first}\nPeak so far {_at_peak(tape)} · {_source(tape)}"
+    return f"{first}\n{so_far} · {_usable(tape)} · {_source(tape)}"
+
+
+def _not_on_gpu(tape: Tape) -> str:
+    """Return the sentence for a program that came to its end without the GPU."""
+    device, models = tape.meta.device, tape.meta.trained_on_cpu
+    if models:
+        trained = models[0] if len(models) == 1 else f"{models[0]} and {len(models) - 1} more"
+        first = f"Nothing trained on the {device}: {trained} trained on the CPU"
+    else:
+        first = f"Nothing ran on the {device}: the code put no tensor on it"
+    if peak(tape)[0]:
+        first += f"; peak of the rest {_held(tape)}"
+    advice = tape.meta.advice or 'Put the model and its batches on "cuda"'
+    return f"{first}\n{advice} · {_source(tape)}"
 
 
 def _in_unit_of(size: int, other: int) -> str:

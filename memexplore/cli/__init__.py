@@ -1,6 +1,7 @@
 """The command line ``memexplore``.
 
-- `commands`: the parser, and one function per command
+- `commands`: the parser, and one function per command; `run`: the command `run`
+- `options`: exit statuses and checks of options
 - `report_text`: tables and the report of a tape as text
 
 To add a command, add a parser in `commands._parser`, a function, and a case in `commands.main`.

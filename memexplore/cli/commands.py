@@ -9,14 +9,15 @@ import importlib.util
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import memexplore
-from memexplore import doctor, gpu_catalogue, script
+from memexplore import doctor, gpu_catalogue
+from memexplore.cli import run
+from memexplore.cli.options import ERROR, FITS, INTERRUPTED, USAGE, UsageError, check_release, find_gpu
 from memexplore.cli.report_text import report_text, text_table
 from memexplore.doctor import INSTALL_LAB
 from memexplore.units import size_text
@@ -24,20 +25,16 @@ from memexplore.units import size_text
 if TYPE_CHECKING:
     from memexplore.tape import Tape
 
-FITS, ERROR, USAGE, OOM, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit statuses; 130 is the shell's status for Ctrl-C."""
-
 _PACKAGE = pathlib.Path(memexplore.__file__).parent
 _FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 success or fits, 1 error, 2 usage error, 3 out of memory."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    script_arguments: list[str] = []
-    if arguments[:1] == ["run"] and "--" in arguments:
-        split = arguments.index("--")
-        arguments, script_arguments = arguments[:split], arguments[split + 1 :]
+    """Run one command and return its exit status.
+
+    0 success or fits, 1 error, 2 usage error, 3 out of memory, 4 nothing ran on the GPU, 130 interrupted.
+    """
+    arguments, script_arguments = run.split_arguments(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "lab":
@@ -45,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         match options.command:
             case "run":
-                return _run(options, script_arguments)
+                return run.run(options, script_arguments)
             case "open":
                 return _open(options)
             case "verify":
@@ -56,17 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _lab(rest)
             case _:
                 return FITS if doctor.report() else ERROR
-    except _UsageError as error:
+    except UsageError as error:
         print(f"memexplore {options.command}: {error}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         # The reader closed the pipe (`| head`): without a new stdout the interpreter would fail to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
-
-
-class _UsageError(Exception):
-    """Invalid command line; the message says what to write instead."""
 
 
 def _hint(command: str) -> str:
@@ -81,16 +74,22 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, help_text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
 
-    run = command("run", "Run a training script and report its memory; exit status 0 fits, 3 out of memory.")
-    run.add_argument("script", type=pathlib.Path, help="a Python file; give its own arguments after --")
-    run.add_argument(
+    running = command(
+        "run",
+        "Run a training script and report its memory. Exit status: 0 fits, 1 the script ended by an error, 2 wrong "
+        "command line, 3 out of memory, 4 nothing ran on the GPU; a status that the script exits with comes first.",
+    )
+    program = running.add_mutually_exclusive_group(required=True)
+    program.add_argument("script", nargs="?", type=pathlib.Path, help="a Python file; give its own arguments after --")
+    program.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m; its arguments follow")
+    running.add_argument(
         "--gpu",
         help="a catalogue name, a size such as 24GiB, cuda or cpu; default: the real GPU if usable, else a virtual T4",
     )
-    run.add_argument("--release", metavar="RELEASE", help="follow the rules of this torch release, such as 2.11")
-    run.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
-    run.add_argument("--json", action="store_true", help="print one JSON object; the script's output goes to stderr")
-    run.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")
+    running.add_argument("--release", metavar="RELEASE", help="follow the rules of this torch release, such as 2.11")
+    running.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
+    running.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")
+    running.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")
 
     opened = command("open", "Show a PyTorch memory snapshot or a saved tape.")
     opened.add_argument("file", type=pathlib.Path)
@@ -109,98 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     command("lab", "Open JupyterLab on the first notebook; further arguments go to JupyterLab.")
     command("doctor", "Report what this machine has and what is missing.")
     return parser
-
-
-# --- run -----------------------------------------------------------------------------------------------------------
-
-
-def _run(options: argparse.Namespace, arguments: list[str]) -> int:
-    if not options.script.is_file():
-        raise _UsageError(f"no script {str(options.script)!r}; give the path of a Python file")
-    _check_release(options.release)
-    if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
-        _gpu(options.gpu)
-    for path in (options.html, options.output):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise _UsageError(f"no folder {str(path.absolute().parent)!r} for {path.name}; create it first")
-    output = _private_stdout() if options.json else sys.stdout
-    status = 0
-
-    def function() -> None:
-        nonlocal status
-        status = script.execute(options.script, arguments)
-
-    try:
-        tape = _record(function, options.gpu, options.release)
-    except _UsageError:
-        raise
-    except BaseException as error:
-        sys.stdout.flush()
-        script.print_traceback(error)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
-    sys.stdout.flush()
-
-    from memexplore.analysis import summary
-
-    if options.output is not None:
-        tape.save(options.output)
-    if options.html is not None:
-        _write_html(tape, options.html)
-    result = summary.summary(tape)
-    print(json.dumps(result, indent=2) if options.json else report_text(tape), file=output, flush=True)
-    return status or (OOM if result["outcome"] == "oom" else FITS)
-
-
-def _gpu(text: str) -> gpu_catalogue.Gpu:
-    try:
-        return gpu_catalogue.find(text)
-    except ValueError as error:
-        raise _UsageError(str(error)) from None
-
-
-def _check_release(text: str | None) -> None:
-    if text is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
-        raise _UsageError(f"{text!r} is not a torch release; write one such as 2.11")
-
-
-def _private_stdout() -> Any:
-    """Return a stream to the present stdout, and redirect stdout to stderr.
-
-    The redirection stays, because threads and exit handlers of the script may print after the JSON object.
-    """
-    sys.stdout.flush()
-    private = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return private
-
-
-def _record(function: Callable[[], None], gpu: str | None, release: str | None) -> Tape:
-    """Return the tape of a function. Default: the real GPU if usable, else a virtual T4."""
-    import torch
-
-    from memexplore import capture, targets
-
-    target = gpu or targets.default_target()
-    if not targets.is_real(target):
-        return capture.simulate(function, gpu=target, release=release)
-    if release is not None:
-        raise _UsageError("--release needs a virtual GPU; name one with --gpu")
-    try:
-        device = targets.real_device(target)
-    except ValueError as error:
-        raise _UsageError(str(error)) from None
-    with contextlib.suppress(torch.OutOfMemoryError), capture.record(device) as recording:
-        function()
-    return recording.tape
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _write_html(tape: Tape, path: pathlib.Path) -> None:
-    from memexplore import report
-
-    path.write_text(report.html(tape), encoding="utf-8")
 
 
 # --- open, verify --------------------------------------------------------------------------------------------------
@@ -224,7 +131,7 @@ def _open(options: argparse.Namespace) -> int:
     if options.html is not None:
         for number, tape in enumerate(tapes.values()):
             suffix = f"-{number}" if number else ""
-            _write_html(tape, options.html.with_stem(options.html.stem + suffix))
+            run.write_html(tape, options.html.with_stem(options.html.stem + suffix))
     devices = [_device_summary(device, tape) for device, tape in tapes.items()]
     if options.json:
         print(json.dumps({"devices": devices}, indent=2))
@@ -284,11 +191,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gpus(options: argparse.Namespace) -> int:
-    _check_release(options.release)
+    check_release(options.release)
     # From the package metadata: importing torch takes a second.
     release = options.release or importlib.metadata.version("torch")
     if options.gpu is not None:
-        gpu = _gpu(options.gpu).for_release(release)
+        gpu = find_gpu(options.gpu).for_release(release)
         if options.json:
             import dataclasses
 

@@ -27,11 +27,12 @@ def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 def report_text(tape: Tape) -> str:
     """Return the report of a tape: sentence, blocks alive at the peak, fragmentation, growth, notes."""
-    from memexplore.analysis import groups, summary
+    from memexplore.analysis import groups, summary, verdict
 
     result, lines = summary.summary(tape), [summary.sentence(tape)]
-    if failure := groups.oom_text(tape):
-        lines += ["", failure]
+    lines += [
+        text for failure in (groups.oom_text(tape), verdict.caught_text(tape)) if failure for text in ("", failure)
+    ]
     if peak := result["peak_allocated"]:
         shares = [(kind, size) for kind, size in result["at_peak"]["by_category"].items() if size]
         rows = [(kind, size_text(size), f"{size / peak * 100:.0f} %") for kind, size in shares]
@@ -39,7 +40,7 @@ def report_text(tape: Tape) -> str:
         lines += ["", "Largest tensors at the peak:", *_largest_tensors(tape)]
         lines += _origin_lines(tape)
     lines += [f"Note: {note}" for note in tape.meta.notes]
-    return "\n".join(lines)
+    return _relative("\n".join(lines))
 
 
 def _largest_tensors(tape: Tape) -> list[str]:
@@ -80,6 +81,6 @@ def _origin_lines(tape: Tape) -> list[str]:
     return lines
 
 
-def _relative(line: str) -> str:
-    """Return ``file:line`` relative to the working directory if the file is below it."""
-    return line.removeprefix(os.getcwd() + os.sep)
+def _relative(text: str) -> str:
+    """Return a text with the files below the working directory relative to it."""
+    return text.replace(os.getcwd() + os.sep, "")

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, curve, peak
+from memexplore.analysis.verdict import failed_request
 from memexplore.figures import bands
 from memexplore.figures.alignment import matching_rows, matching_window
 from memexplore.figures.hover import hover_texts
@@ -135,7 +136,8 @@ def window_layout(
         in_right_half = row - first > (last - first) / 2
         side = {"xanchor": "right", "xshift": -5} if in_right_half else {"xanchor": "left", "xshift": 5}
         shapes.append(_line(x=(row, row), y=(0, 1), yref="paper", colour=CAPACITY, width=2, dash="dot"))
-        text = f"<b>out of memory: {size_text(int(tape.size[row]))} requested</b>"
+        caught = "" if row == failed_request(tape) else "caught "
+        text = f"<b>{caught}out of memory: {size_text(int(tape.size[row]))} requested</b>"
         annotations.append(_note(text, x=row, y=1, yref="paper", yshift=-10, colour=CAPACITY, size=12, **side))
     return {
         # Without dtick plotly would put ticks between events.

@@ -5,6 +5,7 @@
 - `explore.py`, `explorer.py`: the widget that runs a step with other knobs. `controls.py` has one control per knob,
   `explorer_layout.py` and `explorer_html.py` arrange them, `tabs.py` fills the explorer's own tabs.
 - `magics.py`, `options.py`, `profile.py`, `notebook_gpu.py`: `%%memprofile`, `%memprofile` and `%memgpu`.
+- `cpu_names.py`: advice for a cell that ran on the CPU.
 - `main_thread.py`: work for the kernel when it is idle. `static_output.py`: images for notebooks without a kernel.
 - `frontend/`: the browser's part, ES modules that `bundle.py` joins at import, without node. `view.js` composes the
   others, `types.d.ts` has all messages. Check with ``npm ci`` once, then ``npm test`` and ``npm run types``.

@@ -33,7 +33,7 @@ def error(text: str, sentence: str) -> str:
 
 def hints(applied: ApplyReport, tape: Tape) -> str:
     """Return notes on the applied knobs, the text of an out-of-memory error, and the skipped sites with reasons."""
-    oom = groups.oom_text(tape)
+    oom = groups.ending_text(tape)
     parts = [f"<p>{html.escape(note)}</p>" for note in (*applied.note_texts, *([oom] if oom else []))]
     if applied.skipped:
         items = "".join(

@@ -71,10 +71,15 @@ class MemoryMagics(Magics):
         code = self._compile(statement)
         self._start(options, cell=None)
         __tracebackhide__ = True
+        error: BaseException | None = None
         try:
             return _execute(code, self.shell.user_ns, self.shell.user_ns if local_ns is None else local_ns)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            self._finish()
+            self._finish(error)
+            del error  # a cycle of the exception and this frame
 
     @no_var_expand
     @line_magic
@@ -163,7 +168,7 @@ class MemoryMagics(Magics):
                 break
         running = self._profile
         if running is not None and running.cell is not None and (cell is None or cell == running.cell):
-            self._finish(None if result is None else result.error_in_exec)
+            self._finish(KeyboardInterrupt() if result is None else result.error_in_exec)
 
     def close(self) -> None:
         """Stop the running profile without showing it, and switch the notebook's virtual GPU off."""

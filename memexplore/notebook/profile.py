@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from memexplore.notebook import cpu_names
 from memexplore.notebook.options import Options
 
 if TYPE_CHECKING:
@@ -71,15 +72,17 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
 
 def finish(shell: InteractiveShell, profile: Profile, error: BaseException | None = None) -> None:
     """Stop recording, then store, show and write the Tape as the options say; `error` is the cell's exception."""
+    if error is not None:
+        profile.recording.ended_by(error)
     try:
         profile.contexts.close()
     finally:
         # Once more for what an interrupt has left.
         profile.contexts.close()
-    tape = profile.recording.tape
+    tape = cpu_names.with_advice(profile.recording.tape, profile.cell or "", shell.user_ns, profile.options.gpu)
     if profile.options.name is not None:
         shell.user_ns[profile.options.name] = tape
-    if profile.replay is not None and _can_run_again(error):
+    if profile.replay is not None and _can_run_again(error) and not tape.meta.advice:
         if error is not None:
             from memexplore.steps.out_of_memory import without_locals
 

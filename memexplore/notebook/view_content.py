@@ -45,7 +45,7 @@ def tape_content(scene: Scene) -> dict[str, Any]:
     return {
         "sentence": summary.sentence(scene.tape).splitlines(),
         "notes": scene.tape.meta.notes,
-        "oom": groups.oom_text(scene.tape),
+        "oom": groups.ending_text(scene.tape),
         "data": _traces(scene),
     }
 

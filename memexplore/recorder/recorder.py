@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from memexplore.recorder.cpu_training import CpuTraining
 from memexplore.recorder.events import Origin, needs_gradient
 from memexplore.recorder.module_hooks import Names
 from memexplore.recorder.stacks import Stacks, caller
@@ -79,6 +80,7 @@ class Recorder:
             weakref.WeakKeyDictionary()
         )
         """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
+        self.training = CpuTraining()
         self._stack = -2
         self._epoch = time.perf_counter_ns()
 
@@ -277,6 +279,7 @@ class Recorder:
             self.names.root(module)
             if node is None:
                 self.tag_model(module)
+                self.training.called(module)
                 self._in_backward = False
                 self._phase = _FORWARD
                 self._step_begins()
@@ -304,6 +307,7 @@ class Recorder:
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that an optimizer is about to step."""
         self._in_backward = current_autograd_node() is not None
+        self.training.stepped(optimizer)
         if not self._in_backward:
             self._step_begins()
         for group in optimizer.param_groups:

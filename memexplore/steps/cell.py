@@ -133,7 +133,7 @@ class Cell:
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
-                applied = _executed(program, names, knobs, stack, torch.device("cuda"))
+                applied = _executed(program, names, knobs, stack, torch.device("cuda"), recording)
             names.clear()
         return Trial(knobs, recording.tape, applied, meter.total())
 
@@ -146,7 +146,7 @@ class Cell:
             contextlib.ExitStack() as stack,
         ):
             with capture.record(device, Unrelated.DROPPED) as recording:
-                applied = _executed(program, names, knobs, stack, device)
+                applied = _executed(program, names, knobs, stack, device, recording)
             names.clear()
         return Trial(knobs, recording.tape, applied, Cost())
 
@@ -172,7 +172,12 @@ class Cell:
 
 
 def _executed(
-    program: CodeType, names: dict[str, Any], knobs: Knobs, stack: contextlib.ExitStack, device: torch.device
+    program: CodeType,
+    names: dict[str, Any],
+    knobs: Knobs,
+    stack: contextlib.ExitStack,
+    device: torch.device,
+    recording: capture.Recording,
 ) -> ApplyReport:
     """Run a program with knobs on its models, to its end or out of memory; closing `stack` restores the models."""
     reports: list[ApplyReport] = []
@@ -180,7 +185,7 @@ def _executed(
         _at_first_calls(lambda model: reports.append(stack.enter_context(apply_to_step(knobs, model)))),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
-        ending_out_of_memory(),
+        ending_out_of_memory(recording),
         training_loop_scope(knobs, device),
     ):
         exec(program, names)

@@ -6,23 +6,26 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from memexplore.tape import Action, Tape
+from memexplore.analysis.verdict import failed_request
+from memexplore.capture import Recording
+from memexplore.tape import Tape
 
 
 def fits(tape: Tape) -> bool:
-    """Return whether a run came to its end: its tape has no out-of-memory row."""
-    return not bool(np.any(tape.action == Action.OOM))
+    """Return whether no request ended the run; the program may have caught failed requests and gone on."""
+    return failed_request(tape) < 0
 
 
 @contextlib.contextmanager
-def ending_out_of_memory() -> Iterator[None]:
-    """End the block without an error where a GPU has no memory left."""
+def ending_out_of_memory(recording: Recording | None = None) -> Iterator[None]:
+    """End the block, and the program of a recording, without an error where a GPU has no memory left."""
     try:
         yield
     except torch.OutOfMemoryError as error:
+        if recording is not None:
+            recording.ended_by(error)
         without_locals(error)
 
 

@@ -92,7 +92,7 @@ def _recorded(
     applied = ApplyReport()
     kept: list[Any] = []
     with _model_on_cpu(model), contextlib.ExitStack() as stack:
-        with capture.record(device, Unrelated.DROPPED) as recording, ending_out_of_memory():
+        with capture.record(device, Unrelated.DROPPED) as recording, ending_out_of_memory(recording):
             recording.end_stacks_at(sys._getframe())
             applied = _train(step, model, knobs, device, range(steps), sites, stack, kept).completed()
         kept.clear()

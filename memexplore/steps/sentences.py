@@ -6,16 +6,16 @@ import enum
 import math
 from typing import Any
 
-import numpy as np
-
 from memexplore.analysis import curves, summary
+from memexplore.analysis.location import location_text
+from memexplore.analysis.verdict import failed_request
 from memexplore.knobs.facts import Change
 from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
 from memexplore.knobs.report_text import change_text
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.trial import Trial
-from memexplore.tape import Action, Source, Tape
+from memexplore.tape import Source, Tape
 from memexplore.units import size_text
 
 _FIELDS_THAT_KEEP_FLOPS = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
@@ -84,12 +84,8 @@ def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None =
     source = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
     if trial.tape.meta.capacity is None:
         return text[0].upper() + text[1:] + source
-    row = int(np.flatnonzero(trial.tape.action == Action.OOM)[-1]) if not fits(trial.tape) else -1
-    fit = (
-        f"fits {name}"
-        if fits(trial.tape)
-        else f"does not fit {name}: out of memory in {summary.location_text(trial.tape, row)}"
-    )
+    row = failed_request(trial.tape)
+    fit = f"fits {name}" if row < 0 else f"does not fit {name}: out of memory in {location_text(trial.tape, row)}"
     return f"{text[0].upper()}{text[1:]}, {fit}{source}"
 
 
@@ -169,15 +165,15 @@ def out_of_memory(tape: Tape) -> int:
     """Return the bytes that a step out of memory needed at least: allocated plus requested; 0 if it fits.
 
     >>> from memexplore.tape import Meta, Source
+    >>> from memexplore.tape import Action
     >>> tape = Tape.from_columns({"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [1024, 4096]},
     ...                          meta=Meta(Source.PREDICTED, "Tesla T4"))
     >>> out_of_memory(tape)
     5120
     """
-    rows = np.flatnonzero(tape.action == Action.OOM)
-    if not len(rows):
+    row = failed_request(tape)
+    if row < 0:
         return 0
-    row = int(rows[-1])
     return int(curves.curve(tape, "allocated")[row]) + int(tape.size[row])
 
 
@@ -213,7 +209,7 @@ def _fit(before: Trial, after: Trial, name: str) -> str:
     same = before.tape.meta.device == after.tape.meta.device
     if fits(after.tape):
         return f"{'now fits' if same and not fits(before.tape) else 'fits'} {name}"
-    where = summary.location_text(after.tape, int(np.flatnonzero(after.tape.action == Action.OOM)[-1]))
+    where = location_text(after.tape, failed_request(after.tape))
     still = "no longer fits" if same and fits(before.tape) else "still does not fit" if same else "does not fit"
     return f"{still} {name}" + (f": out of memory in {where}" if where else "")
 

@@ -193,7 +193,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
         _virtual_tensors_on_cpu(model),
         contextlib.ExitStack() as stack,
     ):
-        with capture.record() as recording, contextlib.suppress(torch.OutOfMemoryError):
+        with capture.record() as recording, recording.ending_out_of_memory():
             recording.end_stacks_at(sys._getframe())
             # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)

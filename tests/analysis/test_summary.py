@@ -285,6 +285,10 @@ def test_summary_of_the_small_tape():
                 "temporary": 50, "workspace": 0, "unknown": 0,
             },
         },
+        "error": None,
+        "failed_request": None,
+        "caught_requests": [],
+        "notes": [],
     }  # fmt: skip
 
 

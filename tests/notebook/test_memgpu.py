@@ -23,6 +23,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import magics, profile
 from memexplore.units import size_text
 from tests.notebook.magics_shell import BLOCK, ONES, Shell
+from tests.sample_tapes import small_tape
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -123,7 +124,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         @contextlib.contextmanager
         def enter(*arguments: Any, **options: Any) -> Iterator[Any]:
             seen.append(f"enter {name(*arguments, **options)}")
-            yield types.SimpleNamespace(tape=None)
+            yield types.SimpleNamespace(tape=small_tape())
             seen.append(f"leave {name(*arguments, **options)}")
 
         return enter

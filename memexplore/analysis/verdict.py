@@ -1,0 +1,117 @@
+"""Verdict on a recorded program: a Tape goes in; out come the verdict and the out-of-memory errors that were caught.
+
+Everything that says whether a run fits calls `verdict` or `failed_request`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from memexplore.analysis.curves import peak
+from memexplore.analysis.location import location_text, where
+from memexplore.tape import Action, Ending, Tape
+from memexplore.units import size_text
+
+_SHOWN = 5
+"""Caught errors that `caught_text` lists one by one."""
+
+
+class Verdict(enum.StrEnum):
+    """Verdict on a run; the values are those of ``memexplore run --json``."""
+
+    FITS = "fits"
+    OOM = "oom"
+    ERROR = "error"
+    INTERRUPTED = "interrupted"
+    NOT_ON_GPU = "not on gpu"
+    """The program came to its end without the GPU, so its memory on a GPU is not known."""
+
+
+def failed_request(tape: Tape) -> int:
+    """Return the row of the request that ended the program; -1 if no request did.
+
+    A snapshot file does not say how its program ended: there the last request that failed is the result.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> columns = {"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [1024, 4096]}
+    >>> failed_request(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "Tesla T4")))
+    1
+    >>> failed_request(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "Tesla T4", ending=Ending.COMPLETED)))
+    -1
+    """
+    rows = np.flatnonzero(tape.action == Action.OOM)
+    if not len(rows) or tape.meta.ending not in (Ending.OUT_OF_MEMORY, Ending.UNKNOWN):
+        return -1
+    return int(rows[-1])
+
+
+def caught_requests(tape: Tape) -> list[int]:
+    """Return the rows of the requests that failed, after which the program went on.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> columns = {"action": [Action.OOM, Action.ALLOC], "address": [-1, 0], "size": [4096, 1024]}
+    >>> caught_requests(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "Tesla T4", ending=Ending.COMPLETED)))
+    [0]
+    """
+    if tape.meta.ending is Ending.UNKNOWN:
+        return []
+    rows: list[int] = np.flatnonzero(tape.action == Action.OOM).tolist()
+    return rows[:-1] if tape.meta.ending is Ending.OUT_OF_MEMORY else rows
+
+
+def verdict(tape: Tape) -> Verdict:
+    """Return the verdict on a run.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", capacity=1 << 30, ending=Ending.COMPLETED)
+    >>> tape = Tape.from_columns({"address": [0], "size": [1024]}, meta=meta)
+    >>> verdict(tape).value, verdict(tape[:0]).value
+    ('fits', 'not on gpu')
+
+    Raises ValueError for a tape that is not placed.
+    """
+    meta = tape.meta
+    if failed_request(tape) >= 0:
+        return Verdict.OOM
+    if meta.ending is Ending.ERROR:
+        return Verdict.ERROR
+    if meta.ending is Ending.INTERRUPTED:
+        return Verdict.INTERRUPTED
+    used = bool(peak(tape)[0]) or bool(caught_requests(tape))
+    if meta.ending is Ending.COMPLETED and meta.capacity is not None and (meta.trained_on_cpu or not used):
+        return Verdict.NOT_ON_GPU
+    return Verdict.FITS
+
+
+def caught_text(tape: Tape) -> str:
+    """Return the out-of-memory errors after which the program went on as one sentence; empty if there are none.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> columns = {"action": [Action.OOM, Action.ALLOC], "address": [-1, 0], "size": [4096, 1024],
+    ...            "op": [0, -1], "step": [1, 1]}
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", ending=Ending.COMPLETED)
+    >>> caught_text(Tape.from_columns(columns, ops=["aten::mm"], meta=meta))
+    'The program went on after 1 out-of-memory error: step 1, aten::mm requested 4.00 KiB.'
+    """
+    rows = caught_requests(tape)
+    if not rows:
+        return ""
+    texts = []
+    for row in rows[:_SHOWN]:
+        place = where(tape, row)
+        parts = [location_text(tape, row), f"{place['op'] or 'a request'} requested {size_text(int(tape.size[row]))}"]
+        texts.append(", ".join(filter(None, parts)) + (f" at {place['line']}" if place["line"] else ""))
+    if len(rows) > _SHOWN:
+        texts.append(f"and {len(rows) - _SHOWN} more")
+    return f"The program went on after {errors_text(len(rows))}: {'; '.join(texts)}."
+
+
+def errors_text(count: int) -> str:
+    """Return a number of out-of-memory errors as text.
+
+    >>> errors_text(1), errors_text(3)
+    ('1 out-of-memory error', '3 out-of-memory errors')
+    """
+    return f"{count} out-of-memory error{'' if count == 1 else 's'}"

@@ -1,0 +1,46 @@
+"""Training on the CPU while a GPU is recorded: calls of models and steps of optimizers go in, a verdict comes out."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import torch
+
+from memexplore.tape import Action, Phase, Tape
+
+
+class CpuTraining:
+    """The models and optimizers of a recording whose parameters are on the CPU."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._models: dict[str, None] = {}
+        self._stepped: set[bool] = set()
+        """Whether parameters were on the CPU, of each optimizer that stepped."""
+
+    def called(self, model: torch.nn.Module) -> None:
+        """Note a model that code outside of models calls."""
+        if model not in self._seen:
+            self._seen.add(model)
+            if _on_cpu(list(model.parameters())):
+                self._models.setdefault(type(model).__name__)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer that steps."""
+        if len(self._stepped) < 2:
+            self._stepped.add(_on_cpu([weight for group in optimizer.param_groups for weight in group["params"]]))
+
+    def models(self, tape: Tape) -> tuple[str, ...]:
+        """Return the models that trained on the CPU if nothing trained on the recorded GPU, else nothing.
+
+        Parameters that wait on the CPU between the steps, as with offloading, allocate on the GPU in forward.
+        """
+        in_model = (tape.phase == Phase.FORWARD) | (tape.phase == Phase.BACKWARD)
+        if self._stepped != {True} or np.any(in_model & (tape.action == Action.ALLOC)):
+            return ()
+        return tuple(self._models)
+
+
+def _on_cpu(parameters: list[torch.nn.Parameter]) -> bool:
+    return bool(parameters) and all(parameter.device.type == "cpu" for parameter in parameters)

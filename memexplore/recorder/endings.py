@@ -1,0 +1,98 @@
+"""The end of a recorded program: an exception goes in, an `Ending` and one line of text come out."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from memexplore.analysis.tables import user_line
+from memexplore.tape import Ending, Frame
+
+_LONGEST = 300
+"""Letters of a message; longer ones are cut, as the traceback has all of it."""
+
+
+class End(NamedTuple):
+    """How a program ended, and the error that ended it as text."""
+
+    ending: Ending
+    error: str = ""
+
+
+COMPLETED = End(Ending.COMPLETED)
+
+
+def end_of(error: BaseException | None) -> End:
+    """Return the end of a program that raised an exception, or that came to its end (None).
+
+    `sys.exit()` ends the program without an error, `sys.exit(1)` with one. An error raised `from` an out-of-memory
+    error is an out-of-memory error.
+
+    >>> end_of(None).ending.value, end_of(SystemExit(0)).ending.value
+    ('completed', 'completed')
+    >>> end_of(ValueError("too small"))
+    End(ending=<Ending.ERROR: 'error'>, error='ValueError: too small')
+    """
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return COMPLETED
+    if isinstance(error, KeyboardInterrupt):
+        return End(Ending.INTERRUPTED, _text(error))
+    return End(Ending.OUT_OF_MEMORY if _is_out_of_memory(error) else Ending.ERROR, _text(error))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, torch.OutOfMemoryError):
+            return True
+        seen.add(id(link))
+        link = link.__cause__
+    return False
+
+
+def _text(error: BaseException) -> str:
+    """Return type and message of an error in one line, with the user's line that raised it."""
+    name = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        name = f"{type(error).__module__}.{name}"
+    message = next((line for line in map(str.strip, str(error).splitlines()) if line), "")
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        name, message = f"exit status {error.code}", ""
+    if len(message) > _LONGEST:
+        message = f"{message[:_LONGEST]}…"
+    text = f"{name}: {message}" if message else name
+    line = user_line(_frames(error))
+    return f"{text} ({line})" if line and line not in text else text
+
+
+def _frames(error: BaseException) -> tuple[Frame, ...]:
+    """Return the frames of an error's traceback, innermost first."""
+    walked = traceback.walk_tb(error.__traceback__)
+    return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked)[::-1]
+
+
+def watch_threads(report: Callable[[End], None]) -> Callable[[], None]:
+    """Report the end of each thread that an exception ends, besides `threading.excepthook`; return the undoing."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            end = end_of(args.exc_value)
+            name = f"the thread {args.thread.name}" if args.thread is not None else "a thread"
+            report(end._replace(error=f"{end.error} in {name}"))
+        before(args)
+
+    threading.excepthook = hook
+    return partial(_restore, hook, before)
+
+
+def _restore(hook: Callable[..., object], before: Callable[..., object]) -> None:
+    # A hook that the program installed meanwhile calls this one or replaces it: it stays.
+    if threading.excepthook is hook:
+        threading.excepthook = before
