@@ -112,22 +112,8 @@ class Recorder:
         if category == _UNKNOWN and phase == _BACKWARD and call == -2:
             self.tags[row] = Category.GRADIENT
             call = -1
-        self.events.append(
-            (
-                time.perf_counter_ns() - self._epoch,
-                _ALLOC,
-                address,
-                size,
-                phase,
-                self.step,
-                self._op_number(func),
-                module,
-                stack,
-                grad,
-                call,
-                category,
-            )
-        )
+        now, number = time.perf_counter_ns() - self._epoch, self._op_number(func)
+        self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 
     def preexisting(
         self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN
