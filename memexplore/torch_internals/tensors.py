@@ -108,6 +108,14 @@ swap_tensors: Callable[[torch.Tensor, torch.Tensor], None] = look_up(
     "moves a parameter in place; `torch.utils.swap_tensors` refuses where weak references exist",
     "models cannot be moved to a virtual GPU",
 )
+_device: Any = look_up("torch._C.TensorBase.device", "a tensor's device, whatever its class overrides", NO_VIRTUAL_GPU)
+
+
+def raw_device_of(tensor: torch.Tensor) -> torch.device:
+    """Return the device of a tensor in C++."""
+    return _device.__get__(tensor)
+
+
 set_conj: Callable[[torch.Tensor, bool], None] = look_up(
     "torch._C._set_conj", "a view that is conjugated", "complex tensors on a virtual GPU"
 )

@@ -148,6 +148,7 @@ class VirtualGpu:
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),
             *storages.rows(self.mode),
+            *moves.lazy.rows(moves.exchange),
             *table.rows_of_release(release),
             *threads.patches(),
             Call(renaming.__enter__),

@@ -294,3 +294,7 @@ def test_a_convolution_workspace_has_category_workspace_and_is_noted_as_an_estim
     # As recorded for 16 channels and 32: the weight, 32·16·3·3·4, its transform, 16·16·32·4, and 32·4.
     assert workspaces.tolist() == [51328]
     assert any("workspace" in note and "estimate" in note for note in tape.meta.notes)
+
+
+def test_a_reduction_of_one_number_needs_no_scratch():
+    assert reductions.scratch((), (), (0,), 4, Build()) is None

@@ -187,6 +187,8 @@ def scratch(
     (41943040, 80)
     """
     rank = len(shape)
+    if not rank:
+        return None
     axes = frozenset(axis % rank for axis in reduced) if reduced else frozenset(range(rank))
     total = outputs = 1
     for number, size in enumerate(shape):

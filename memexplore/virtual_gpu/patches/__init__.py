@@ -4,7 +4,8 @@
 - `install.py`: the kinds of patches, and the context that installs all of them or none and restores in reverse order.
 - `cuda_api.py`, `cuda_objects.py`: the functions and objects of `torch.cuda`.
 - `device_names.py`: the function mode that replaces `cuda` in arguments. `modes.py`: restored modes of torch.
-- `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards.
+- `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards. `lazy_modules.py`: lazy
+  modules.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
 - `storages.py`: methods of `torch.UntypedStorage`.
 - `getitem.py`: indexing as in older releases. `threads.py`: one error for `cuda` in other threads.

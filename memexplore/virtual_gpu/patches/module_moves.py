@@ -12,6 +12,7 @@ from memexplore.torch_internals.dispatch import DisableTorchFunction
 from memexplore.torch_internals.modules import OWN_TENSORS, apply_of, buffers_of, parameters_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.torch_internals.tensors import PARAMETER_MARK, TENSOR_HOOKS, swap_tensors
+from memexplore.virtual_gpu.patches.lazy_modules import LazyModules, is_lazy
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 
@@ -41,6 +42,7 @@ class ModuleMoves:
         self._states: dict[int, tuple[weakref.ref[torch.optim.Optimizer], dict[Any, dict[Any, Any]]]] = {}
         self._built_here: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules built while the device is on, which are not moved back to the CPU."""
+        self.lazy = LazyModules()
         self._depth = 0
         self.observer: Any = None
         """A recorder, which gets every model that moved."""
@@ -75,20 +77,28 @@ class ModuleMoves:
         return module
 
     def _apply_own(self, module: torch.nn.Module, function: Callable[[Any], Any]) -> None:
+        restored = module not in self._built_here
+        if restored:
+            self.lazy.keep(module)
         for parameter in parameters_of(module).values():
             if parameter is None:
+                continue
+            if is_lazy(parameter):
+                self.lazy.move(parameter, function, restored)
                 continue
             before = parameter.grad
             with torch.no_grad():
                 applied = function(parameter)
                 gradient = function(before) if before is not None else None
             if applied is not parameter:
-                self.exchange(parameter, applied, restored=module not in self._built_here)
+                self.exchange(parameter, applied, restored)
             if gradient is not None and gradient is not before:
                 parameter.grad = gradient.requires_grad_(before.requires_grad)  # type: ignore[union-attr]
         buffers = buffers_of(module)
         for name, buffer in buffers.items():
-            if buffer is not None:
+            if buffer is not None and is_lazy(buffer):
+                self.lazy.move(buffer, function, restored)
+            elif buffer is not None:
                 applied = function(buffer)
                 if isinstance(applied, VirtualTensor) and not isinstance(buffer, VirtualTensor):
                     self._keep_buffer(module, name, buffer)
@@ -141,6 +151,7 @@ class ModuleMoves:
             optimizer = optimizer_reference()
             if optimizer is not None:
                 _restore_state(optimizer, before)
+        self.lazy.restore()
         for table in (self._tensors, self._buffers, self._states):
             table.clear()
 
