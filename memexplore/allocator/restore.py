@@ -98,7 +98,7 @@ def _regions(initial: Tape) -> list[_Region]:
     return sorted(
         _Region(address, address + size, stream, action == Action.SEGMENT_MAP)
         for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True)
-        if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) and size > 0
     )
 
 

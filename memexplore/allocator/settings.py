@@ -6,6 +6,8 @@ import dataclasses
 import enum
 import re
 
+from memexplore.texts import shown
+
 MIB = 1024**2
 BLOCK = 512
 """Bytes: the unit to which requests are rounded."""
@@ -108,18 +110,19 @@ class Settings:
         Raises ValueError for a string that PyTorch refuses, and for another backend than `native`.
         """
         values: dict[str, object] = {}
-        for option in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text.replace(" ", "")):
+        # A bracket inside brackets ends the search: otherwise a[a[a[ takes quadratic time.
+        for option in re.findall(r"[^,\[]+(?:\[[^\[\]]*\])?", text.replace(" ", "")):
             name, colon, value = option.partition(":")
             if not colon or not value:
-                raise ValueError(f"{option!r} is not an allocator setting; write NAME:VALUE, such as {_EXAMPLE}")
+                raise ValueError(f"{shown(option)} is not an allocator setting; write NAME:VALUE, such as {_EXAMPLE}")
             if name == "backend":
                 if value != "native":
-                    raise ValueError(f"only the native allocator is modelled, not backend:{value}")
+                    raise ValueError(f"only the native allocator is modelled, not backend {shown(value)}")
             elif name in _READERS:
                 field, read = _READERS[name]
                 values[field] = read(name, value)
             elif not _WITHOUT_EFFECT.fullmatch(name):
-                raise ValueError(f"{name!r} is not an allocator setting; write one of {', '.join(_READERS)}")
+                raise ValueError(f"{shown(name)} is not an allocator setting; write one of {', '.join(_READERS)}")
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -165,14 +168,15 @@ class Settings:
         return -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
 
 
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _EXAMPLE = "expandable_segments:True"
 
 
 def _mebibytes(name: str, value: str) -> int:
     if value == "-1":
         return UNLIMITED
-    if not value.isdigit():
-        raise ValueError(f"{name} takes a whole number of MiB, not {value!r}")
+    if not _DIGITS.fullmatch(value):
+        raise ValueError(f"{name} takes a whole number of MiB, not {shown(value)}")
     return min(int(value) * MIB, UNLIMITED)
 
 
@@ -180,24 +184,24 @@ def _fraction(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise ValueError(f"{name} takes a number between 0 and 1, not {value!r}") from None
+        raise ValueError(f"{name} takes a number between 0 and 1, not {shown(value)}") from None
 
 
 def _boolean(name: str, value: str) -> bool:
     if value not in ("True", "False", "true", "false"):
-        raise ValueError(f"{name} takes True or False, not {value!r}")
+        raise ValueError(f"{name} takes True or False, not {shown(value)}")
     return value in ("True", "true")
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    if value.isdigit() and int(value):
+    if _DIGITS.fullmatch(value) and int(value):
         return (int(value),) * INTERVALS
     table = [0] * INTERVALS
     last, first = 0, True
     for pair in value.strip("[]").split(","):
         key, _, count = pair.partition(":")
-        if not count.isdigit() or not (key == ">" or key.isdigit()):
-            raise ValueError(f"{name} takes a power of two or a list such as [256:1,512:2,>:4], not {value!r}")
+        if not _DIGITS.fullmatch(count) or not (key == ">" or _DIGITS.fullmatch(key)):
+            raise ValueError(f"{name} takes a power of two or a list such as [256:1,512:2,>:4], not {shown(value)}")
         if key == ">":
             table[last + 1 :] = [int(count)] * (INTERVALS - last - 1)
             continue

@@ -110,7 +110,10 @@ def _add_remainders(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int6
             if taken.pop(address, None) is not None:
                 del borders[bisect_left(borders, address)]
         elif action == segment:
-            insort(starts, address)
+            if address in ends:  # in a tape that lacks the free
+                del borders[bisect_left(borders, ends[address])]
+            else:
+                insort(starts, address)
             ends[address] = address + size
             insort(borders, address + size)
         elif address in ends:

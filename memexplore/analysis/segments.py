@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+
 import numpy as np
 
 from memexplore.allocator.settings import SMALL_SEGMENT
@@ -11,34 +14,63 @@ _SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, 
 
 
 class MappedRanges:
-    """Mapped ranges of expandable segments: start address to end address and stream."""
+    """Mapped ranges of expandable segments: start address to end address and stream; ranges do not overlap.
 
-    def __init__(self, runs: dict[int, tuple[int, int]]) -> None:
-        self.runs = runs
+    >>> ranges = MappedRanges([(0, 10, 7)])
+    >>> ranges.add(10, 20, 7); ranges.remove(5, 8); ranges.all()
+    [(0, 5, 7), (8, 20, 7)]
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int, int]] = ()) -> None:
+        self._runs: dict[int, tuple[int, int]] = {}
+        self._starts: list[int] = []
+        """Keys of `_runs`, sorted: a tape may have a hundred thousand ranges."""
+        for start, end, stream in ranges:
+            self.add(start, end, stream)
+
+    def all(self) -> list[tuple[int, int, int]]:
+        """Return start, end and stream of each range, by address."""
+        return [(start, *self._runs[start]) for start in self._starts]
 
     def remove(self, start: int, end: int) -> None:
         """Remove a range."""
-        for begin, (stop, stream) in list(self.runs.items()):
-            if begin < end and start < stop:
-                del self.runs[begin]
-                if begin < start:
-                    self.runs[begin] = (start, stream)
-                if end < stop:
-                    self.runs[end] = (stop, stream)
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        last = bisect_left(self._starts, end)
+        begins = [begin for begin in self._starts[first:last] if start < self._runs[begin][0]]
+        if not begins or start >= end:
+            return
+        removed = [(begin, *self._runs.pop(begin)) for begin in begins]
+        at = bisect_left(self._starts, begins[0])
+        del self._starts[at : at + len(begins)]
+        for begin, stop, stream in removed:
+            if begin < start:
+                self._insert(begin, start, stream)
+            if end < stop:
+                self._insert(end, stop, stream)
 
     def add(self, start: int, end: int, stream: int) -> None:
-        """Add a range, joined with adjacent ranges of its stream."""
-        for begin, (stop, other) in list(self.runs.items()):
-            if other == stream and (stop == start or begin == end):
-                del self.runs[begin]
-                start, end = min(start, begin), max(end, stop)
-        self.runs[start] = (end, stream)
+        """Add a range, joined with adjacent ranges of its stream, in place of what overlaps it."""
+        if start >= end:
+            return
+        self.remove(start, end)
+        at = bisect_left(self._starts, start)
+        if at < len(self._starts) and self._starts[at] == end and self._runs[end][1] == stream:
+            end = self._runs.pop(self._starts.pop(at))[0]
+        if at and self._runs[self._starts[at - 1]] == (start, stream):
+            start = self._starts[at - 1]
+            self._runs[start] = (end, stream)
+        else:
+            self._insert(start, end, stream)
+
+    def _insert(self, start: int, end: int, stream: int) -> None:
+        insort(self._starts, start)
+        self._runs[start] = (end, stream)
 
 
 def segments_at_end(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
     """Return (start, end, stream, is expandable, is small) of each segment at the end of a tape, sorted by address."""
     whole: dict[int, tuple[int, int]] = {}
-    mapped = {True: MappedRanges({}), False: MappedRanges({})}
+    mapped = {True: MappedRanges(), False: MappedRanges()}
     rows = np.flatnonzero(np.isin(tape.action, _SEGMENT_ROWS))
     columns = (tape.action[rows], tape.address[rows], tape.size[rows], tape.stream[rows])
     for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
@@ -54,5 +86,5 @@ def segments_at_end(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
                 runs.remove(address, address + size)
     found = [(address, end, stream, False, end - address == SMALL_SEGMENT) for address, (end, stream) in whole.items()]
     for small, runs in mapped.items():
-        found += [(start, end, stream, True, small) for start, (end, stream) in runs.runs.items()]
+        found += [(start, end, stream, True, small) for start, end, stream in runs.all()]
     return sorted(found)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, tape_of
-from memexplore.snapshot.recorded import Recorded, read, sentence
+from memexplore.snapshot.recorded import Recorded, read, unreadable
 from memexplore.snapshot.verify import verify_device
 from memexplore.snapshot.write import as_snapshot, layout, save_snapshot
 from memexplore.tape import Tape
@@ -70,8 +70,8 @@ def _with_path(path: str | os.PathLike[str], function: Callable[[Recorded], _Res
     """Call a function with a recorded device; its errors become a ValueError that names the file."""
     try:
         return function(recorded)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{os.fspath(path)} is not a snapshot that memexplore can read: {sentence(error)}") from error
+    except Exception as error:
+        raise unreadable(os.fspath(path), error) from error
 
 
 def event_count(tape: Tape) -> int:

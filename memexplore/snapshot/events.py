@@ -33,7 +33,13 @@ class EventPattern:
     """
 
     def __init__(
-        self, data: bytes, plain: PlainData, memo: list[Any], keys: tuple[str, ...], text_lengths: tuple[int, ...]
+        self,
+        data: bytes,
+        plain: PlainData,
+        memo: list[Any],
+        keys: tuple[str, ...],
+        text_lengths: tuple[int, ...],
+        references: dict[str, list[int]],
     ) -> None:
         self.data = data
         self.plain = plain
@@ -42,7 +48,7 @@ class EventPattern:
         head = next(in_tail, len(keys))
         self.head = {name: at for at, name in enumerate(keys[:head]) if name in EVENT_COLUMNS}
         self.tail = {name: at for at, name in enumerate(keys[head:]) if name in EVENT_COLUMNS}
-        self.match, self.match_tail = _compile(keys, head, text_lengths, self.memo)
+        self.match, self.match_tail = _compile(keys, head, text_lengths, references)
         self.integers = _Cache(_integer)
         self.actions = _Cache(lambda text: self.plain.action_number(_dereference(text, self.memo)))
         self.stacks = _Cache(self._stack)
@@ -132,17 +138,17 @@ _Match = Callable[..., re.Match[bytes] | None]
 
 
 def _compile(
-    keys: tuple[str, ...], head: int, text_lengths: tuple[int, ...], memo: list[Any]
+    keys: tuple[str, ...], head: int, text_lengths: tuple[int, ...], positions: dict[str, list[int]]
 ) -> tuple[_Match | None, _Match | None]:
     """Return the matchers of an event with these keys and texts of these lengths, and of its tail; None without keys.
 
-    The keys must be in the memo.
+    The keys must be in the memo, at the given positions.
     """
     texts = [re.escape(bytes((0x8C, length))) + rb"[\x00-\x7f]{%d}" % length for length in text_lengths]
     other = _OTHER % b"|".join([*texts, _PAIR])
     named = []
     for key in keys:
-        references = [_reference(index) for index, value in enumerate(memo) if type(value) is str and value == key]
+        references = [_reference(index) for index in positions.get(key, ())]
         if not references or "action" not in keys[:head]:
             return None, None
         named.append(b"(?:" + b"|".join(map(re.escape, references)) + b")")

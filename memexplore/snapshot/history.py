@@ -17,6 +17,8 @@ from memexplore.snapshot.recorded import Recorded
 from memexplore.snapshot.stacks import Stacks
 from memexplore.tape import Action, Meta, Source, Tape
 
+_LATEST = 1 << 53
+"""Microseconds, 285 years: no clock shows more, and nanoseconds of more do not fit into 64 bits."""
 _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
 
@@ -122,7 +124,7 @@ def initial_row_count(tape: Tape) -> int:
 def _time(recorded: Recorded, initial: int) -> NDArray[np.int64]:
     """Return nanoseconds since the first event, 0 for the initial rows; row numbers without a clock."""
     count = len(recorded.time)
-    if not count or recorded.time.min() < 0:
+    if not count or recorded.time.min() < 0 or recorded.time.max() > _LATEST:
         return np.arange(initial + count)
     elapsed = (recorded.time - recorded.time[0]) * 1000
     return np.concatenate((np.zeros(initial, dtype=np.int64), elapsed))
@@ -132,7 +134,7 @@ def _initial_regions(recorded: Recorded) -> list[tuple[int, int, int, bool]]:
     """Return address, size, stream and expandability of each segment and mapped run before the first event."""
     whole = {segment.address: (segment.size, segment.stream) for segment in recorded.segments if not segment.expandable}
     mapped = MappedRanges(
-        {each.address: (each.address + each.size, each.stream) for each in recorded.segments if each.expandable}
+        (each.address, each.address + each.size, each.stream) for each in recorded.segments if each.expandable
     )
     kinds = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
     rows = np.flatnonzero(np.isin(recorded.action, kinds))[::-1]
@@ -146,8 +148,8 @@ def _initial_regions(recorded: Recorded) -> list[tuple[int, int, int, bool]]:
             mapped.remove(address, address + size)
         else:
             mapped.add(address, address + size, stream)
-    regions = [(address, size, stream, False) for address, (size, stream) in whole.items()]
-    regions += [(start, end - start, stream, True) for start, (end, stream) in mapped.runs.items()]
+    regions = [(address, size, stream, False) for address, (size, stream) in whole.items() if size]
+    regions += [(start, end - start, stream, True) for start, end, stream in mapped.all()]
     return sorted(regions)
 
 

@@ -24,6 +24,7 @@ none, then optimizer state. Among blocks of one size the assignment is arbitrary
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -238,12 +239,11 @@ def _call_ends(tape: Tape, stacks: Stacks, recorded: Rows) -> Rows:
     depths = depth[with_stack]
     positions = np.arange(len(with_stack))
     following = np.append(with_stack, count)
-    for level in range(1, int(depths.max()) + 1):
+    for level in np.unique(depths[depths > 0]).tolist():
         at_level = np.flatnonzero(depths == level)
-        if len(at_level):
-            ended = np.where(still_open < level, positions + 1, len(with_stack))
-            ends = np.minimum.accumulate(ended[::-1])[::-1]
-            result[with_stack[at_level]] = following[ends[at_level]]
+        ended = np.where(still_open < level, positions + 1, len(with_stack))
+        ends = np.minimum.accumulate(ended[::-1])[::-1]
+        result[with_stack[at_level]] = following[ends[at_level]]
     return result
 
 
@@ -332,7 +332,7 @@ def _classify_replaced(
     born, freed, sizes = life.born, life.requested, tape.size[life.born]
     candidates_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     for block in np.flatnonzero(chosen).tolist():
-        candidates_of[int(run_ends[born[block]]), int(sizes[block])].append(block)
+        candidates_of[int(run_ends[born[block]]), int(sizes[block])].append(block)  # in order of birth
     if not candidates_of:
         return
     freed_in_optimizer = (freed < count) & (np.append(phase, Phase.OTHER)[freed] == Phase.OPTIMIZER)
@@ -345,7 +345,8 @@ def _classify_replaced(
         row = int(freed[block])
         candidates = candidates_of.get((int(run_ends[row]), int(sizes[block])), [])
         if candidates:
-            nearest = min(candidates, key=lambda candidate: abs(int(born[candidate]) - row))
-            candidates.remove(nearest)
+            after = bisect_left(candidates, row, key=lambda candidate: int(born[candidate]))
+            around = range(max(after - 1, 0), min(after + 1, len(candidates)))
+            nearest = candidates.pop(min(around, key=lambda at: abs(int(born[candidates[at]]) - row)))
             result[nearest] = result[block]
             model[nearest] = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 from typing import Any
 
+from memexplore.texts import shown
+
 EVENT_COLUMNS = ("action", "addr", "size", "stream", "time_us", "frames")
 
 
@@ -29,8 +31,8 @@ class PlainData:
 
     def action_number(self, name: object) -> int:
         """Return the number of an action's name."""
-        if not isinstance(name, str):
-            raise ValueError(f"an action is a text, not {type(name).__name__}")
+        if type(name) is not str:
+            raise ValueError(f"an action is a text, not {shown(name)}")
         if name not in self._numbers:
             self._numbers[name] = len(self.actions)
             self.actions.append(name)
@@ -40,7 +42,7 @@ class PlainData:
         """Return the number of a list of frames, -1 for none."""
         if type(frames) is bytes:
             return self.stack_of_text.get(frames, -1)
-        if not isinstance(frames, list) or not frames:
+        if type(frames) is not list or not frames:
             return -1
         if id(frames) not in self._stack_of_list:
             self._stack_of_list[id(frames)] = len(self.stacks)
@@ -50,6 +52,8 @@ class PlainData:
     def add_event(self, event: dict[str, Any]) -> int:
         """Append an event that was read as a dictionary to the columns and return its row."""
         columns = self.columns
+        if "action" not in event or "size" not in event:
+            raise ValueError("an event has an action and a size")
         number = self.action_number(event["action"])
         values = [_int64(event.get("addr", -1)), _int64(event["size"]), _int64(event.get("stream", 0))]
         values += [_int64(event.get("time_us", -1)), self.stack_number(event.get("frames"))]
@@ -64,5 +68,5 @@ class PlainData:
 
 def _int64(value: object) -> int:
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"an address, a size, a stream or a time is a whole number of 64 bits, not {value!r:.40}")
+        raise ValueError(f"an address, a size, a stream or a time is a whole number of 64 bits, not {shown(value)}")
     return value

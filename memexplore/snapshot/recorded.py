@@ -7,9 +7,9 @@ are both read.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import os
 import zlib
+from collections import defaultdict
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,11 +20,15 @@ from memexplore.allocator import Settings
 from memexplore.snapshot.plain import EVENT_COLUMNS, PlainData
 from memexplore.snapshot.unpickle import unpickle
 from memexplore.tape import Action
+from memexplore.texts import shown
 
 _ACTIONS = {action.name.lower(): int(action) for action in Action if action.name not in ("PREEXISTING", "MARK")}
 _MIB = 1024**2
 _LIMIT = 1 << 60  # devices have no larger addresses or sizes
-_EXPANSION = 400  # a real snapshot shrinks to a tenth or a hundredth by gzip, an empty file to a thousandth
+_EXPANSION = 200  # real snapshots shrink to a tenth or a fortieth by gzip, an empty file to a thousandth
+_CHUNK = 1 << 12
+_DEVICES = 1024
+_STREAMS = 1024  # of one device; a recording with ten is rare
 _LIVE, _PENDING, _FREE = "live", "pending", "free"
 _STATES = {
     "active_allocated": _LIVE,
@@ -90,13 +94,15 @@ def read(path: str | os.PathLike[str]) -> list[Recorded]:
         if data[:2] == b"\x1f\x8b":
             data = _decompress(data)
         return _devices(unpickle(data))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{name} is not a snapshot that memexplore can read: {sentence(error)}") from error
+    except Exception as error:
+        raise unreadable(name, error) from error
 
 
-def sentence(error: Exception) -> str:
-    """Return the text of an error; for a KeyError the missing field."""
-    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+def unreadable(name: str, error: Exception) -> ValueError:
+    """Return the error of a file that is no snapshot, from the error that reading it ended in."""
+    if isinstance(error, ValueError):
+        return ValueError(f"{name} is not a snapshot that memexplore can read: {error}")
+    return ValueError(f"{name} is not a snapshot that memexplore can read: it contradicts itself ({error!r:.200})")
 
 
 def _decompress(data: bytes) -> bytes:
@@ -104,22 +110,30 @@ def _decompress(data: bytes) -> bytes:
 
     Raises ValueError if it is damaged, or larger than a snapshot of its compressed size can be.
     """
-    limit = len(data) * _EXPANSION + 64 * _MIB
+    left = len(data) * _EXPANSION + 4 * _MIB
     parts = []
+    position, size = 0, _CHUNK
+    stream = zlib.decompressobj(wbits=31)
     try:
-        while data:
-            stream = zlib.decompressobj(wbits=31)
-            part = stream.decompress(data, limit + 1)
-            limit -= len(part)
-            if limit < 0:
+        while position < len(data):
+            # A member copies what follows it in its chunk, so the first chunk of a member is small.
+            chunk = data[position : position + size]
+            position, size = position + len(chunk), 2 * size
+            parts.append(stream.decompress(chunk, left + 1))
+            left -= len(parts[-1])
+            if left < 0:
                 raise ValueError("it unpacks to more than a snapshot of its length can hold")
-            if not stream.eof:
-                raise ValueError("it ends early")
-            parts.append(part)
-            data = stream.unused_data.lstrip(b"\0")
-    except (zlib.error, gzip.BadGzipFile) as error:
+            if stream.eof:
+                position -= len(stream.unused_data)
+                while data[position : position + 1] == b"\0":
+                    position += 1
+                if position < len(data):
+                    stream, size = zlib.decompressobj(wbits=31), _CHUNK
+    except zlib.error as error:
         raise ValueError(f"its compression is damaged ({error})") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    if not stream.eof:
+        raise ValueError("it ends early")
+    return b"".join(parts)
 
 
 def _devices(plain: PlainData) -> list[Recorded]:
@@ -133,16 +147,19 @@ def _devices(plain: PlainData) -> list[Recorded]:
         raise ValueError("its device_traces are not lists")
     if len({id(trace) for trace in traces}) < len(traces):
         raise ValueError("it holds one trace several times")
+    if len(traces) > _DEVICES:
+        raise ValueError(f"it has traces of {len(traces)} devices; no machine has more than {_DEVICES}")
     rows = [_rows(plain, trace) for trace in traces]
     # Only now, because `_rows` adds the events that were read one by one.
     columns = [np.frombuffer(plain.columns[name], dtype=np.int64) for name in EVENT_COLUMNS]
     codes = np.array([*(_ACTIONS.get(name, -1) for name in plain.actions), -1])
     segments = _segments(plain, root["segments"])
-    settings = _settings(root.get("allocator_settings"), any(segment.expandable for _, segment in segments))
+    expandable = any(segment.expandable for of_device in segments.values() for segment in of_device)
+    settings = _settings(root.get("allocator_settings"), expandable)
     devices = []
-    for device in range(max([len(rows) - 1, *(device for device, _ in segments)], default=-1) + 1):
+    for device in range(max([len(rows) - 1, *segments]) + 1):
         of_device = rows[device] if device < len(rows) else np.empty(0, dtype=np.int64)
-        mine = tuple(sorted(segment for owner, segment in segments if owner == device))
+        mine = sorted(segments[device], key=lambda segment: segment.address) if device in segments else []
         if any(left.address + left.size > right.address for left, right in pairwise(mine)):
             raise ValueError("two segments overlap")
         if not len(of_device) and not mine:
@@ -151,6 +168,9 @@ def _devices(plain: PlainData) -> list[Recorded]:
         action = codes[action]
         supported = action >= 0
         _check_events(action[supported], address[supported], size[supported])
+        numbers, stacks = _stacks(plain, stack[supported], mine)
+        if len(set(stream[supported].tolist()) | {segment.stream for segment in mine}) > _STREAMS:
+            raise ValueError(f"a device has more than {_STREAMS} streams")
         devices.append(
             Recorded(
                 device,
@@ -159,53 +179,90 @@ def _devices(plain: PlainData) -> list[Recorded]:
                 size[supported],
                 stream[supported],
                 time[supported],
-                stack[supported],
-                mine,
+                numbers[stack[supported]],
+                tuple(_renumbered(segment, numbers) for segment in mine),
                 settings,
                 next((plain.device_free[row] for row in of_device.tolist() if row in plain.device_free), None),
-                tuple(plain.stacks),
+                stacks,
             )
         )
+    _check_shared_stacks(plain, devices)
     return devices
+
+
+def _stacks(
+    plain: PlainData, used: NDArray[np.int64], segments: list[RecordedSegment]
+) -> tuple[NDArray[np.int64], tuple[list[Any], ...]]:
+    """Return the stacks of one device, and their numbers by the number in the file; the last number is that of -1."""
+    distinct = set(np.unique(used).tolist()) | {block.stack for segment in segments for block in segment.blocks}
+    of_device = sorted(distinct - {-1})
+    numbers = np.full(len(plain.stacks) + 1, -1)
+    numbers[of_device] = np.arange(len(of_device))
+    return numbers, tuple(plain.stacks[number] for number in of_device)
+
+
+def _renumbered(segment: RecordedSegment, numbers: NDArray[np.int64]) -> RecordedSegment:
+    """Return a segment whose blocks have the stack numbers of their device."""
+    blocks = segment.blocks
+    stacks = numbers[[block.stack for block in blocks]].tolist() if blocks else []
+    return segment._replace(
+        blocks=tuple(block._replace(stack=stack) for block, stack in zip(blocks, stacks, strict=True))
+    )
+
+
+def _check_shared_stacks(plain: PlainData, devices: list[Recorded]) -> None:
+    """Refuse a file in which many devices have the same long stacks: their frames are read once for each device."""
+    frames = sum(map(len, plain.stacks))
+    if sum(len(stack) for recorded in devices for stack in recorded.stacks) > 16 * frames + 100_000:
+        raise ValueError("it has the same stacks for more devices than a machine has")
 
 
 def _check_events(action: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]) -> None:
     with_address = (action != Action.OOM) & (action != Action.SNAPSHOT)
     if (size < 0).any() or (size >= _LIMIT).any() or (with_address & ((address < 0) | (address >= _LIMIT))).any():
         raise ValueError("an event has a size or an address that no device has")
+    if size.sum(dtype=np.float64) >= _LIMIT:  # sums of columns are 64 bits long
+        raise ValueError("its events have sizes that no device has")
 
 
 def _rows(plain: PlainData, trace: list[Any]) -> NDArray[np.int64]:
     """Return the rows of a trace; events that are still dictionaries are added to the columns."""
+    if not set(map(type, trace)) <= {int, dict}:
+        raise ValueError("a trace has an entry that is not an event")
     for index, event in enumerate(trace):
         if type(event) is dict:
             trace[index] = plain.add_event(event)
-    rows = np.array(trace, dtype=np.int64) if trace else np.empty(0, dtype=np.int64)
-    if rows.ndim != 1 or rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(plain.columns["action"]):
+    if trace and not 0 <= min(trace) <= max(trace) < len(plain.columns["action"]):
         raise ValueError("a trace has an entry that is not an event")
-    return rows
+    return np.array(trace, dtype=np.int64)
 
 
-def _segments(plain: PlainData, entries: list[Any]) -> list[tuple[int, RecordedSegment]]:
-    segments = []
+def _segments(plain: PlainData, entries: list[Any]) -> dict[int, list[RecordedSegment]]:
+    """Return the segments of each device."""
+    segments = defaultdict(list)
     seen = set()
+    total = 0
     for each in entries:
+        if type(each) is not dict or type(each.get("blocks")) is not list:
+            raise ValueError("a segment is a dictionary with a list of blocks")
         blocks = each["blocks"]
-        if id(blocks) in seen or type(blocks) is not list:
+        if id(blocks) in seen:
             raise ValueError("it holds one list of blocks several times")
         seen.add(id(blocks))
         pool = each.get("segment_pool_id", (0, 0))
         if type(pool) not in (tuple, list) or len(pool) != 2:
-            raise ValueError(f"a segment_pool_id is a pair of numbers, not {pool!r:.40}")
-        address = _whole(each["address"])
+            raise ValueError(f"a segment_pool_id is a pair of numbers, not {shown(pool)}")
+        address = _whole(each, "address")
         segment = RecordedSegment(
             address,
-            _whole(each["total_size"]),
-            _whole(each.get("stream", 0)),
+            _whole(each, "total_size"),
+            _whole(each, "stream", 0),
             each.get("is_expandable") is True,
-            (_whole(pool[0]), _whole(pool[1])),
+            (_number(pool[0]), _number(pool[1])),
             tuple(_blocks(plain, address, blocks)),
         )
+        if not segment.size:
+            raise ValueError("a segment has 0 bytes")
         end = address
         for block in segment.blocks:
             if block.address < end:
@@ -213,31 +270,45 @@ def _segments(plain: PlainData, entries: list[Any]) -> list[tuple[int, RecordedS
             end = block.address + block.size
         if end > address + segment.size:
             raise ValueError("a block reaches beyond its segment")
-        device = _whole(each.get("device", 0))
-        if not 0 <= device < 4096:
-            raise ValueError(f"a device has a number from 0 on, not {device}")
-        segments.append((device, segment))
+        total += segment.size
+        device = _whole(each, "device", 0)
+        if not 0 <= device < _DEVICES:
+            raise ValueError(f"a device has a number from 0 to {_DEVICES - 1}, not {device}")
+        segments[device].append(segment)
+    if total >= _LIMIT:
+        raise ValueError("its segments have sizes that no device has")
     return segments
 
 
 def _blocks(plain: PlainData, address: int, blocks: list[Any]) -> list[RecordedBlock]:
     result = []
     for block in blocks:
-        state = _STATES.get(block["state"])
-        if state is None:
-            raise ValueError(f"a block has an unknown state {block['state']!r:.40}")
-        size = _whole(block["size"])
+        if type(block) is not dict:
+            raise ValueError(f"a block is a dictionary, not {shown(block)}")
+        state = block.get("state")
+        if type(state) is not str or state not in _STATES:
+            raise ValueError(f"a block has an unknown state {shown(state)}")
+        size = _whole(block, "size")
+        if not size:
+            raise ValueError("a block has 0 bytes")
         # Before torch 2.1 a block had no address field: each block follows the one before.
-        address = _whole(block.get("address", address))
-        requested = _whole(block.get("requested_size", size))
-        result.append(RecordedBlock(address, size, requested, state, plain.stack_number(block.get("frames"))))
+        address = _whole(block, "address", address)
+        requested = _whole(block, "requested_size", size)
+        result.append(RecordedBlock(address, size, requested, _STATES[state], plain.stack_number(block.get("frames"))))
         address += size
     return result
 
 
-def _whole(value: object) -> int:
+def _whole(entry: dict[Any, Any], name: str, missing: int | None = None) -> int:
+    """Return a field of a segment or block; `missing` is its value in files without it."""
+    if name not in entry and missing is None:
+        raise ValueError(f"the field {name!r} is missing")
+    return _number(entry.get(name, missing))
+
+
+def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value < _LIMIT:
-        raise ValueError(f"an address or a size is a whole number of bytes, not {value!r:.40}")
+        raise ValueError(f"an address or a size is a whole number of bytes, not {shown(value)}")
     return value
 
 
@@ -245,9 +316,9 @@ def _settings(entries: object, expandable: bool) -> Settings:
     """Return the settings that a snapshot records (since torch 2.2); PyTorch's defaults for the others."""
     if type(entries) is not dict:
         return Settings(expandable_segments=expandable)
-    text = entries.get("PYTORCH_CUDA_ALLOC_CONF") or entries.get("PYTORCH_ALLOC_CONF") or ""
+    texts = [entries.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
     try:
-        settings = Settings.parse(text) if type(text) is str else Settings()
+        settings = Settings.parse(next((text for text in texts if type(text) is str and text), ""))
     except ValueError:
         settings = Settings()  # options of other releases; the fields below hold those that matter
     changes: dict[str, Any] = {"expandable_segments": entries.get("expandable_segments") is True or expandable}
@@ -255,10 +326,13 @@ def _settings(entries: object, expandable: bool) -> Settings:
     if type(limit) is int and limit > 0:
         changes["max_split_size"] = limit
     threshold = entries.get("garbage_collection_threshold", 0.0)
-    if isinstance(threshold, float) and threshold > 0:
+    if type(threshold) is float and threshold > 0:
         changes["garbage_collection_threshold"] = threshold
     divisions = entries.get("roundup_power2_divisions")
-    if type(divisions) is dict and any(divisions.values()):
+    if type(divisions) is dict:
         table = [divisions.get(str(1 << index), 0) for index in range(len(settings.roundup_power2_divisions))]
-        changes["roundup_power2_divisions"] = tuple(table)
+        if not all(type(division) is int and 0 <= division < 1 << 32 for division in table):
+            raise ValueError("roundup_power2_divisions has an entry that is not a whole number")
+        if any(table):
+            changes["roundup_power2_divisions"] = tuple(table)
     return dataclasses.replace(settings, **changes)

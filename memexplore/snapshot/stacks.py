@@ -7,14 +7,17 @@ function: a user's file called `optimizer.py` proves nothing, a frame of `torch/
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import re
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memexplore.snapshot.recorded import Recorded
 from memexplore.tape import Category, Frame
+from memexplore.texts import clean_text, shown
 
 
 class Origin(enum.IntEnum):
@@ -87,9 +90,47 @@ def parse_label(frame: Frame) -> Label | None:
     return Label(match["op"], "" if frame.filename == "-" else frame.filename, _CATEGORIES[match["category"]])
 
 
+class _File(NamedTuple):
+    """What the path of a frame's file shows."""
+
+    python: bool
+    """Whether the frame is a line of Python; the others are C and C++."""
+    module: bool
+    optim: bool
+    backward: bool
+    data: bool
+    loading: bool
+    steps_of_others: bool
+
+
+class _Function(NamedTuple):
+    """What the function of a frame shows."""
+
+    last: str
+    """The name without its class and module."""
+    library: bool
+    accumulate: bool
+    engine: bool
+
+
+# Texts repeat in many frames, and a hostile file may repeat a long one in every frame.
+@functools.lru_cache(maxsize=20_000)
+def _file(filename: str) -> _File:
+    path = filename.replace(os.sep, "/")
+    python = filename.endswith(".py") or filename.startswith("<") or "ipykernel" in filename
+    patterns = (_MODULE, _OPTIM, _BACKWARD, _DATA, _LOADING, _STEPS_OF_OTHERS)
+    return _File(python, *(pattern.search(path) is not None for pattern in patterns))
+
+
+@functools.lru_cache(maxsize=20_000)
+def _function(name: str) -> _Function:
+    library = _LIBRARY.search(name) is not None
+    return _Function(name.rpartition(".")[2], library, _ACCUMULATE in name, name.startswith(_ENGINE))
+
+
 def is_python_frame(frame: Frame) -> bool:
     """Return whether a frame is a line of Python; the others are C and C++."""
-    return frame.filename.endswith(".py") or frame.filename.startswith("<") or "ipykernel" in frame.filename
+    return _file(frame.filename).python
 
 
 def op_of(stack: tuple[Frame, ...]) -> str:
@@ -111,24 +152,24 @@ def origin_of(stack: tuple[Frame, ...]) -> Origin:
     """
     engine = layer = building = batch = False
     for frame in stack:
-        file, function = frame.filename.replace(os.sep, "/"), frame.function.rpartition(".")[2]
-        if not is_python_frame(frame):
-            if _LIBRARY.search(frame.function):
+        file, function = _file(frame.filename), _function(frame.function)
+        if not file.python:
+            if function.library:
                 return Origin.WORKSPACE
-            if _ACCUMULATE in frame.function:
+            if function.accumulate:
                 return Origin.ACCUMULATE
-            engine = engine or frame.function.startswith(_ENGINE)
-        elif _BACKWARD.search(file) and function in ("backward", "grad", "_engine_run_backward", "_make_grads"):
+            engine = engine or function.engine
+        elif file.backward and function.last in ("backward", "grad", "_engine_run_backward", "_make_grads"):
             engine = True
-        elif function == "zero_grad" and (_OPTIM.search(file) or _MODULE.search(file)):
+        elif function.last == "zero_grad" and (file.optim or file.module):
             return Origin.ZERO_GRAD
-        elif _OPTIM.search(file) or (function == "step" and _STEPS_OF_OTHERS.search(file)):
+        elif file.optim or (function.last == "step" and file.steps_of_others):
             return Origin.OPTIMIZER
-        elif _MODULE.search(file) and function == "_call_impl":
+        elif file.module and function.last == "_call_impl":
             layer = True
-        elif (_MODULE.search(file) and function in _MOVING) or _LOADING.search(file) or function in _BUILDING:
+        elif (file.module and function.last in _MOVING) or file.loading or function.last in _BUILDING:
             building = building or not layer
-        elif _DATA.search(file) or function in _BATCHES:
+        elif file.data or function.last in _BATCHES:
             batch = True
     if engine:
         return Origin.RECOMPUTE if layer else Origin.BACKWARD
@@ -146,7 +187,7 @@ def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
     since: list[Frame] = []
     for position, frame in enumerate(python):
         since.append(frame)
-        if frame.function.rpartition(".")[2] == "_call_impl" and _MODULE.search(frame.filename.replace(os.sep, "/")):
+        if _function(frame.function).last == "_call_impl" and _file(frame.filename).module:
             # Without the line number of `forward`: the call stays the same while the lines inside it change.
             inside = python[position + 1 : position + 2]
             calls.append((*since, *((each.filename, each.function) for each in inside)))
@@ -173,10 +214,13 @@ class Stacks:
         self.calls: list[tuple[Call, ...]] = [()] * count
         self.native = False
         """Whether the recording has C++ frames; without them rows of the autograd engine have no stack at all."""
-        frames: dict[int, Frame] = {}
+        frames = _Frames()
+        prefixes: dict[tuple[int, Call], int] = {}
+        self._prefixes: list[tuple[int, ...]] = [()] * count
+        """For each stack a number for its outermost call, for its two outermost calls, and so on."""
         numbers: dict[tuple[Frame, ...], int] = {}
         for stack in sorted(used - {-1}):
-            whole = tuple(_frame(each, frames) for each in recorded.stacks[stack])
+            whole = tuple(frames.of(each) for each in recorded.stacks[stack])
             label = parse_label(whole[0]) if whole else None
             if label is not None:
                 whole = whole[1:]
@@ -191,15 +235,17 @@ class Stacks:
             self.op[stack] = _number(self.ops, label.op if label is not None else op_of(whole))
             self.origin[stack] = origin_of(whole)
             self.calls[stack] = calls_of(whole)
+            number = -1
+            path = []
+            for call in self.calls[stack]:
+                number = prefixes.setdefault((number, call), len(prefixes))
+                path.append(number)
+            self._prefixes[stack] = tuple(path)
 
     def common_calls(self, one: int, other: int) -> int:
         """Return the number of outermost layer calls that two stacks have in common."""
-        count = 0
-        for left, right in zip(self.calls[one], self.calls[other], strict=False):
-            if left != right:
-                break
-            count += 1
-        return count
+        left, right = self._prefixes[one], self._prefixes[other]
+        return bisect_left(range(min(len(left), len(right))), True, key=lambda at: left[at] != right[at])
 
 
 def _number(table: dict[str, int], name: str) -> int:
@@ -207,12 +253,28 @@ def _number(table: dict[str, int], name: str) -> int:
     return table.setdefault(name, len(table)) if name else -1
 
 
-def _frame(recorded: Any, frames: dict[int, Frame]) -> Frame:
-    """Return a frame dictionary as a Frame; `frames` remembers them by identity."""
-    frame = frames.get(id(recorded))
-    if frame is None:
-        filename, line, name = recorded["filename"], recorded["line"], recorded["name"]
-        if type(filename) is not str or type(line) is not int or type(name) is not str:
-            raise ValueError("a frame has a file, a line and a name")
-        frame = frames[id(recorded)] = Frame(filename, line, name)
-    return frame
+class _Frames:
+    """Frame dictionaries of a file as Frames; each dictionary and each text is checked once."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, Frame] = {}
+        """By the identity of the dictionary, which the file's stacks keep alive."""
+        self._texts: dict[str, str] = {}
+
+    def of(self, recorded: Any) -> Frame:
+        """Return a frame dictionary as a Frame."""
+        frame = self._frames.get(id(recorded))
+        if frame is None:
+            if type(recorded) is not dict:
+                raise ValueError(f"a frame is a dictionary, not {shown(recorded)}")
+            filename, line, name = recorded.get("filename"), recorded.get("line"), recorded.get("name")
+            if type(filename) is not str or type(line) is not int or type(name) is not str:
+                raise ValueError("a frame has a file, a line and a name")
+            frame = self._frames[id(recorded)] = Frame(self._text(filename), line, self._text(name))
+        return frame
+
+    def _text(self, text: str) -> str:
+        clean = self._texts.get(text)
+        if clean is None:
+            clean = self._texts[text] = clean_text(text)
+        return clean

@@ -12,12 +12,21 @@ from typing import Any
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.snapshot.events import PATTERNS, EventPattern
 from memexplore.snapshot.plain import PlainData
+from memexplore.texts import shown
 
 _REFUSED = {
     **dict.fromkeys(b"ciob\x81\x92\x93R", "asks for a class or a function"),
     **dict.fromkeys(b"\x82\x83\x84PQ", "asks for an object that is not in the file"),
     **dict.fromkeys(b"\x8f\x90\x91\x96\x97\x98", "holds sets or buffers"),
 }
+
+_DEEPEST = 1000
+"""Lists, tuples and dictionaries inside each other; a snapshot has 6."""
+_MOST_FIELDS = 24
+"""Fields of an event that a pattern reads; PyTorch writes up to 10."""
+_MOST_PATTERNS = 40
+_REFERENCES = 8
+_LARGEST_KEY = 1 << 60
 
 
 def unpickle(data: bytes) -> PlainData:
@@ -49,6 +58,9 @@ class _Reader:
         self.pattern: EventPattern | None = None
         self.patterns: dict[tuple[tuple[str, ...], tuple[int, ...]], EventPattern] = {}
         self.text_lengths = {0}
+        self.references: dict[str, list[int]] = {}
+        """The last positions of each text among the first `indexed` entries of the memo."""
+        self.indexed = 0
         # In a real pickle a container takes some bytes; without this bound each byte could request 70.
         self.containers_left = len(data) // 6 + 10_000
 
@@ -81,6 +93,8 @@ class _Reader:
                 stack.append({})
             elif code == 0x28:  # (, MARK
                 marks.append(len(stack))
+                if len(marks) > _DEEPEST:
+                    raise ValueError("it is nested deeper than a snapshot")
             elif code == 0x4B:  # K, BININT1
                 stack.append(data[position])
                 position += 1
@@ -104,7 +118,7 @@ class _Reader:
             elif code == 0x8C:  # SHORT_BINUNICODE
                 length = data[position]
                 position += 1 + length
-                stack.append(data[position - length : position].decode())
+                stack.append(data[position - length : position].decode("utf-8", "surrogatepass"))
             elif code == 0x5D:  # ], EMPTY_LIST
                 self._count()
                 stack.append([])
@@ -203,11 +217,12 @@ class _Reader:
         if type(target) is not dict or len(items) % 2:
             raise ValueError("the pickle is damaged: an entry outside a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Python hashes a nested tuple recursively, without a bound on its depth.
-            if type(key) not in (str, int):
-                raise ValueError(f"a snapshot has no dictionary with {type(key).__name__} keys")
+            # Python hashes a nested tuple recursively, without a bound on its depth. Whole numbers beyond 60 bits can
+            # be chosen such that all have one hash, so that a dictionary takes quadratic time.
+            if type(key) is not str and (type(key) is not int or not -_LARGEST_KEY < key < _LARGEST_KEY):
+                raise ValueError(f"a snapshot has no dictionary with the key {shown(key)}")
             target[key] = value
-        if "action" in target and "size" in target and type(self.memo) is list:
+        if "action" in target and "size" in target and len(target) <= _MOST_FIELDS and type(self.memo) is list:
             self._prepare_pattern(target)
 
     def _prepare_pattern(self, event: dict[Any, Any]) -> None:
@@ -220,9 +235,19 @@ class _Reader:
             if key not in PATTERNS and type(value) is str and len(value) < 64 and value.isascii():
                 self.text_lengths.add(len(value))
         wanted = keys, tuple(sorted(self.text_lengths))
-        if wanted not in self.patterns and len(self.patterns) < 100:
-            self.patterns[wanted] = EventPattern(self.data, self.plain, memo, *wanted)
+        if wanted not in self.patterns and len(self.patterns) < _MOST_PATTERNS:
+            self._index(memo)
+            self.patterns[wanted] = EventPattern(self.data, self.plain, memo, *wanted, self.references)
         self.pattern = self.patterns.get(wanted, self.pattern)
+
+    def _index(self, memo: list[Any]) -> None:
+        """Note the positions of texts in what the memo has grown by."""
+        for position in range(self.indexed, len(memo)):
+            if type(memo[position]) is str:
+                positions = self.references.setdefault(memo[position], [])
+                positions.append(position)
+                del positions[:-_REFERENCES]
+        self.indexed = len(memo)
 
 
 def _list(target: Any) -> list[Any]:
@@ -238,13 +263,33 @@ def _line_int(stack: list[Any], memo: Any, line: bytes) -> None:
 
 
 def _line_put(stack: list[Any], memo: Any, line: bytes) -> None:
-    memo[int(line)] = stack[-1]
+    memo[_line_index(line)] = stack[-1]
+
+
+def _line_get(stack: list[Any], memo: Any, line: bytes) -> None:
+    stack.append(memo[_line_index(line)])
+
+
+def _line_index(line: bytes) -> int:
+    if not line.isdigit() or len(line) > 10:
+        raise ValueError("the pickle is damaged: a memo entry without a number")
+    return int(line)
+
+
+def _line_float(stack: list[Any], memo: Any, line: bytes) -> None:
+    if len(line) > 100:
+        raise ValueError("the pickle holds a number of more than 100 digits")
+    stack.append(float(line))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
 
 
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
 _COUNTED: dict[int, tuple[str, Callable[[bytes], Any]]] = {
-    0x58: ("<I", bytes.decode),  # X, BINUNICODE
-    0x8D: ("<Q", bytes.decode),  # BINUNICODE8
+    0x58: ("<I", _text),  # X, BINUNICODE
+    0x8D: ("<Q", _text),  # BINUNICODE8
     0x43: ("<B", bytes),  # C, SHORT_BINBYTES
     0x42: ("<I", bytes),  # B, BINBYTES
     0x8E: ("<Q", bytes),  # BINBYTES8
@@ -252,8 +297,8 @@ _COUNTED: dict[int, tuple[str, Callable[[bytes], Any]]] = {
 _LINES: dict[int, Callable[[list[Any], Any, bytes], None]] = {
     0x49: _line_int,  # I, INT
     0x4C: _line_int,  # L, LONG
-    0x46: lambda stack, memo, line: stack.append(float(line)),  # F, FLOAT
+    0x46: _line_float,  # F, FLOAT
     0x56: lambda stack, memo, line: stack.append(line.decode("raw-unicode-escape")),  # V, UNICODE
     0x70: _line_put,  # p, PUT
-    0x67: lambda stack, memo, line: stack.append(memo[int(line)]),  # g, GET
+    0x67: _line_get,  # g, GET
 }

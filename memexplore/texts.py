@@ -1,0 +1,38 @@
+"""Texts and values of files that other programs wrote: what may be shown of them."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 4096
+"""Characters of a name, as Linux permits for a path; longer names are cut."""
+
+# Terminal commands, line breaks, directions of writing, and halves of surrogate pairs, which UTF-8 cannot encode.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean_text(text: str, longest: int = LONGEST) -> str:
+    r"""Return a text of a file as one printable line of bounded length.
+
+    >>> clean_text("caf\xe9\x1b[2J\udc80"), clean_text("abcdef", 4)
+    ('café�[2J�', 'abc…')
+    """
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    return text if text.isprintable() else _UNPRINTABLE.sub("�", text)
+
+
+def shown(value: object) -> str:
+    """Return a scalar of a file as text for a message, and the kind of anything else.
+
+    Containers are not looked into: the text of nested ones can be longer than any memory.
+
+    >>> shown("a\\nb"), shown(1 << 70), shown([[]])
+    ("'a\\\\nb'", '1180591620717411303424', 'a list')
+    """
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    if type(value) is str:
+        return repr(value if len(value) <= 40 else value[:39] + "…")
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
