@@ -16,8 +16,8 @@ def gc_paused() -> Iterator[None]:
     False
     """
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:

@@ -16,6 +16,7 @@ from memexplore.units import difference_text, size_text
 if TYPE_CHECKING:
     import pandas
 
+_COMPARED_STEPS = 100
 _KEYS = ["layer", "line", "category"]
 UNKNOWN_LINE = "(no stack)"
 
@@ -64,7 +65,7 @@ def growth(tape: Tape) -> pandas.DataFrame:
     Columns `layer`, `line`, `category`, one column per step (its number) with the allocated bytes at the end of that
     step, and `grew`, last minus first. Only groups that never shrink and end above their start are included. The first
     step is warm-up, because it allocates gradients and optimizer state, and an unfinished last step is ignored, so the
-    table is empty for fewer than three steps.
+    table is empty for fewer than three steps. Of more than 100 steps 100 are compared, evenly spread.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"address": [0, 512, 1024], "size": [10, 10, 10], "step": [1, 2, 3]}
@@ -73,13 +74,20 @@ def growth(tape: Tape) -> pandas.DataFrame:
 
     Raises ValueError for a tape that is not placed.
     """
+    import pandas
+
     ends = _step_ends(tape)[1:]
+    if len(ends) > _COMPARED_STEPS:
+        ends = [ends[at] for at in np.linspace(0, len(ends) - 1, _COMPARED_STEPS).round().astype(int).tolist()]
     numbers = [int(tape.step[row]) for row in ends]
     life = lifetimes(tape)
-    table = _keys(tape, life.born)
     sizes = block_bytes(tape)[life.born]
-    for number, row in zip(numbers, ends, strict=True):
-        table[number] = np.where((life.born <= row) & (life.requested > row), sizes, 0)
+    held = {
+        number: np.where((life.born <= row) & (life.requested > row), sizes, 0)
+        for number, row in zip(numbers, ends, strict=True)
+    }
+    keys = _keys(tape, life.born)
+    table = keys.join(pandas.DataFrame(held, index=keys.index))
     grown = table.groupby(_KEYS, as_index=False)[numbers].sum() if len(numbers) else table.iloc[:0]
     values = grown[numbers].to_numpy(np.int64).reshape(len(grown), len(numbers))
     grown = grown.assign(grew=values[:, -1] - values[:, 0] if len(numbers) else [])

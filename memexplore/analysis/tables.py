@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sysconfig
@@ -40,6 +41,20 @@ _HERE = tuple(
 )
 
 
+# Files and functions repeat in many frames.
+@functools.lru_cache(maxsize=20_000)
+def _is_users(filename: str) -> bool:
+    path = filename.replace("\\", "/")
+    return not _NATIVE.search(path) and not _INSTALLED.search(path) and not path.startswith(_HERE)
+
+
+@functools.lru_cache(maxsize=20_000)
+def _node(function: str) -> str:
+    """Return the autograd node that a function of C++ belongs to, empty for another function."""
+    match = _NODE.search(function)
+    return match["node"] if match is not None else ""
+
+
 def user_line(stack: tuple[Frame, ...]) -> str:
     """Return the innermost line of the user's code as ``file:line``, or the innermost line if all code is installed.
 
@@ -50,13 +65,12 @@ def user_line(stack: tuple[Frame, ...]) -> str:
     'train.py:7'
     """
     for frame in stack:
-        path = frame.filename.replace("\\", "/")
-        if not _NATIVE.search(path) and not _INSTALLED.search(path) and not path.startswith(_HERE):
+        if _is_users(frame.filename):
             return f"{frame.filename}:{frame.line}"
     for frame in stack:
-        node = _NODE.search(frame.function)
-        if node is not None:
-            return f"{node['node']} (autograd)"
+        node = _node(frame.function)
+        if node:
+            return f"{node} (autograd)"
     if any(frame.function.startswith("torch::autograd::Engine") for frame in stack):
         return "autograd engine"
     return f"{stack[0].filename}:{stack[0].line}" if stack else ""

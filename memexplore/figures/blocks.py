@@ -180,8 +180,8 @@ def _bars(
         slot = base // max(narrow, 1)
         joins &= slot[1:] == slot[:-1]
         group = np.append(0, np.cumsum(~joins))
-        if np.bincount(category[np.append(True, ~joins)]).max(initial=0) <= _MAX_BARS:
-            break
+        if np.bincount(category[np.append(True, ~joins)]).max(initial=0) <= _MAX_BARS or narrow > width:
+            break  # in the second case each segment has one bar
         narrow *= 2
     firsts = np.flatnonzero(np.append(True, np.diff(group) > 0)) if len(group) else group
     ends = np.maximum.reduceat(base + size, firsts) if len(firsts) else firsts

@@ -11,6 +11,9 @@ from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 
+_FRAMES = 60
+"""Frames in the tooltip of a tensor, the innermost ones."""
+
 
 def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
     """Return the largest tensors alive after a row (default: the peak allocated) as an HTML table, largest first.
@@ -27,7 +30,7 @@ def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
     table = tensors(tape, row, count)
     rows = []
     for entry in table.to_dict("records"):
-        stack = "\n".join(f"{frame.filename}:{frame.line} {frame.function}" for frame in entry["stack"])
+        stack = "\n".join(f"{frame.filename}:{frame.line} {frame.function}" for frame in entry["stack"][:_FRAMES])
         step = f"{entry['step']}, {entry['phase']}" if entry["step"] else "set-up"
         rows.append(
             f'<tr><td class="number" data-value="{entry["size"]}">{size_text(entry["size"])}</td>'

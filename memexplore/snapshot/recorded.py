@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import Settings
+from memexplore.allocator.settings import UNLIMITED
 from memexplore.snapshot.plain import EVENT_COLUMNS, PlainData
 from memexplore.snapshot.unpickle import unpickle
 from memexplore.tape import Action
@@ -27,7 +28,7 @@ _MIB = 1024**2
 _LIMIT = 1 << 60  # devices have no larger addresses or sizes
 _EXPANSION = 200  # real snapshots shrink to a tenth or a fortieth by gzip, an empty file to a thousandth
 _CHUNK = 1 << 12
-_DEVICES = 1024
+_DEVICES = 128  # torch is compiled for 120
 _STREAMS = 1024  # of one device; a recording with ten is rare
 _LIVE, _PENDING, _FREE = "live", "pending", "free"
 _STATES = {
@@ -324,7 +325,7 @@ def _settings(entries: object, expandable: bool) -> Settings:
     changes: dict[str, Any] = {"expandable_segments": entries.get("expandable_segments") is True or expandable}
     limit = entries.get("max_split_size", -1)
     if type(limit) is int and limit > 0:
-        changes["max_split_size"] = limit
+        changes["max_split_size"] = min(limit, UNLIMITED)
     threshold = entries.get("garbage_collection_threshold", 0.0)
     if type(threshold) is float and threshold > 0:
         changes["garbage_collection_threshold"] = threshold

@@ -25,6 +25,8 @@ _COUNTED = {
     Action.SEGMENT_MAP: "segment_maps",
     Action.SEGMENT_UNMAP: "segment_unmaps",
 }
+_LOOKS, _LOOKS_PER_EVENT = 1_000_000, 300
+"""Free blocks that may be searched for blocks at recorded addresses; recordings of PyTorch need a tenth."""
 _Event = tuple[int, int, int]
 """Action, address and size."""
 
@@ -34,6 +36,8 @@ def verify_device(recorded: Recorded) -> dict[str, Any]:
 
     Pairs are `[reproduced, all]`. A request that the model gives another address is moved to the recorded one before
     the replay continues, so that one difference does not cause a hundred.
+
+    Raises ValueError for events that contradict the allocator so often that moving the requests would take hours.
     """
     tape = tape_of(recorded)
     best: _Comparison | None = None
@@ -65,6 +69,7 @@ class _Comparison:
             choose_address=self._recorded_address,
             finished=lambda stream: False,
         )
+        self.looks_left = _LOOKS + _LOOKS_PER_EVENT * len(tape)
         begin, self.blocks = restore(tape, self.allocator)
         self.allocated = sum(block.size for block in self.allocator.live.values())
         self.peak_allocated = self.allocated
@@ -137,8 +142,17 @@ class _Comparison:
         """Repeat a recorded release of the cache that no request followed."""
         if self.recorded_events:
             if any(action in _RELEASES for action, _, _ in self.recorded_events):
-                self.allocator.release_cached()
+                self._release_cached()
             self._compare()
+
+    def _release_cached(self) -> None:
+        self.allocator.release_cached()
+        self._count_looks(sum(len(pool.free_blocks()) + len(pool.free_sets) for pool in self.allocator.pools()))
+
+    def _count_looks(self, count: int) -> None:
+        self.looks_left -= count
+        if self.looks_left < 0:
+            raise ValueError("its events contradict the allocator too often for a replay")
 
     def _alloc(self, address: int, size: int, stream: int) -> None:
         allocator, events = self.allocator, self.recorded_events
@@ -147,7 +161,7 @@ class _Comparison:
             # The device ran out while memory was mapped; the capacity makes the model fail at the same point.
             allocator.capacity = max(self._reserved_after(releases[0]), self._reserved_after(len(events)))
         elif releases:
-            allocator.release_cached()
+            self._release_cached()
         peak_before = self.peak_reserved
         block = allocator.allocate_block(size, stream)
         allocator.capacity = UNLIMITED
@@ -211,7 +225,9 @@ class _Comparison:
                 allocator.update_reserved(Action.SEGMENT_ALLOC, start, length, free_set)
         self.predicted_events = predicted
         for free_set in pool.free_sets.values():
+            self._count_looks(1)
             for block in free_set.at_least(rounded):
+                self._count_looks(1)
                 if block.address <= address and address + rounded <= block.address + block.size:
                     free_set.remove(block)
                     return self._allocate_at(address, block, rounded, size)

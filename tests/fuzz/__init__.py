@@ -1,0 +1,10 @@
+"""Fuzzers: inputs that nobody would write, each made from its number, and what must hold of every one of them.
+
+- `snapshots`: damaged, changed and hostile snapshot files. `tapes`: the same for Parquet tapes.
+- `growing`: the hostile structures whose cost may grow faster than the file.
+- `programs`: random programs on the virtual GPU, against an independent count of the bytes that they hold.
+- `interruptions`: reading a file, opening it and applying knobs, interrupted at any line.
+- `runner`: child processes with a limit of CPU time and memory for each input.
+
+`python -m tests.fuzz --kind snapshots --inputs 1000000` runs one kind for long; the tests beside run each for seconds.
+"""
