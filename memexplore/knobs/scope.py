@@ -22,6 +22,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from memexplore.knobs.undo import UndoLog
 from memexplore.torch_internals.modules import CHECKPOINT_GENERATOR
+from memexplore.torch_internals.state import AUTOCAST_ENABLED
 
 
 class Off(enum.Flag):
@@ -141,11 +142,12 @@ def _autocast_enter(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def scoped_enter(context: Any) -> Any:
         if not is_off(Off.AUTOCAST):
             return enter(context)
-        enabled, context._enabled = context._enabled, False
+        enabled = getattr(context, AUTOCAST_ENABLED)
+        setattr(context, AUTOCAST_ENABLED, False)
         try:
             return enter(context)
         finally:
-            context._enabled = enabled
+            setattr(context, AUTOCAST_ENABLED, enabled)
 
     return scoped_enter
 

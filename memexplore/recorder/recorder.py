@@ -18,11 +18,11 @@ from memexplore.recorder.cpu_training import CpuTraining
 from memexplore.recorder.events import Origin, needs_gradient
 from memexplore.recorder.module_hooks import Names
 from memexplore.recorder.stacks import Stacks, caller
+from memexplore.recorder.thread_state import Threads, ThreadState
 from memexplore.tape import Action, Category, Phase
 from memexplore.torch_internals.modules import buffers_of, parameters_of
 from memexplore.torch_internals.tensors import (
     current_autograd_node,
-    forward_gradients_enabled,
     next_sequence_number,
     sequence_number_of,
     storage_key,
@@ -64,31 +64,25 @@ class Recorder:
         self.open_rows: dict[int, int] = {}
         """Address -> row of the block that is alive there."""
         self._op_numbers: dict[Any, int] = {}
-        self._calls: list[tuple[int, int, tuple[int, int], int, int]] = []
-        """Open calls: module, number, stack, id, and the call outside of the autograd function that runs it."""
-        self._enabled = True
-        """Whether gradients were enabled when code outside the forward of an autograd function last ran."""
+        self._threads = Threads()
         self._forwards: dict[int, dict[int, tuple[int, int, str]]] = {}
         self._sequences: dict[int, int] = {}
-        self._phase = _OTHER
         self._marked = (0, _OTHER)
         """Step and phase of the last mark."""
         self._step_ended = True
-        self._in_backward = False
-        """Whether a hook of the backward pass called the optimizer that is stepping."""
         self._tagged_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
         """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
         self.training = CpuTraining()
-        self._stack = -2
         self._epoch = time.perf_counter_ns()
 
     # -- called by the dispatch mode
 
     def op(self, func: Any, args: Any) -> None:
         """Record that an op is about to run: module and stack of the autograd node that its forward just created."""
-        self._stack = -2
+        here = self._threads.here
+        here.stack = -2
         thread = threading.get_ident()
         sequence = next_sequence_number()
         if sequence != self._sequences.get(thread):
@@ -96,8 +90,8 @@ class Recorder:
             forward = self._forwards.get(thread)
             if forward is None:
                 forward = self._forwards[thread] = {}
-            self._stack = stack = self.stacks.number(caller(3))
-            calls = self._calls
+            here.stack = stack = self.stacks.number(caller(3))
+            calls = here.calls
             forward[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
         if func is _DETACH:
             node = current_autograd_node()
@@ -176,54 +170,40 @@ class Recorder:
     def _attribution(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
         """Phase, module, stack, 1 if gradients are enabled, and open call (-2: in AccumulateGrad) of an op's output."""
         node = current_autograd_node()
-        calls = self._calls
+        here = self._threads.here
+        calls = here.calls
         module, call = calls[-1][:2] if calls else (-1, -1)
-        grad = self._gradients(node)
+        grad = here.gradients(node)
         if grad and calls and not torch.is_grad_enabled():
             call = calls[-1][4]
-        if node is None or self._in_backward:
-            phase = self._phase
+        if node is None or here.in_backward:
+            phase = here.phase
             if phase == _OPTIMIZER:
                 module = self._owner_of_argument(args, index, module)
             elif phase == _OTHER and grad and not calls and needs_gradient(args):
-                phase = self._phase = _FORWARD
-                self._step_begins()
+                phase = here.phase = _FORWARD
+                self._step_begins(here)
             elif phase == _BACKWARD:
-                phase = self._phase = _OTHER
-            stack = self._stack_now()
+                phase = here.phase = _OTHER
+            stack = self._stack_now(here)
         else:
-            phase = self._phase = _BACKWARD
+            phase = here.phase = _BACKWARD
             sequence = sequence_number_of(node)
-            if grad and (calls or sequence == _ACCUMULATE or self._stack >= 0):
+            if grad and (calls or sequence == _ACCUMULATE or here.stack >= 0):
                 # A checkpoint recomputes its forward in backward: the frames of the forward are running.
-                stack = self._stack_now()
+                stack = self._stack_now(here)
             elif sequence == _ACCUMULATE:
                 module, stack, call = self._owner(node.variable), -1, -2
             else:
                 module, stack = self._made_by(node, sequence, module)
-        if (self.step, phase) != self._marked:
+        if (self.step, phase) != self._marked and self._threads.leads(here, phase == _BACKWARD):
             self._mark(phase)
         return phase, module, stack, int(grad), call
 
-    def _gradients(self, node: Any) -> bool:
-        """Whether gradients are enabled; in the forward of an autograd function, whether they were at its call.
-
-        Such a forward, that of a re-entrant checkpoint included, runs without gradients and, unlike `no_grad`, without
-        forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.
-        """
-        if torch.is_grad_enabled():
-            self._enabled = True
-            return True
-        if forward_gradients_enabled() or torch.is_inference_mode_enabled():
-            self._enabled = False
-            return False
-        # In backward a forward runs only as a recomputation, which calls modules.
-        return self._enabled and (node is None or bool(self._calls))
-
-    def _stack_now(self) -> int:
-        if self._stack < 0:
-            self._stack = self.stacks.number(caller(4))
-        return self._stack
+    def _stack_now(self, here: ThreadState) -> int:
+        if here.stack < 0:
+            here.stack = self.stacks.number(caller(4))
+        return here.stack
 
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
         """Module and stack of the forward op that made the running autograd node."""
@@ -249,8 +229,8 @@ class Recorder:
         now = time.perf_counter_ns() - self._epoch
         self.events.append((now, _MARK, -1, 0, phase, self.step, -1, -1, -1, 0, -1, _UNKNOWN))
 
-    def _step_begins(self) -> None:
-        if self._step_ended:
+    def _step_begins(self, here: ThreadState) -> None:
+        if self._threads.leads(here, trains=True) and self._step_ended:
             self._step_ended = False
             self.step += 1
             self._forwards.clear()
@@ -259,18 +239,20 @@ class Recorder:
 
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """Record that a module is called."""
-        calls, node = self._calls, current_autograd_node()
-        applied = self._gradients(node) and not torch.is_grad_enabled()
+        here, node = self._threads.here, current_autograd_node()
+        calls = here.calls
+        applied = here.gradients(node) and not torch.is_grad_enabled()
         if not calls:
             self.names.root(module)
             if node is None:
                 self.tag_model(module)
                 self.training.called(module)
-                self._in_backward = False
-                self._phase = _FORWARD
-                self._step_begins()
-                if self._marked != (self.step, _FORWARD):
-                    self._mark(_FORWARD)
+                here.in_backward = False
+                here.phase = _FORWARD
+                if self._threads.leads_call(here, module):
+                    self._step_begins(here)
+                    if self._marked != (self.step, _FORWARD):
+                        self._mark(_FORWARD)
                 for value in args:
                     self._tag_input(value)
         number = self.names.number(module, calls[-1][0] if calls else -1)
@@ -281,37 +263,42 @@ class Recorder:
 
     def call_ends(self, module: torch.nn.Module) -> None:
         """Record that a module returned or raised."""
-        while self._calls:
-            _, call, before, identity, _ = self._calls.pop()
+        here = self._threads.here
+        while here.calls:
+            _, call, before, identity, _ = here.calls.pop()
             self.call_ends_at[call] = len(self.events)
             self.stacks.leave(before)
             if identity == id(module):
                 break
-        if not self._calls and self._phase == _FORWARD and not self._gradients(None):
-            self._phase = _OTHER
+        if not here.calls and here.phase == _FORWARD and not here.gradients(None):
+            here.phase = _OTHER
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that an optimizer is about to step."""
-        self._in_backward = current_autograd_node() is not None
         self.training.stepped(optimizer)
-        if not self._in_backward:
-            self._step_begins()
+        here = self._threads.here
+        here.in_backward = current_autograd_node() is not None
+        if not here.in_backward:
+            self._step_begins(here)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._tag(parameter, Category.PARAMETER, None)
                 if parameter.grad is not None:
                     self._tag(parameter.grad, Category.GRADIENT, self._owner(parameter))
         self._tag_state(optimizer)
-        self._phase = _OPTIMIZER
-        self._mark(_OPTIMIZER)
+        here.phase = _OPTIMIZER
+        if self._threads.leads(here, trains=True):
+            self._mark(_OPTIMIZER)
 
     def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that an optimizer has stepped."""
         self._tag_state(optimizer)
-        self._phase = _BACKWARD if self._in_backward else _OTHER
-        self._in_backward = False
-        self._step_ended = True
-        self._mark(self._phase)
+        here = self._threads.here
+        here.phase = _BACKWARD if here.in_backward else _OTHER
+        here.in_backward = False
+        if self._threads.leads(here, trains=True):
+            self._step_ended = True
+            self._mark(here.phase)
 
     def tag_model(self, root: torch.nn.Module) -> None:
         """Tag the storages of a model's parameters, buffers and gradients with category and module."""
@@ -385,6 +372,7 @@ class Recorder:
 
     def finish(self) -> None:
         """Close the calls that an exception left open."""
-        for _, call, *_ in self._calls:
-            self.call_ends_at[call] = len(self.events)
-        self._calls.clear()
+        for state in self._threads.states:
+            for _, call, *_ in state.calls:
+                self.call_ends_at[call] = len(self.events)
+            state.calls.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import CodeType, FrameType
 from typing import Any
 
@@ -10,6 +11,15 @@ from memexplore.tape import Frame
 
 DEPTH = 128
 """Frames kept of one stack, innermost first."""
+
+
+class _Walk(threading.local):
+    """The end of a walk through the frames of a thread."""
+
+    base = 0
+    """The id of the frame at which a walk stops, 0 for none."""
+    parent = -1
+    """The number of the stack from that frame outwards."""
 
 
 class Stacks:
@@ -22,18 +32,16 @@ class Stacks:
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._chains: list[tuple[int, tuple[Any, ...]]] = []
-        self._base = 0
-        """The id of the frame at which a walk stops, 0 for none."""
-        self._parent = -1
-        """The number of the stack from that frame outwards."""
+        self._walk = _Walk()
 
     def number(self, frame: FrameType | None) -> int:
         """Return the number of the stack from `frame` outwards."""
-        base = self._base
+        walk = self._walk
+        base = walk.base
         key: list[Any] = [-1]
         while frame is not None:
             if base and id(frame) == base:
-                key[0] = self._parent
+                key[0] = walk.parent
                 break
             key.append(frame.f_code)
             key.append(frame.f_lasti)
@@ -47,18 +55,19 @@ class Stacks:
 
     def enter(self, frame: FrameType | None) -> tuple[int, int]:
         """Begin a module call made by `frame` and intern the stack from there outwards; return a value for `leave`."""
-        before = (self._base, self._parent)
+        walk = self._walk
+        before = (walk.base, walk.parent)
         number = self.number(frame)
-        self._base, self._parent = id(frame), number
+        walk.base, walk.parent = id(frame), number
         return before
 
     def end_at(self, frame: FrameType) -> None:
-        """Cut all stacks at a frame that runs for the whole recording."""
-        self._base, self._parent = id(frame), -1
+        """Cut all stacks of the calling thread at a frame that runs for the whole recording."""
+        self._walk.base, self._walk.parent = id(frame), -1
 
     def leave(self, before: tuple[int, int]) -> None:
         """End the module call that `enter` began."""
-        self._base, self._parent = before
+        self._walk.base, self._walk.parent = before
 
     def intern_frames(self, frames: tuple[Frame, ...]) -> int:
         """Return the number of a stack given as `Frame` values."""

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.table import NO_VIRTUAL_GPU, TABLE, Internal, attribute_of, look_up, replaceable
+from memexplore.torch_internals.table import (
+    NO_VIRTUAL_GPU,
+    TABLE,
+    Internal,
+    attribute_names,
+    attribute_of,
+    look_up,
+    replaceable,
+)
 
 _LEFT = "an interrupt while a virtual GPU goes on or off may leave torch changed"
 
@@ -74,6 +82,16 @@ contents_key = attribute_of(
     "identity of a tensor's contents (its address in C++), which `swap_tensors` exchanges",
     "models cannot be moved to a virtual GPU",
 )
+
+# --- autocast -------------------------------------------------------------------------------------------------------
+
+AUTOCAST_ENABLED = attribute_names(
+    "torch.autocast",
+    "_enabled",
+    lambda: torch.autocast("cpu", enabled=False),
+    "whether an autocast context casts; there is no public way to ask",
+    "runs without the autocast of the model's own code",
+)[0]
 
 # --- torch.compile --------------------------------------------------------------------------------------------------
 

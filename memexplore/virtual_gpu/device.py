@@ -130,8 +130,8 @@ class VirtualGpu:
         return [
             Keep(torch.get_rng_state, torch.set_rng_state),
             *modes.kept(),
-            *(Replace(state, name, 0) for name in ("meta_calls", "cuda_calls_on_meta")),
-            Replace(state, "in_fake_kernel", False),
+            Replace(state, "calls", type(state.calls)()),
+            Replace(state, "in_fake_kernel", 0),
             Call(compiling.start, compiling.stop),
             # Undone after everything that is below: the tensors of modules are exchanged on an unpatched torch.
             Call(unmake=moves.restore),
@@ -150,7 +150,7 @@ class VirtualGpu:
             *storages.rows(self.mode),
             *moves.lazy.rows(moves.exchange),
             *table.rows_of_release(release),
-            *threads.patches(),
+            *threads.Threads(self.mode, renaming).patches(),
             Call(renaming.__enter__),
             Call(self.mode.__enter__),
         ]
@@ -185,6 +185,8 @@ class VirtualGpu:
         try:
             yield
         finally:
+            with runner.lock:
+                runner.free_waiting()
             self._recorders.remove(recorder)
             self._connect_recorders()
 
@@ -197,7 +199,9 @@ class VirtualGpu:
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""
-        self.allocator.empty_cache()
+        with runner.lock:
+            runner.free_waiting()
+            self.allocator.empty_cache()
 
 
 def turned_on(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 import memexplore as mx
 from memexplore.tape import Action, Category
 from memexplore.virtual_gpu.kernels.cublas_workspace import cublas_size
+from tests.threads import at_once, in_thread
 
 MIB = 1024**2
 DEFAULT = 2 * 4 * MIB + 8 * 16 * 1024  # :4096:2:16:8
@@ -53,3 +56,39 @@ def test_workspace_is_kept_up_to_torch_2_14(monkeypatch: pytest.MonkeyPatch, rel
     # One allocation that stays, or one for each of two products.
     assert allocated == [32 * MIB] * (1 if alive else 2)
     assert len(allocated) - len(freed) == alive
+
+
+# Threads.
+
+
+def _product() -> None:
+    x = torch.ones(16, 16, device="cuda")
+    x @ x
+
+
+def test_each_thread_has_a_workspace_of_its_own():
+    with mx.virtual("T4", release="2.13"):
+        _product()
+        assert torch.cuda.memory_allocated() == DEFAULT
+        at_once(3, _product)
+        assert torch.cuda.memory_allocated() == 4 * DEFAULT
+
+
+def test_a_thread_takes_over_the_workspace_of_one_that_ended():
+    with mx.virtual("T4", release="2.13"):
+        for _ in range(3):
+            in_thread(_product)
+        assert torch.cuda.memory_allocated() == DEFAULT
+
+
+def test_backward_passes_of_all_threads_share_a_workspace():
+    # The autograd engine has one thread for each device.
+    def train() -> None:
+        x = torch.ones(16, 16, device="cuda", requires_grad=True)
+        (x @ x).sum().backward()
+
+    with mx.virtual("T4", release="2.13"):
+        at_once(2, train)
+        gc.collect()
+        # Two forward passes, one autograd thread.
+        assert torch.cuda.memory_allocated() == 3 * DEFAULT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from memexplore.torch_internals.dispatch import disable_current_modes
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 from tests.small import allocated, batch, network, on_a_t4
 
 
@@ -175,23 +176,18 @@ def test_mixed_devices_raise_an_error_that_says_what_to_move(mix: Callable[[], o
         mix()
 
 
-def test_a_tensor_used_while_the_gpu_is_off_raises_a_clear_error() -> None:
-    kept: list[torch.Tensor] = []
-    # The fixture's device is on: the tensor is used in a thread, which has no modes.
+def test_a_tensor_used_while_the_modes_of_torch_are_disabled_raises_a_clear_error() -> None:
     x = torch.ones(3, device="cuda")
-    errors: list[Exception] = []
+    with disable_current_modes(), pytest.raises(RuntimeError, match="while its modes are disabled"):
+        x + 1
 
-    def use() -> None:
-        try:
-            kept.append(x + 1)
-        except RuntimeError as error:
-            errors.append(error)
 
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    assert kept == []
-    assert "in a thread without the virtual GPU" in str(errors[0])
+def test_a_tensor_used_while_the_gpu_is_off_raises_a_clear_error(monkeypatch) -> None:
+    x = torch.ones(3, device="cuda")
+    monkeypatch.setattr(DeviceState, "gpu_name", None)
+    monkeypatch.setattr(DeviceState, "run_without_mode", None)
+    with disable_current_modes(), pytest.raises(RuntimeError, match="which is off now"):
+        x + 1
 
 
 # CPU tensors.

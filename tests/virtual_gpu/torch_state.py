@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import types
+from concurrent.futures.thread import _WorkItem
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def global_state() -> dict[str, Any]:
         "modes": [flag.value for flag in DISPATCH_FLAGS],
         "device state": {name: value for name, value in vars(DeviceState).items() if not name.startswith("__")},
         "build": cuda_build.current(),
-        "thread": threading.Thread.start,
+        "thread": (threading.Thread.start, vars(threading.Condition)["_acquire_restore"], _WorkItem.run),
         "checkpoint": vars(DefaultDeviceType)["_default_device_type"],
         "types": [len(sys.modules[name]._foreach_supported_types) for name in _TYPES],
         "trace": (sys.gettrace(), sys.getprofile()),

@@ -5,6 +5,7 @@ In: an op and its arguments. Out: its result on fake tensors, or one clear error
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def execute(
         ]
         args, kwargs = _replace_tensors(args, kwargs, tensors, stand_ins)
     previous = DeviceState.in_fake_kernel
-    DeviceState.in_fake_kernel = True
+    DeviceState.in_fake_kernel = threading.get_ident()
     try:
         return fake_dispatch(fake_mode(), func, types, args, kwargs), stand_ins
     finally:

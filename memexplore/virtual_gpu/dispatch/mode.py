@@ -7,6 +7,7 @@ metadata of the arguments).
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from memexplore.virtual_gpu.dispatch import (
     fake_kernels,
     planning,
     plans,
+    runner,
     shrunk_storages,
 )
 from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
@@ -46,8 +48,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self._traits: dict[Any, OpTraits] = {}
         self._plans = cached_plans
-        self._zeros = 0
-        """The key of the storage that the last op made and filled with zeros."""
+        self._zeros: dict[int, int] = {}
+        """Thread -> key of the storage that its last such op made and filled with zeros."""
         autograd_engine.sole_owner_counts()
 
     @classmethod
@@ -58,6 +60,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _PRIM_DEVICE:
             return fake_device_of(args[0])
+        if not self.on:
+            return func(*args, **(kwargs or {}))
         with DisableTorchFunction():
             shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
             result = self._run(func, types, args, kwargs)
@@ -73,9 +77,9 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             if device.type != "meta":
                 kwargs = {**kwargs, "device": renamed(device)}
                 host = False
-            elif DeviceState.meta_calls:
+            elif DeviceState.calls.meta:
                 return func(*fake_kernels.with_meta_tensors(args), **(kwargs or {}))
-            elif DeviceState.cuda_calls_on_meta or not (host and _has_meta_tensor(args)):
+            elif DeviceState.calls.cuda_on_meta or not (host and _has_meta_tensor(args)):
                 host = False
         elif host and traits.factory and _builds_module(args, kwargs or {}):
             return fake_cpu_tensor(args[0], kwargs.get("dtype") if kwargs else None)
@@ -84,16 +88,22 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             kwargs = {**kwargs, "pin_memory": False}
         if host:
             return func(*args, **(kwargs or {}))
+        with runner.lock:
+            if runner.frees:
+                runner.free_waiting()
+            return self._run_on_gpu(traits, func, types, args, kwargs)
+
+    def _run_on_gpu(self, traits: OpTraits, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if _inference_is_on():
             return self._run_in_inference_mode(traits, func, types, args, kwargs or {})
-        if traits.reads_engine and autograd_engine.called_from_engine(2):
+        if traits.reads_engine and autograd_engine.called_from_engine(3):
             if func is _ADD:
                 if autograd_engine.accumulates(args):
                     return args[0]
             elif traits.in_place.node is not None:
                 func = autograd_engine.in_place_op(func, traits.in_place, args)
                 traits = self._traits_of(func)
-            elif storage_key(untyped_storage(args[0])) == self._zeros:
+            elif storage_key(untyped_storage(args[0])) == self._zeros.get(get_ident()):
                 args = (*args, *traits.in_place.arguments)
                 func = traits.in_place.op
                 traits = self._traits_of(func)
@@ -128,7 +138,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 values.note(note)
         result = self.run_plan(plan, func, args, tensors)
         if traits.makes_zeros:
-            self._zeros = storage_key(untyped_storage(result))
+            self._zeros[get_ident()] = storage_key(untyped_storage(result))
         return result
 
     def _run_in_inference_mode(self, traits: OpTraits, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -6,6 +6,9 @@ events to the observer. A storage that dies frees its block (`StorageRef`).
 
 from __future__ import annotations
 
+import collections
+import os
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +18,7 @@ from memexplore.tape import Category
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans
 from memexplore.virtual_gpu.dispatch.work import Work
-from memexplore.virtual_gpu.kernels.cublas_workspace import Thread, Workspaces
+from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
 from memexplore.virtual_gpu.kernels.plan import (
     Argument,
     NewTensor,
@@ -56,8 +59,33 @@ class Observer(Protocol):
         """A block has the contents that another had, whose `tag_at` was `tag`."""
 
 
+lock = threading.RLock()
+"""Held by the thread whose op runs on the virtual GPU, or which asks its allocator."""
+
+
+frees: collections.deque[StorageRef] = collections.deque()
+"""Storages that died while another thread had the lock, or while the allocator was at work: their blocks are not free.
+
+The garbage collector may run at any line of Python, and so may the callback of a weak reference.
+"""
+
+
+def _renew_lock() -> None:
+    global lock
+    lock = threading.RLock()
+
+
+# Another thread may hold the lock while a process forks, such as a DataLoader's; in the child that thread is gone.
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class PlanRunner:
     """Carries out plans on one allocator; `observer` and `work_log` get events and work where they are set."""
+
+    on = False
+    """Whether the GPU is on: a thread that outlives its block still has the dispatch mode."""
+    busy = False
+    """Whether the allocator or the observer is at work on a request or a free."""
 
     def __init__(self, allocator: Allocator, workspaces: Workspaces) -> None:
         self.allocator = allocator
@@ -195,37 +223,49 @@ class PlanRunner:
 
     def _allocate_if_it_fits(self, request: OptionalScratch, func: Any, args: Any) -> tuple[int, int]:
         """Return address and size, (-1, 0) where the request does not fit."""
+        self.busy = True
         try:
             address = self.allocator.malloc(request.size)
+            if self.observer is not None:
+                self.observer.alloc(address, request.size, func, args, 0, request.category)
         except OutOfMemory:
             return -1, 0
-        if self.observer is not None:
-            self.observer.alloc(address, request.size, func, args, 0, request.category)
+        finally:
+            self.busy = False
         return address, request.size
 
     def _keep_workspace(self, func: Any, args: Any) -> None:
         # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.
-        thread = Thread.FORWARD if current_autograd_node() is None else Thread.BACKWARD
-        size = self.workspaces.needed(thread)
+        handle = self.workspaces.handle() if current_autograd_node() is None else BACKWARD
+        size = self.workspaces.needed(handle)
         if size:
-            self.workspaces.keep(thread, self._allocate(size, func, args, 0, Category.WORKSPACE))
+            self.workspaces.keep(handle, self._allocate(size, func, args, 0, Category.WORKSPACE))
 
     def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category) -> int:
         observer = self.observer
+        self.busy = True
         try:
             address = self.allocator.malloc(size)
+            if observer is not None:
+                observer.alloc(address, size, func, args, index, category)
         except OutOfMemory as error:
             if observer is not None:
                 observer.out_of_memory(size, func, args)
             raise torch.OutOfMemoryError(str(error)) from None
-        if observer is not None:
-            observer.alloc(address, size, func, args, index, category)
+        finally:
+            self.busy = False
+        if frees:
+            free_waiting()
         return address
 
     def _free(self, address: int, size: int) -> None:
-        self.allocator.free(address)
-        if self.observer is not None:
-            self.observer.free(address, size)
+        self.busy = True
+        try:
+            self.allocator.free(address)
+            if self.observer is not None:
+                self.observer.free(address, size)
+        finally:
+            self.busy = False
 
     def _watch(self, storage: Any, address: int, size: int) -> StorageRef:
         """Free a block when the storage that has it dies."""
@@ -238,13 +278,41 @@ _active: PlanRunner | None = None
 def set_active(runner: PlanRunner | None) -> None:
     """Make a runner the one whose allocator gets back the blocks of storages that die; None for no runner."""
     global _active
+    if _active is not None:
+        _active.on = False
+    frees.clear()
     _active = runner
+    if runner is not None:
+        runner.on = True
+
+
+def free_waiting() -> None:
+    """Free the blocks of the storages that died while they could not be freed. The caller has the lock."""
+    while frees:
+        _free_block(frees.popleft())
 
 
 def _free_dead_storage(ref: StorageRef) -> None:
     if live_storages.get(ref.key) is ref:
         del live_storages[ref.key]
     runner = _active
+    if runner is None:
+        return
+    held = lock
+    # Never wait for the lock here: the thread that has it may wait for a lock of this thread, such as an import's.
+    if runner.busy or not held.acquire(blocking=False):
+        frees.append(ref)
+        return
+    try:
+        _free_block(ref)
+        if frees:
+            free_waiting()
+    finally:
+        held.release()
+
+
+def _free_block(ref: StorageRef) -> None:
+    runner = _active
     if runner is not None and ref.address:
-        runner._free(ref.address, ref.size)
-        ref.address = 0
+        address, ref.address = ref.address, 0
+        runner._free(address, ref.size)

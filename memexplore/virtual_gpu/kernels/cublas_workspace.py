@@ -1,16 +1,17 @@
 """cuBLAS workspaces: size by compute capability and torch release, and lifetime.
 
-Up to torch 2.14, each thread allocates a workspace at its first matrix product and keeps it; from 2.15 on, each call
-allocates one and frees it (`Workspaces.transient`). table.py lists the ops that use cuBLAS (`Kind.CUBLAS`).
-docs/allocator.md (section 13) states the rule with its sources: keep it up to date. Tests:
-tests/virtual_gpu/test_cublas_workspace.py.
+Up to torch 2.14, each cuBLAS handle gets a workspace at its first matrix product and keeps it; from 2.15 on, each call
+allocates one and frees it (`Workspaces.transient`). A thread takes a handle and returns it when the thread ends.
+table.py lists the ops that use cuBLAS (`Kind.CUBLAS`). docs/allocator.md (section 13) states the rule with its sources:
+keep it up to date. Tests: tests/virtual_gpu/test_cublas_workspace.py.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import re
+import threading
+import weakref
 from typing import Any
 
 from memexplore.tape import Category
@@ -52,32 +53,53 @@ def cublas_size(compute_capability: tuple[int, int], release: tuple[int, int], e
     return size if release >= first_release else DEFAULT
 
 
-class Thread(enum.Enum):
-    """Threads of a real training process that multiply matrices; each has its own cuBLAS handle and workspace.
+BACKWARD = -1
+"""The handle of the autograd engine's thread, which runs the backward pass of all threads on a real GPU.
 
-    The virtual GPU runs the backward pass in the calling thread, and counts its products for the real GPU's thread.
-    """
+The virtual GPU runs the backward pass in the calling thread, and counts its products for that handle.
+"""
 
-    FORWARD = "forward"
-    BACKWARD = "backward"
+
+class _Handle(threading.local):
+    number = -1
 
 
 class Workspaces:
-    """The cuBLAS workspaces of a process: their size and, up to torch 2.14, the workspace that each thread keeps."""
+    """The cuBLAS workspaces of a process: their size and, up to torch 2.14, the workspace that each handle keeps."""
 
     def __init__(self, size: int, release: tuple[int, int]) -> None:
         self.size = size
         self.transient = release >= (2, 15)
-        self.kept: dict[Thread, int] = {}
-        """Thread -> address of its workspace."""
+        self.kept: dict[int, int] = {}
+        """Handle -> address of its workspace."""
+        self._handle = _Handle()
+        self._owners: list[weakref.ref[threading.Thread]] = []
+        """The thread that has each handle, or that had it last."""
 
-    def needed(self, thread: Thread) -> int:
-        """Return the bytes that a thread's next product allocates and keeps; 0 if it has a workspace or keeps none."""
-        return 0 if self.transient or thread in self.kept else self.size
+    def handle(self) -> int:
+        """Return the number of the calling thread's cuBLAS handle: one of a thread that ended, else a new one.
 
-    def keep(self, thread: Thread, address: int) -> None:
-        """Record the address of a thread's workspace."""
-        self.kept[thread] = address
+        Source: ATen/cuda/CublasHandlePool.cpp and DeviceThreadHandles.h: a `PoolWindow` of each thread, whose
+        destructor makes its handles available; the workspaces are kept by handle and stream.
+        """
+        if self._handle.number < 0:
+            owner = weakref.ref(threading.current_thread())
+            for number, last in enumerate(self._owners):
+                thread = last()
+                if thread is None or not thread.is_alive():
+                    self._owners[number], self._handle.number = owner, number
+                    return number
+            self._owners.append(owner)
+            self._handle.number = len(self._owners) - 1
+        return self._handle.number
+
+    def needed(self, handle: int) -> int:
+        """Return the bytes that a handle's next product allocates and keeps; 0 if it has a workspace or keeps none."""
+        return 0 if self.transient or handle in self.kept else self.size
+
+    def keep(self, handle: int, address: int) -> None:
+        """Record the address of a handle's workspace."""
+        self.kept[handle] = address
 
 
 def add_to_requests(

@@ -8,7 +8,7 @@
   modules.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
 - `storages.py`: methods of `torch.UntypedStorage`.
-- `getitem.py`: indexing as in older releases. `threads.py`: one error for `cuda` in other threads.
+- `getitem.py`: indexing as in older releases. `threads.py`: the modes in every thread.
 
 `VirtualGpu.patches` in device.py joins them in order. Tests interrupt switching at every line
 (tests/virtual_gpu/test_interrupts.py) and let each patch fail (test_install.py).

@@ -13,6 +13,7 @@ import torch
 from memexplore.allocator import Allocator
 from memexplore.gpu_catalogue import Gpu
 from memexplore.torch_internals.cuda import EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
+from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.patches import cuda_objects
 from memexplore.virtual_gpu.patches.cuda_objects import DeviceContext, Properties, VirtualEvent, VirtualStream
 from memexplore.virtual_gpu.patches.device_names import renamed
@@ -170,7 +171,9 @@ def functions(device: Device) -> dict[str, Any]:
 def _noting(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:
     def note_and_call(*args: Any, **kwargs: Any) -> Any:
         device.properties_read = True
-        return function(*args, **kwargs)
+        with runner.lock:
+            runner.free_waiting()
+            return function(*args, **kwargs)
 
     return note_and_call
 

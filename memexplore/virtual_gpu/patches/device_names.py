@@ -161,17 +161,22 @@ class DeviceRenaming(TorchFunctionMode):
     `exchange` gives a tensor the contents of another.
     """
 
+    on = True
+    """Whether the virtual GPU is on: a thread that outlives its block still has the mode."""
+
     def __init__(self, exchange: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         super().__init__()
         self._exchange = exchange
         self._handlers = {**_HANDLERS, _SET_DATA: self._set_data}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.on:
+            return func(*args, **(kwargs or {}))
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(args, dict(kwargs) if kwargs else {})
         default = device_module.CURRENT_DEVICE
-        if default is not None and default.type == "cuda" and func in device_constructors():
+        if default is not None and default.type == "cuda" and func in device_constructors() and _has_default_device():
             kwargs = {"device": default, **(kwargs or {})}
             if kwargs["device"] is None:
                 kwargs["device"] = default
@@ -215,7 +220,12 @@ def in_backward(renaming: DeviceRenaming, run: Callable[..., Any]) -> Callable[.
 
 def _default_device() -> torch.device | None:
     default = device_module.CURRENT_DEVICE
-    return default if default is not None and default.type == "cuda" else None
+    return default if default is not None and default.type == "cuda" and _has_default_device() else None
+
+
+def _has_default_device() -> bool:
+    """Return whether the calling thread has a default device: each thread has its own, CURRENT_DEVICE is the last."""
+    return any(type(mode) is device_module.DeviceContext for mode in function_mode_stack())
 
 
 def _is_meta(device: Any) -> bool:
@@ -224,20 +234,22 @@ def _is_meta(device: Any) -> bool:
 
 def _from_users_meta(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function whose device argument is `cuda` on the user's own meta tensors."""
-    DeviceState.cuda_calls_on_meta += 1
+    calls = DeviceState.calls
+    calls.cuda_on_meta += 1
     try:
         return func(*args, **kwargs)
     finally:
-        DeviceState.cuda_calls_on_meta -= 1
+        calls.cuda_on_meta -= 1
 
 
 def _on_users_meta(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function whose device argument is `meta`: elsewhere that is C++'s name of the virtual device."""
-    DeviceState.meta_calls += 1
+    calls = DeviceState.calls
+    calls.meta += 1
     try:
         return func(*args, **kwargs)
     finally:
-        DeviceState.meta_calls -= 1
+        calls.meta -= 1
 
 
 def is_virtual(value: Any) -> bool:

@@ -28,17 +28,24 @@ def kept() -> list[Patch]:
     return [
         *(Keep(partial(getattr, *flag), partial(setattr, *flag)) for flag in DISPATCH_FLAGS),
         Keep(lambda: DISPATCH_FLAGS[-1].value, set_compiled_code_sees_modes),
-        Keep(
-            dispatch_mode_stack,
-            partial(_set_stack, dispatch_mode_stack, push_dispatch_mode, partial(pop_dispatch_mode, None)),
-        ),
-        Keep(function_mode_stack, partial(_set_stack, function_mode_stack, push_function_mode, pop_function_mode)),
+        Keep(dispatch_mode_stack, set_dispatch_modes),
+        Keep(function_mode_stack, set_function_modes),
         Keep(partial(getattr, device_module, "CURRENT_DEVICE"), partial(setattr, device_module, "CURRENT_DEVICE")),
         Keep(
             partial(getattr, global_device_context, "device_context", None),
             partial(setattr, global_device_context, "device_context"),
         ),
     ]
+
+
+def set_dispatch_modes(modes: list[Any]) -> None:
+    """Make `modes` the dispatch modes of the calling thread, the outermost first."""
+    _set_stack(dispatch_mode_stack, push_dispatch_mode, partial(pop_dispatch_mode, None), modes)
+
+
+def set_function_modes(modes: list[Any]) -> None:
+    """Make `modes` the function modes of the calling thread, the outermost first."""
+    _set_stack(function_mode_stack, push_function_mode, pop_function_mode, modes)
 
 
 def _set_stack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,6 +29,12 @@ class _Original(NamedTuple):
     """The tensor object that holds its contents meanwhile."""
 
 
+class _Depth(threading.local):
+    """Number of running `Module._apply` of a thread."""
+
+    value = 0
+
+
 class ModuleMoves:
     """The modules that moved to one virtual device, and what their tensors were before.
 
@@ -43,7 +50,7 @@ class ModuleMoves:
         self._built_here: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules built while the device is on, which are not moved back to the CPU."""
         self.lazy = LazyModules()
-        self._depth = 0
+        self._depth = _Depth()
         self.observer: Any = None
         """A recorder, which gets every model that moved."""
 
@@ -64,15 +71,15 @@ class ModuleMoves:
 
     def apply(self, module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
         """`Module._apply`, which `Module.to` and similar methods call, while the device is on."""
-        self._depth += 1
+        self._depth.value += 1
         try:
             if recurse:
                 for child in module.children():
                     apply_of(child)(function)
             self._apply_own(module, function)
         finally:
-            self._depth -= 1
-            if not self._depth and self.observer is not None:
+            self._depth.value -= 1
+            if not self._depth.value and self.observer is not None:
                 self.observer.tag_model(module)
         return module
 

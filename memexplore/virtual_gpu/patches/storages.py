@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.tensors import storage_key, storage_resize
+from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.tensor import CUDA, live_storages
@@ -35,7 +36,8 @@ def _resize(runner: PlanRunner) -> Callable[[Any, Any], Any]:
     def resize_(self: torch.UntypedStorage, size: Any) -> Any:
         if storage_key(self) in live_storages:
             # As the C++ function, which takes the size as an unsigned number.
-            runner.resize_storage(self, operator.index(size) % 2**64, "UntypedStorage.resize_", ())
+            with dispatch_runner.lock:
+                runner.resize_storage(self, operator.index(size) % 2**64, "UntypedStorage.resize_", ())
         return storage_resize(self, size)
 
     return resize_

@@ -7,8 +7,10 @@ the storages with memory on the device; `DeviceState` is the state that all virt
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -37,18 +39,33 @@ class _Mode(FakeTensorMode):
         return True
 
 
+class _Calls(threading.local):
+    """The running calls of a thread in which the user's code names a device that C++ names otherwise."""
+
+    meta = 0
+    """Number of running calls in which the user's code names the device `meta`."""
+    cuda_on_meta = 0
+    """Number of running calls in which the user's code names the device `cuda` for meta tensors of its own."""
+
+
 class DeviceState:
     """State of the virtual GPU that every virtual tensor reads; one per process."""
 
     fake: _Mode | None = None
-    in_fake_kernel = False
-    """True while torch's fake kernels run, which must see the meta device."""
-    meta_calls = 0
-    """Number of running calls in which the user's code names the device `meta`."""
-    cuda_calls_on_meta = 0
-    """Number of running calls in which the user's code names the device `cuda` for meta tensors of its own."""
+    in_fake_kernel = 0
+    """Identifier of the thread in which torch's fake kernels run, which must see the meta device; 0 for none."""
+    calls = _Calls()
+    threads: AbstractSet[int] = frozenset()
+    """Identifiers of the threads that have the dispatch mode of the virtual GPU that is on."""
+    run_without_mode: Callable[..., Any] | None = None
+    """Runs an op in any other thread; None while no virtual GPU is on."""
     gpu_name: str | None = None
     """Name of the virtual GPU that is on, None while none is on."""
+
+
+def in_fake_kernel() -> bool:
+    """Return whether torch's fake kernels run in the calling thread."""
+    return DeviceState.in_fake_kernel == threading.get_ident()
 
 
 def fake_mode() -> FakeTensorMode:
@@ -67,7 +84,7 @@ class VirtualTensor(FakeTensor):
 
     @property  # type: ignore[misc]
     def device(self) -> torch.device:  # type: ignore[override, misc]
-        if DeviceState.in_fake_kernel:
+        if DeviceState.in_fake_kernel and in_fake_kernel():
             return META if self.fake_mode.in_kernel_invocation else fake_device_of(self)
         return HOST if self.host else CUDA
 
@@ -81,7 +98,7 @@ class VirtualTensor(FakeTensor):
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
-        return DeviceState.in_fake_kernel
+        return bool(DeviceState.in_fake_kernel) and in_fake_kernel()
 
     def get_device(self) -> int:  # type: ignore[override]
         return -1 if self.host else 0
@@ -178,18 +195,20 @@ class VirtualTensor(FakeTensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is _PRIM_DEVICE:
-            return META if args[0].fake_mode.in_kernel_invocation else fake_device_of(args[0])
-        if DeviceState.in_fake_kernel or func in _METADATA_OPS:
+            return META if in_fake_kernel() and args[0].fake_mode.in_kernel_invocation else fake_device_of(args[0])
+        if in_fake_kernel():
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+        run = DeviceState.run_without_mode
+        if run is not None and threading.get_ident() not in DeviceState.threads:
+            return run(func, types, args, kwargs)
+        if func in _METADATA_OPS:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         if DeviceState.gpu_name is None:
             raise RuntimeError(
                 "this tensor was made on a virtual GPU, which is off now, and has no values: turn it on again "
                 "(%memgpu NAME, or `with memexplore.virtual(NAME):`) or create the tensor and its model again"
             )
-        raise RuntimeError(
-            f"{func} got a tensor of the virtual {DeviceState.gpu_name} in a thread without the virtual GPU: "
-            "use the tensor in the thread that turned the virtual GPU on"
-        )
+        raise RuntimeError(f"{func} got a tensor of the virtual {DeviceState.gpu_name} while its modes are disabled")
 
 
 # They read or copy metadata only, and work while no virtual GPU is on.

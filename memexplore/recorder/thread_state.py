@@ -1,0 +1,77 @@
+"""State of a recording that belongs to one thread: its open module calls and its phase.
+
+In: the thread that asks. Out: its `ThreadState`. Rows of every thread have the module, line and phase of that thread.
+Steps are counted, and the beginnings of phases marked, in one thread at a time, the leading one (`Threads.leads`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from memexplore.tape import Phase
+from memexplore.torch_internals.tensors import forward_gradients_enabled
+
+
+class ThreadState:
+    """Open module calls, phase and stack of one thread."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, tuple[int, int], int, int]] = []
+        """Open calls: module, number, stack, id, and the call outside of the autograd function that runs it."""
+        self.enabled = True
+        """Whether gradients were enabled when code outside the forward of an autograd function last ran."""
+        self.phase = int(Phase.OTHER)
+        self.in_backward = False
+        """Whether a hook of the backward pass called the optimizer that is stepping."""
+        self.stack = -2
+
+    def gradients(self, node: Any) -> bool:
+        """Return whether gradients are enabled; in the forward of an autograd function, whether they were at its call.
+
+        Such a forward, that of a re-entrant checkpoint included, runs without gradients and, unlike `no_grad`, without
+        forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.
+        """
+        if torch.is_grad_enabled():
+            self.enabled = True
+            return True
+        if forward_gradients_enabled() or torch.is_inference_mode_enabled():
+            self.enabled = False
+            return False
+        # In backward a forward runs only as a recomputation, which calls modules.
+        return self.enabled and (node is None or bool(self.calls))
+
+
+class _Here(threading.local):
+    def __init__(self, states: list[ThreadState]) -> None:
+        self.state = ThreadState()
+        states.append(self.state)
+
+
+class Threads:
+    """The states of the threads of one recording; the thread that makes it leads first."""
+
+    def __init__(self) -> None:
+        self.states: list[ThreadState] = []
+        self._here = _Here(self.states)
+        self._leader = self._here.state
+
+    @property
+    def here(self) -> ThreadState:
+        """The state of the calling thread."""
+        return self._here.state
+
+    def leads(self, here: ThreadState, trains: bool) -> bool:
+        """Return whether the calling thread leads; one that trains takes over while the leader is in no module."""
+        if here is not self._leader and trains and not self._leader.calls:
+            self._leader = here
+        return here is self._leader
+
+    def leads_call(self, here: ThreadState, module: torch.nn.Module) -> bool:
+        """Return whether the calling thread leads when it calls a module outside of any other."""
+        if here is self._leader:
+            return True
+        trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+        return self.leads(here, trained)

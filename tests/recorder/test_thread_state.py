@@ -1,0 +1,80 @@
+"""Recordings of several threads: rows have the module, phase and line of their own thread, steps those of training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import memexplore as mx
+from memexplore.tape import Action, Phase
+from tests.threads import in_thread
+
+
+def test_rows_of_a_thread_have_its_own_module_and_phase():
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            in_thread(lambda: loaded.append(torch.ones(1000, device="cuda")))
+            return x * 2
+
+    loaded: list[torch.Tensor] = []
+    with mx.virtual("T4"):
+        model, x = nn.Sequential(Slow()), torch.ones(10, device="cuda")
+        with mx.record() as recording:
+            model(x)
+    tape = recording.tape
+    rows = [row for row in range(len(tape)) if tape.action[row] == Action.ALLOC and tape.size[row]]
+    by_size = {int(tape.size[row]): row for row in rows}
+    assert tape.modules[tape.module[by_size[40]]] == "0"
+    assert tape.module[by_size[4000]] == -1
+    assert Phase(int(tape.phase[by_size[40]])) is Phase.FORWARD
+    assert Phase(int(tape.phase[by_size[4000]])) is Phase.OTHER
+    # The frames of the thread end at its own code.
+    assert "test_thread_state" in tape.stacks[tape.stack[by_size[4000]]][0].filename
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(4, 10, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_steps_are_counted_in_the_thread_that_trains():
+    def run(call: Callable[[Callable[[], Any]], Any]) -> Any:
+        with mx.virtual("T4", release="2.15"), mx.record() as recording:
+            model = nn.Linear(10, 10).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                call(lambda: _train(model, optimizer, 2))
+        return recording.tape
+
+    here, elsewhere = run(lambda function: function()), run(in_thread)
+    for name in ("action", "size", "step", "phase", "category"):
+        assert getattr(here, name).tolist() == getattr(elsewhere, name).tolist(), name
+    assert int(elsewhere.step.max()) == 4
+
+
+def test_a_prefetcher_begins_no_steps():
+    batches: queue.Queue[torch.Tensor] = queue.Queue(2)
+
+    def prefetch() -> None:
+        normalise = nn.BatchNorm1d(10, affine=False).cuda()
+        for _ in range(4):
+            batches.put(normalise(torch.ones(4, 10).cuda()))
+
+    with mx.virtual("T4"), mx.record() as recording:
+        model = nn.Linear(10, 10).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        thread = threading.Thread(target=prefetch)
+        thread.start()
+        for _ in range(4):
+            model(batches.get()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        thread.join()
+    assert int(recording.tape.step.max()) == 4
