@@ -97,6 +97,8 @@ class PlanRunner:
         """Whether storages of an earlier virtual GPU are alive, which are allocated here when they are used."""
         self.has_shrunk_storages = any(not ref.size for ref in list(live_storages.values()))
         """Whether `resize_` has made a storage smaller than its tensors (shrunk_storages.py)."""
+        self.keeps_real_targets = False
+        """Whether a copy into a CPU tensor leaves its values, because the GPU has the same ones."""
 
     def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Allocate the memory of a plan and return its outputs.
@@ -137,7 +139,7 @@ class PlanRunner:
             results.append(result)
         if plan.set_hints is not None:
             plan.set_hints(tensors, results)
-        if plan.real_targets:
+        if plan.real_targets and not self.keeps_real_targets:
             values.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
             for position in plan.real_targets:
                 tensors[position].fill_(1)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memexplore.virtual_gpu.distributed import collectives
 from memexplore.virtual_gpu.kernels import (
     attention,
     attention_memory,
@@ -228,6 +229,7 @@ _FAKE: _Rows = [
 ]
 
 _OPS: _Rows = [
+    (collectives.run, "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp", collectives.OPS),
     (ctc.answer_use_cudnn, "cudnn/LossCTC.cpp", [_aten._use_cudnn_ctc_loss.default, _aten._use_cudnn_ctc_loss.Tensor]),
     (ctc.with_tensor_lengths, "LossCTC.cpp", [_aten._ctc_loss.Tensor, _aten._ctc_loss_backward.Tensor]),
     (encoder.layer, "transformers/transformer.cpp", [_aten._transformer_encoder_layer_fwd.default]),

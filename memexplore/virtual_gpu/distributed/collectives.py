@@ -1,0 +1,123 @@
+"""Collectives on virtual tensors: memory that ProcessGroupNCCL requests, and works that have finished.
+
+In: the c10d ops. Out: what the ops return; the outputs are the tensors of the arguments. An asynchronous collective
+keeps its inputs and its flat buffer until `Work.wait`, or as long as its outputs live. Source: `collective` and the
+functions of each collective in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. NCCL's own memory is outside the
+allocator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.dispatch import schema_of
+from memexplore.torch_internals.distributed import AVAILABLE, WAIT, work_from_future
+from memexplore.virtual_gpu.patches.install import Patch, Replace
+
+_HELD = "inputs_of_running_collective"
+"""Attribute of an output: the tensors that its collective keeps until `Work.wait`."""
+
+
+def _ops() -> list[Any]:
+    if not AVAILABLE:
+        return []
+    namespace = torch.ops.c10d
+    names = (
+        "allreduce_ allreduce_coalesced_ allgather_ _allgather_base_ allgather_coalesced_ "
+        "allgather_into_tensor_coalesced_ reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ "
+        "broadcast_ reduce_ gather_ scatter_ alltoall_ alltoall_base_ send recv_ recv_any_source_ barrier"
+    )
+    return [getattr(namespace, name).default for name in names.split() if hasattr(namespace, name)]
+
+
+OPS = _ops()
+"""The collectives of this build of torch."""
+
+
+def patches() -> list[Patch]:
+    """Return the patch that releases what a collective keeps."""
+    return [Replace(WAIT.owner, WAIT.name, _waiting(WAIT.value))]
+
+
+def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a collective: request its buffers, and return its outputs and a finished work."""
+    schema = schema_of(func)
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    outputs, inputs = _tensors(given)
+    with runner:
+        buffers = _buffers(schema.name.removeprefix("c10d::"), given)
+    # ProcessGroupNCCL gathers into a flat buffer, which is then the output of its work.
+    result = buffers if schema.name == "c10d::allgather_" and buffers else outputs
+    if given.get("async_op", True) and result:
+        _hold(result[0], [*inputs, *buffers])
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    work = work_from_future(future).boxed()
+    return work if len(schema.returns) == 1 else (args[0], work)
+
+
+def _tensors(given: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the outputs and the inputs of a collective; tensors that are both count as outputs."""
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    for name, value in given.items():
+        (inputs if name.startswith("input") else outputs).extend(_flat(value))
+    return outputs, inputs
+
+
+def _flat(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _flat(entry)
+
+
+def _buffers(name: str, given: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the buffers that a collective of the default stream requests."""
+    if name == "allgather_":
+        return [_flat_buffer(tensors) for tensors in given["output_tensors"] if _same_size(tensors)]
+    if name == "reduce_scatter_":
+        return [_flat_buffer(tensors) for tensors in given["input_tensors"] if _same_size(tensors)]
+    if name == "barrier":
+        return [given["tensor"].new_zeros(1, dtype=torch.float32)]
+    return []
+
+
+def _same_size(tensors: list[torch.Tensor]) -> bool:
+    return all(tensor.shape == tensors[0].shape for tensor in tensors)
+
+
+def _flat_buffer(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """`newLikeFlat`: one tensor for all."""
+    return tensors[0].new_empty((len(tensors), *tensors[0].shape))
+
+
+def _hold(output: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    others = [tensor for tensor in tensors if tensor is not output]
+    if others:
+        output.__dict__.setdefault(_HELD, []).extend(others)
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(work, *args, **kwargs)
+        try:
+            outputs = work.get_future().value()
+        except RuntimeError:
+            # A work of a real group without a future.
+            return result
+        for output in _flat(outputs):
+            output.__dict__.pop(_HELD, None)
+        return result
+
+    return wait
+
+
+def size_in_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of all elements."""
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,60 @@
+"""DistributedDataParallel: what its C++ part reads back from the GPU. Buckets, hooks and reductions are torch's own.
+
+Source: torch/csrc/distributed/c10d/reducer.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.distributed import REBUILD_BUCKETS, VERIFY_PARAMETERS
+from memexplore.virtual_gpu.dispatch.runner import PlanRunner
+from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.patches.install import Patch, Replace
+
+
+def patches(runner: PlanRunner) -> list[Patch]:
+    """Return the patches of the functions that read values back."""
+    return [
+        Replace(VERIFY_PARAMETERS.owner, VERIFY_PARAMETERS.name, _verify(VERIFY_PARAMETERS.value)),
+        Replace(REBUILD_BUCKETS.owner, REBUILD_BUCKETS.name, _rebuild(REBUILD_BUCKETS.value, runner)),
+    ]
+
+
+def _verify(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `verify_params_across_processes`, with its requests and without its comparison of values."""
+
+    def verify(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
+        if not any(is_virtual(parameter) and not parameter.host for parameter in parameters):
+            original(group, parameters, logger)
+            return
+        count = torch.tensor([len(parameters)], device="cuda")
+        counts = [torch.empty_like(count) for _ in range(group.size())]
+        group.allgather([counts], [count]).wait()
+        sizes_and_strides = [number for tensor in parameters for number in (*tensor.shape, *tensor.stride())]
+        group.broadcast([torch.tensor(sizes_and_strides, dtype=torch.int64, device="cuda")]).wait()
+
+    return verify
+
+
+def _rebuild(original: Callable[..., Any], runner: PlanRunner) -> Callable[..., Any]:
+    """Return `Reducer._rebuild_buckets`: rank 0 sends the bucket of each parameter, which are those of this rank."""
+
+    def rebuild(reducer: Any) -> Any:
+        with _values_of_this_rank(runner):
+            return original(reducer)
+
+    return rebuild
+
+
+@contextmanager
+def _values_of_this_rank(runner: PlanRunner) -> Iterator[None]:
+    runner.keeps_real_targets = True
+    try:
+        yield
+    finally:
+        runner.keeps_real_targets = False

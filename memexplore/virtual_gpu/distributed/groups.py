@@ -1,0 +1,132 @@
+"""Process groups of one rank: `init_process_group` and `new_group` of any backend, without other processes.
+
+In: the arguments of torch's own functions, which stay in place: only the meeting of the processes and the backend are
+replaced. Out: groups of the backend `fake` that report the backend they were made for. A group of the user's that
+exists when the virtual GPU is turned on is left alone and keeps working for CPU tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.distributed import NEW_GROUP, RENDEZVOUS, c10d, fake_process_groups
+from memexplore.virtual_gpu.distributed import ranks
+from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
+from memexplore.virtual_gpu.tensors import values
+
+ASSUMED = "every rank of a process group has tensors of the same sizes and values as this rank"
+_EXCEPTION_HOOK = "_distributed_excepthook"
+"""Name of the function that `init_process_group` sets as `sys.excepthook`."""
+_DEVICES = ("cpu", "cuda")
+
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Groups made here, which communicate with nobody."""
+
+
+def patches(prepare: Callable[[], object]) -> list[Patch]:
+    """Return the patches of process groups; `prepare` is called before the first group is made."""
+    world = c10d._world
+    return [
+        Keep(partial(_module_state, "_backend"), partial(setattr, c10d, "_backend")),
+        Keep(partial(_module_state, "_default_pg_init_method"), partial(setattr, c10d, "_default_pg_init_method")),
+        Keep(lambda: sys.excepthook, _restore_exception_hook),
+        Call(unmake=partial(_remove_groups_except, tuple(world.pg_map), world.group_count)),
+        Replace(RENDEZVOUS.owner, RENDEZVOUS.name, _rendezvous),
+        Replace(NEW_GROUP.owner, NEW_GROUP.name, _new_group(NEW_GROUP.value, prepare)),
+        *(Replace(module, "is_nccl_available", _yes) for module in (c10d, torch.distributed)),
+        *(Replace(module, "is_mpi_available", _yes) for module in (c10d, torch.distributed)),
+    ]
+
+
+def is_ours(group: Any) -> bool:
+    """Return whether a group, None for the default one, was made here and communicates with nobody."""
+    return (c10d.GroupMember.WORLD if group is None else group) in _ours
+
+
+def _yes() -> bool:
+    return True
+
+
+def _module_state(name: str) -> Any:
+    return getattr(c10d, name, None)
+
+
+def _restore_exception_hook(before: Any) -> None:
+    if getattr(sys.excepthook, "__name__", "") == _EXCEPTION_HOOK:
+        sys.excepthook = before
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    """Stand in for `rendezvous`: return this rank and a store that nobody else reads."""
+    number, world = ranks.of_rendezvous(url, rank, world_size)
+    return iter([(torch.distributed.HashStore(), number, world)])
+
+
+def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> Callable[..., Any]:
+    """Return `_new_process_group_helper`, which makes a group of the backend `fake` and names the one asked for."""
+
+    def make(size: int, rank: int, members: Any, backend: Any, *rest: Any, **options: Any) -> Any:
+        default = c10d.GroupMember.WORLD
+        if default is not None and default not in _ours:
+            return original(size, rank, members, backend, *rest, **options)
+        prepare()
+        if size < 0:
+            # MPI's own launcher gives rank and size.
+            rank, size = ranks.of_rendezvous("")
+        for name in ("backend_options", "pg_options"):
+            if name in options:
+                options[name] = None
+        requested = c10d.BackendConfig(backend)
+        devices = [device for device in requested.get_device_backend_map() if device in _DEVICES]
+        fake = ",".join(f"{device}:fake" for device in devices or _DEVICES)
+        made = original(size, rank, members, c10d.Backend(fake), *rest, **options)
+        group = made[0]
+        if group is not c10d.GroupMember.NON_GROUP_MEMBER:
+            _ours.add(group)
+            group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
+            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
+            c10d._world.pg_backend_config[group] = str(requested)
+            if size > 1:
+                values.note(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
+        return made
+
+    return make
+
+
+def _remove_groups_except(kept: tuple[Any, ...], count: int) -> None:
+    """Remove all groups but those that existed before. May be interrupted and repeated."""
+    world = c10d._world
+    default = c10d.GroupMember.WORLD
+    if default is not None and default not in kept:
+        c10d._update_default_pg(None)
+    names = dict(world.pg_names)
+    for group, name in names.items():
+        if group in kept:
+            continue
+        tag = world.pg_to_tag.get(group)
+        for entries in (world.tags_to_pg.get(tag, []), world.tags_to_pg.get("", [])):
+            while group in entries:
+                entries.remove(group)
+        if tag in world.tags_to_pg and not world.tags_to_pg[tag]:
+            del world.tags_to_pg[tag]
+        c10d._unregister_process_group(name)
+        for table in (
+            world.pg_to_tag,
+            world.pg_map,
+            world.pg_group_ranks,
+            world.pg_backend_config,
+            world.pg_coalesce_state,
+            world.pg_names,
+        ):
+            table.pop(group, None)
+    world.group_count = count
+
+
+fake_backend: Any = fake_process_groups
+"""The module whose import registers the backend `fake`."""

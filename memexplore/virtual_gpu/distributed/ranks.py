@@ -1,0 +1,61 @@
+"""The rank of this process and the size of its group, as `init_process_group` and its URL or the environment give them.
+
+In: the arguments of the rendezvous. Out: `Rank`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlparse
+
+GPUS_OF_A_NODE = 8
+"""GPUs of one machine where nothing says how many there are: a node of DGX or HGX systems has eight."""
+
+
+class Rank(NamedTuple):
+    """One rank of a group."""
+
+    number: int
+    world: int
+
+
+def of_rendezvous(url: str, rank: int = -1, world: int = -1) -> Rank:
+    """Return the rank that arguments (-1: not given), a URL such as ``tcp://host:port?rank=0`` or the environment name.
+
+    Without any of them it is rank 0 of 1.
+
+    >>> of_rendezvous("tcp://10.0.0.1:29500?rank=3&world_size=8")
+    Rank(number=3, world=8)
+
+    Raises ValueError for a rank that the group does not have.
+    """
+    query = parse_qs(urlparse(url).query)
+    number = rank if rank >= 0 else _number("rank", query, "RANK", 0)
+    size = world if world > 0 else _number("world_size", query, "WORLD_SIZE", 1)
+    if not 0 <= number < size:
+        raise ValueError(
+            f"rank {number} is not one of the {size} ranks of the group: set RANK to a number from 0 to {size - 1}, "
+            "or WORLD_SIZE to the number of processes"
+        )
+    return Rank(number, size)
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine, LOCAL_RANK; 0 where the environment does not say."""
+    return _number("", {}, "LOCAL_RANK", 0)
+
+
+def gpus_of_this_machine() -> int:
+    """Return the number of GPUs that a script started by torchrun finds: LOCAL_WORLD_SIZE, else WORLD_SIZE up to 8."""
+    local = _number("", {}, "LOCAL_WORLD_SIZE", 0) or min(_number("", {}, "WORLD_SIZE", 1), GPUS_OF_A_NODE)
+    return max(local, local_rank() + 1)
+
+
+def _number(name: str, query: dict[str, list[str]], variable: str, default: int) -> int:
+    text = query[name][0] if name in query else os.environ.get(variable, "")
+    if not text:
+        return default
+    if not text.strip().isdecimal():
+        raise ValueError(f"{variable} is {text!r}: set it to a whole number")
+    return int(text)
