@@ -130,6 +130,9 @@ make_subclass: Callable[..., Any] = look_up(
     NO_VIRTUAL_GPU,
 )
 
+FLATTEN = "__tensor_flatten__"
+"""Method of tensor classes that wrap other tensors; a documented protocol of torch.compile."""
+
 # --- operators and dispatch keys ------------------------------------------------------------------------------------
 
 OpOverload: Any = look_up("torch._ops.OpOverload", "distinguishes ATen operators from functions", CHECKPOINTS)

@@ -16,12 +16,28 @@ NO_DATA_PARALLEL = "DistributedDataParallel on a virtual GPU"
 
 c10d: Any = look_up(
     "torch.distributed.distributed_c10d",
-    "the process groups of this process and the functions that make one; no page documents the module",
+    "the functions of `torch.distributed`, in the module that calls them; no page documents it",
     NO_PROCESS_GROUPS,
-    probe=lambda module: all(
-        hasattr(module, name)
-        for name in ("_world", "_new_process_group_helper", "_update_default_pg", "_unregister_process_group")
-    ),
+)
+world: Any = look_up(
+    "torch.distributed.distributed_c10d._world",
+    "the process groups of this process by name, rank and tag, from which virtual ones are removed",
+    NO_PROCESS_GROUPS,
+    probe=lambda value: all(hasattr(value, name) for name in ("pg_map", "pg_names", "tags_to_pg", "group_count")),
+)
+update_default_group: Callable[[Any], None] = look_up(
+    "torch.distributed.distributed_c10d._update_default_pg", "removes a virtual default group", NO_PROCESS_GROUPS
+)
+unregister_group: Callable[[str], None] = look_up(
+    "torch.distributed.distributed_c10d._unregister_process_group", "removes a virtual group", NO_PROCESS_GROUPS
+)
+GROUP_STATE = tuple(
+    replaceable(
+        f"torch.distributed.distributed_c10d.{name}",
+        "state that `init_process_group` sets, and that is restored",
+        "the arguments of a virtual default group are left behind",
+    )
+    for name in ("_backend", "_default_pg_init_method")
 )
 RENDEZVOUS = replaceable(
     "torch.distributed.distributed_c10d.rendezvous",
@@ -35,9 +51,8 @@ NEW_GROUP = replaceable(
 )
 fake_process_groups: Any = look_up(
     "torch.testing._internal.distributed.fake_pg",
-    "registers the backend `fake`: a group of any size with one process",
+    "importing it registers the backend `fake`: a group of any size with one process",
     NO_PROCESS_GROUPS,
-    probe=lambda module: hasattr(module, "FakeStore"),
 )
 work_from_future: Callable[[Any], Any] = look_up(
     "torch._C._distributed_c10d._create_work_from_future",
@@ -68,4 +83,16 @@ object_to_tensor: Callable[..., tuple[torch.Tensor, torch.Tensor]] = look_up(
     "torch.distributed.distributed_c10d._object_to_tensor",
     "the tensors by which a collective of objects sends one",
     "collectives of objects on a virtual GPU",
+)
+
+
+def use_custom_backend(group: Any) -> None:
+    """Make the backend of a class outside torch's list, such as `fake`, the default one of a process group."""
+    group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
+
+
+look_up(
+    "torch.distributed.ProcessGroup._set_default_backend",
+    "tells a group that names other backends that it has the backend `fake`",
+    NO_PROCESS_GROUPS,
 )

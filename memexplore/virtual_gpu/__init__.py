@@ -5,6 +5,7 @@
 - `kernels/`: the memory that each op of a CUDA build allocates; one table of rules with their sources in PyTorch.
 - `dispatch/`: the dispatch mode that runs each op, the plans that it caches, and the requests to the allocator.
 - `patches/`: the replacements in torch while a virtual GPU is on; one table, installed completely or not at all.
+- `distributed/`: one rank of a distributed run: process groups, DistributedDataParallel, FSDP2.
 
-Imports go in this direction: tensors, kernels, dispatch, patches, device. Tests are in tests/virtual_gpu/.
+Imports go in this direction: tensors, kernels, dispatch, patches, distributed, device. Tests are in tests/virtual_gpu/.
 """

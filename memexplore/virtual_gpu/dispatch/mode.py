@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memexplore.allocator import Allocator
-from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode, fake_device_of
+from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, TorchDispatchMode, fake_device_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
     autograd_engine,
@@ -62,6 +62,10 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             return fake_device_of(args[0])
         if not self.on:
             return func(*args, **(kwargs or {}))
+        for kind in types:
+            if kind is not VirtualTensor and hasattr(kind, FLATTEN):
+                # A wrapper such as DTensor: its own code runs, and calls ops on the tensors inside.
+                return NotImplemented
         with DisableTorchFunction():
             shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
             result = self._run(func, types, args, kwargs)

@@ -22,6 +22,8 @@ def patches(runner: PlanRunner) -> list[Patch]:
     return [
         Replace(VERIFY_PARAMETERS.owner, VERIFY_PARAMETERS.name, _verify(VERIFY_PARAMETERS.value)),
         Replace(REBUILD_BUCKETS.owner, REBUILD_BUCKETS.name, _rebuild(REBUILD_BUCKETS.value, runner)),
+        # Statistics of times, which C++ has for the CPU and CUDA only, and warns.
+        Replace(torch.distributed.Logger, "set_runtime_stats_and_log", lambda logger: None),
     ]
 
 
@@ -29,7 +31,7 @@ def _verify(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `verify_params_across_processes`, with its requests and without its comparison of values."""
 
     def verify(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
-        if not any(is_virtual(parameter) and not parameter.host for parameter in parameters):
+        if not any(is_virtual(parameter) and parameter.is_cuda for parameter in parameters):
             original(group, parameters, logger)
             return
         count = torch.tensor([len(parameters)], device="cuda")

@@ -10,12 +10,22 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 
-from memexplore.torch_internals.distributed import NEW_GROUP, RENDEZVOUS, c10d, fake_process_groups
+from memexplore.torch_internals.distributed import (
+    GROUP_STATE,
+    NEW_GROUP,
+    RENDEZVOUS,
+    c10d,
+    unregister_group,
+    update_default_group,
+    use_custom_backend,
+    world,
+)
 from memexplore.virtual_gpu.distributed import ranks
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
 from memexplore.virtual_gpu.tensors import values
@@ -24,6 +34,8 @@ ASSUMED = "every rank of a process group has tensors of the same sizes and value
 _EXCEPTION_HOOK = "_distributed_excepthook"
 """Name of the function that `init_process_group` sets as `sys.excepthook`."""
 _DEVICES = ("cpu", "cuda")
+_NCCL_TIMEOUT = timedelta(minutes=10)
+"""kProcessGroupNCCLDefaultTimeout in ProcessGroupNCCL.hpp; a build without NCCL has none."""
 
 _ours: weakref.WeakSet[Any] = weakref.WeakSet()
 """Groups made here, which communicate with nobody."""
@@ -31,14 +43,13 @@ _ours: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def patches(prepare: Callable[[], object]) -> list[Patch]:
     """Return the patches of process groups; `prepare` is called before the first group is made."""
-    world = c10d._world
     return [
-        Keep(partial(_module_state, "_backend"), partial(setattr, c10d, "_backend")),
-        Keep(partial(_module_state, "_default_pg_init_method"), partial(setattr, c10d, "_default_pg_init_method")),
+        *(Keep(partial(getattr, *state, None), partial(setattr, *state)) for state in GROUP_STATE),
         Keep(lambda: sys.excepthook, _restore_exception_hook),
         Call(unmake=partial(_remove_groups_except, tuple(world.pg_map), world.group_count)),
         Replace(RENDEZVOUS.owner, RENDEZVOUS.name, _rendezvous),
         Replace(NEW_GROUP.owner, NEW_GROUP.name, _new_group(NEW_GROUP.value, prepare)),
+        Replace(c10d, "default_pg_nccl_timeout", c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT),
         *(Replace(module, "is_nccl_available", _yes) for module in (c10d, torch.distributed)),
         *(Replace(module, "is_mpi_available", _yes) for module in (c10d, torch.distributed)),
     ]
@@ -51,10 +62,6 @@ def is_ours(group: Any) -> bool:
 
 def _yes() -> bool:
     return True
-
-
-def _module_state(name: str) -> Any:
-    return getattr(c10d, name, None)
 
 
 def _restore_exception_hook(before: Any) -> None:
@@ -89,9 +96,9 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
         group = made[0]
         if group is not c10d.GroupMember.NON_GROUP_MEMBER:
             _ours.add(group)
-            group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)
-            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
-            c10d._world.pg_backend_config[group] = str(requested)
+            use_custom_backend(group)
+            world.pg_map[group] = (backend, world.pg_map[group][1])
+            world.pg_backend_config[group] = str(requested)
             if size > 1:
                 values.note(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
         return made
@@ -101,10 +108,9 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
 
 def _remove_groups_except(kept: tuple[Any, ...], count: int) -> None:
     """Remove all groups but those that existed before. May be interrupted and repeated."""
-    world = c10d._world
     default = c10d.GroupMember.WORLD
     if default is not None and default not in kept:
-        c10d._update_default_pg(None)
+        update_default_group(None)
     names = dict(world.pg_names)
     for group, name in names.items():
         if group in kept:
@@ -115,7 +121,7 @@ def _remove_groups_except(kept: tuple[Any, ...], count: int) -> None:
                 entries.remove(group)
         if tag in world.tags_to_pg and not world.tags_to_pg[tag]:
             del world.tags_to_pg[tag]
-        c10d._unregister_process_group(name)
+        unregister_group(name)
         for table in (
             world.pg_to_tag,
             world.pg_map,
@@ -126,7 +132,3 @@ def _remove_groups_except(kept: tuple[Any, ...], count: int) -> None:
         ):
             table.pop(group, None)
     world.group_count = count
-
-
-fake_backend: Any = fake_process_groups
-"""The module whose import registers the backend `fake`."""

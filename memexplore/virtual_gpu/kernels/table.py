@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.virtual_gpu.distributed import collectives
 from memexplore.virtual_gpu.kernels import (
     attention,
     attention_memory,
+    collectives,
     composites,
     convolutions,
     ctc,

@@ -175,6 +175,19 @@ def _install(switch: Callable[[], tuple[Value, Sequence[Patch]]], block: Callabl
     return value
 
 
+def add(patches: Sequence[Patch]) -> None:
+    """Install further patches for the running block, such as those of a module that few blocks import.
+
+    Raises RuntimeError outside a block.
+    """
+    global _journal
+    if not block_is_running():
+        raise RuntimeError("no block is running that could undo the patches; enter a block first")
+    _journal = _Journal([*_journal.undo, *(patch.undo() for patch in patches)], _journal.block)
+    for patch in patches:
+        patch.install()
+
+
 def block_is_running() -> bool:
     """Whether torch is patched for a block that has not ended."""
     block = _journal.block()
@@ -198,4 +211,4 @@ def restore() -> None:
         raise errors[0]
 
 
-__all__ = ["Call", "Insert", "Keep", "Patch", "Patched", "Replace", "Undo", "block_is_running", "restore"]
+__all__ = ["Call", "Insert", "Keep", "Patch", "Patched", "Replace", "Undo", "add", "block_is_running", "restore"]

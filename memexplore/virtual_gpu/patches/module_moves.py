@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.torch_internals.dispatch import DisableTorchFunction
+from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction
 from memexplore.torch_internals.modules import OWN_TENSORS, apply_of, buffers_of, parameters_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.torch_internals.tensors import PARAMETER_MARK, TENSOR_HOOKS, swap_tensors
@@ -117,7 +117,11 @@ class ModuleMoves:
         Attributes and hooks of `tensor` stay.
         """
         if not isinstance(tensor, VirtualTensor) and not isinstance(applied, VirtualTensor):
-            tensor.data = applied
+            if hasattr(applied, FLATTEN):
+                # As `Module._apply` does for wrappers such as DTensor.
+                torch.utils.swap_tensors(tensor, torch.nn.Parameter(applied, requires_grad=tensor.requires_grad))
+            else:
+                tensor.data = applied
             return
         if isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False):
             other: torch.Tensor = torch.nn.Parameter(applied.detach(), requires_grad=tensor.requires_grad)

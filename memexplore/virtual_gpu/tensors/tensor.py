@@ -77,6 +77,11 @@ def fake_mode() -> FakeTensorMode:
     return DeviceState.fake
 
 
+def plain_fake_mode() -> FakeTensorMode:
+    """Return a new fake mode for code that needs torch's own fake tensors, which looks for no GPU."""
+    return _Mode()
+
+
 class VirtualTensor(FakeTensor):
     """A tensor of the virtual GPU; with `host` a CPU tensor without values, as of a module that is built under it."""
 

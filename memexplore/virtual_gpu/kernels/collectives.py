@@ -8,15 +8,13 @@ allocator.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.torch_internals.distributed import AVAILABLE, WAIT, work_from_future
-from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
 
 _HELD = "inputs_of_running_collective"
 """Attribute of an output: the tensors that its collective keeps until `Work.wait`."""
@@ -36,11 +34,6 @@ def _ops() -> list[Any]:
 
 OPS = _ops()
 """The collectives of this build of torch."""
-
-
-def patches() -> list[Patch]:
-    """Return the patch that releases what a collective keeps."""
-    return [Replace(WAIT.owner, WAIT.name, _waiting(WAIT.value))]
 
 
 def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -103,21 +96,7 @@ def _hold(output: torch.Tensor, tensors: list[torch.Tensor]) -> None:
         output.__dict__.setdefault(_HELD, []).extend(others)
 
 
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(work, *args, **kwargs)
-        try:
-            outputs = work.get_future().value()
-        except RuntimeError:
-            # A work of a real group without a future.
-            return result
-        for output in _flat(outputs):
-            output.__dict__.pop(_HELD, None)
-        return result
-
-    return wait
-
-
-def size_in_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of all elements."""
-    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
+def release(outputs: Any) -> None:
+    """Release what collectives with these outputs keep, as `Work.wait` does."""
+    for output in _flat(outputs):
+        output.__dict__.pop(_HELD, None)

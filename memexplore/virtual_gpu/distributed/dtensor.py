@@ -1,0 +1,41 @@
+"""DTensor on a virtual GPU: the device that its wrappers name, and shapes of results in a fake mode of their own.
+
+The dispatch mode of the virtual GPU leaves an op on a DTensor to DTensor, which calls ops on the local tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes
+from memexplore.torch_internals.dtensor import DETECT_FAKE_MODE, PROPAGATE, AsyncCollectiveTensor, DTensor
+from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import plain_fake_mode
+
+_DEVICE_NAMES = ("device", "is_cuda", "is_cpu", "is_meta")
+_INNER = ((DTensor, "_local_tensor"), (AsyncCollectiveTensor, "elem"))
+"""Wrappers, and the attribute that holds the tensor inside."""
+
+
+def patches() -> list[Patch]:
+    """Return the patches of DTensor."""
+    fake = plain_fake_mode()
+    return [
+        Replace(PROPAGATE.owner, PROPAGATE.name, _without_modes(PROPAGATE.value)),
+        Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
+        *(
+            Replace(wrapper, name, property(operator.attrgetter(f"{inner}.{name}")))
+            for wrapper, inner in _INNER
+            for name in _DEVICE_NAMES
+        ),
+    ]
+
+
+def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def propagate(*args: Any) -> Any:
+        with disable_current_modes(), DisableTorchFunction():
+            return original(*args)
+
+    return propagate

@@ -1,0 +1,171 @@
+"""FSDP2 and tensor parallelism on a virtual GPU: shards, gathered parameters and their release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import memexplore as mx
+from tests.small import allocated
+from tests.virtual_gpu.torch_state import functions
+
+MIB = 2**20
+LAYERS = 4
+LAYER = 4 * MIB  # 1024 x 1024 numbers of 4 bytes
+WORKSPACES = 2 * 32 * MIB  # of cuBLAS on an H100, one for each thread: forward and backward
+
+
+def layers(number: int = LAYERS) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(number)))
+
+
+def sharded(mesh: Any = None, **options: Any) -> nn.Sequential:
+    """A model of which this rank holds its shards only."""
+    with torch.device("meta"):
+        model = layers()
+    for layer in model:
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model.to_empty(device="cuda")
+
+
+def train(model: nn.Module, device: str = "cuda", steps: int = 2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("world", [2, 8, 1024])
+def test_a_trained_model_is_three_shards(world):
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=world)
+        model = sharded()
+        shard = LAYERS * LAYER // world
+        assert allocated() == shard
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(4, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+        # parameters, gradients, momentum
+        assert allocated() == 3 * shard + WORKSPACES
+
+
+def test_gathered_parameters_are_freed_after_each_layer():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        model = sharded()
+        before = allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            model(torch.ones(4, 1024, device="cuda"))
+        # While layer 2 is copied out: its parameters and its gathered buffer, and the buffer of layer 1, which is
+        # kept until the next copy; layer 1's own parameters were freed. Outputs of 16 KiB each are two.
+        peak = torch.cuda.max_memory_allocated() - before - WORKSPACES // 2
+        assert 3 * LAYER <= peak <= 3 * LAYER + 4 * 16 * 1024
+        assert allocated() - before == WORKSPACES // 2
+
+
+def test_parameters_kept_after_forward_are_all_gathered():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        model = sharded(reshard_after_forward=False)
+        before = allocated()
+        output = model(torch.ones(4, 1024, device="cuda"))
+        # Every layer's parameters, the last buffer, and activations of less than 1 MiB
+        kept = allocated() - before - WORKSPACES // 2
+        assert LAYERS * LAYER <= kept < (LAYERS + 1) * LAYER + MIB
+        output.sum().backward()
+        del output
+        # Shards of the gradients
+        assert allocated() - before == LAYERS * LAYER // 8 + WORKSPACES
+
+
+def test_mixed_precision_gathers_half_as_much():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        model = sharded(mp_policy=policy)
+        torch.cuda.reset_peak_memory_stats()
+        before = allocated()
+        with torch.no_grad():
+            assert model(torch.ones(4, 1024, device="cuda")).dtype is torch.bfloat16
+        # As above with 2 bytes for a number, and the shard cast to bfloat16
+        peak = torch.cuda.max_memory_allocated() - before - WORKSPACES // 2
+        assert 3 * LAYER // 2 <= peak <= 3 * LAYER // 2 + LAYER // 16 + 4 * 16 * 1024
+        train(model)
+        assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_replicated_shards_are_those_of_the_inner_dimension():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
+        model = sharded(mesh)
+        assert allocated() == LAYERS * LAYER // 4
+        train(model)
+
+
+def test_offloaded_shards_take_no_memory_of_the_gpu():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        model = layers()
+        for layer in model:
+            fully_shard(layer, offload_policy=CPUOffloadPolicy())
+        fully_shard(model, offload_policy=CPUOffloadPolicy())
+        train(model)
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+        assert allocated() <= WORKSPACES + 512
+
+
+def test_a_group_of_one_rank_gathers_nothing():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=1)
+        model = sharded()
+        assert allocated() == LAYERS * LAYER
+        train(model)
+        # Parameters and gradients: the optimizer is gone.
+        assert allocated() == 2 * LAYERS * LAYER + WORKSPACES
+
+
+def test_tensor_parallelism_shards_weights_and_activations():
+    with mx.virtual("H100"):
+        mesh = dist.init_device_mesh("cuda", (1,))
+        assert mesh.size() == 1
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        mesh = dist.init_device_mesh("cuda", (8,))
+        model = layers(2).cuda()
+        assert allocated() == 2 * LAYER
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        assert allocated() == 2 * LAYER // 8
+        output = model(torch.ones(4, 1024, device="cuda"))
+        assert output.shape == (4, 1024)
+        output.sum().backward()
+        assert model[0].weight.grad.to_local().shape == (128, 1024)
+
+
+def test_a_wrapper_says_the_device_of_its_tensor():
+    with mx.virtual("H100"):
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        weight = sharded()[0].weight
+        assert (weight.device, weight.is_cuda, weight.is_meta) == (torch.device("cuda", 0), True, False)
+
+
+def test_torch_is_restored_after_a_sharded_run():
+    def run() -> None:
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        train(sharded(), steps=1)
+
+    mx.simulate(run)
+    every_function = functions()
+    mx.simulate(run)
+    assert functions() == every_function
