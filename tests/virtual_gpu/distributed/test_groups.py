@@ -85,6 +85,7 @@ def test_a_device_mesh_makes_the_default_group(environment):
 
 def test_a_larger_group_is_noted_as_an_assumption():
     def train() -> None:
+        torch.ones(1, device="cuda")
         dist.init_process_group("nccl", rank=1, world_size=2)
 
     notes = mx.simulate(train, gpu="T4").meta.notes
@@ -92,6 +93,7 @@ def test_a_larger_group_is_noted_as_an_assumption():
 
 
 def _with_groups() -> None:
+    torch.ones(1, device="cuda")
     dist.init_process_group("nccl", rank=0, world_size=4)
     dist.new_group([0, 1])
     dist.init_device_mesh("cuda", (2, 2))
