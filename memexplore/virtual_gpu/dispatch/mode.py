@@ -30,7 +30,7 @@ from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.kernels.plan import Plan
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors import values
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, StorageRef, VirtualTensor, fake_cpu_tensor, live_storages
 
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
@@ -48,8 +48,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self._traits: dict[Any, OpTraits] = {}
         self._plans = cached_plans
-        self._zeros: dict[int, int] = {}
-        """Thread -> key of the storage that its last such op made and filled with zeros."""
+        self._zeros: dict[int, StorageRef | None] = {}
+        """Thread -> the storage that its last such op made and filled with zeros."""
         autograd_engine.sole_owner_counts()
 
     @classmethod
@@ -107,7 +107,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             elif traits.in_place.node is not None:
                 func = autograd_engine.in_place_op(func, traits.in_place, args)
                 traits = self._traits_of(func)
-            elif storage_key(untyped_storage(args[0])) == self._zeros.get(get_ident()):
+            elif _is_storage_of(self._zeros.get(get_ident()), args[0]):
                 args = (*args, *traits.in_place.arguments)
                 func = traits.in_place.op
                 traits = self._traits_of(func)
@@ -142,7 +142,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 values.note(note)
         result = self.run_plan(plan, func, args, tensors)
         if traits.makes_zeros:
-            self._zeros[get_ident()] = storage_key(untyped_storage(result))
+            self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
         return result
 
     def _run_in_inference_mode(self, traits: OpTraits, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -170,6 +170,11 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         outputs, returns = plans.describe(result, stand_ins)
         plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
         return self.run_plan(plan, func, args, tensors)
+
+
+def _is_storage_of(ref: StorageRef | None, tensor: torch.Tensor) -> bool:
+    """Return whether a storage, which may have died, is that of a tensor: a later one may have its C++ address."""
+    return ref is not None and live_storages.get(storage_key(untyped_storage(tensor))) is ref
 
 
 def _builds_module(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -57,6 +57,9 @@ def meta_stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor with a dimension of channels is contiguous, channels_last included."""
+    if tensor.dim() < 2:
+        return False
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 

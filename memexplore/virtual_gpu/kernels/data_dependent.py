@@ -64,7 +64,7 @@ def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     values.assume("unique finds every value different")
     count = tensor.numel()
     sizes = [((count,), tensor.dtype), (tuple(tensor.shape), torch.int64), ((count,), torch.int64)]
-    return tuple(_new(runner, func, args, tensor.host, *sizes))
+    return tuple(_new(runner, func, args, tensor.host, *sizes[: len(schema_of(func).returns)]))
 
 
 def unique_along_dim(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
@@ -148,8 +148,9 @@ def scalar(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def equal(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
-    """equal and allclose: tensors of equal shapes count as equal."""
-    return args[0].shape == args[1].shape
+    """equal and allclose: tensors of equal shapes count as equal, if no value hint says that they differ."""
+    first, second = args[:2]
+    return first.shape == second.shape and value_hints.of(first).value == value_hints.of(second).value
 
 
 def mask_is_left_aligned(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:

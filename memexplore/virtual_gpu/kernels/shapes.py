@@ -28,7 +28,7 @@ def like(tensor: torch.Tensor, width: int | None = None) -> NewTensor:
     `width` replaces the extent of the last dimension.
     """
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim)))
-    shape = (*tensor.shape[:-1], width if width is not None else tensor.shape[-1])
+    shape = tuple(tensor.shape) if width is None else (*tensor.shape[:-1], width)
     return new(shape, tensor.dtype, order)
 
 

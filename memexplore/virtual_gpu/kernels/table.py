@@ -37,6 +37,7 @@ from memexplore.virtual_gpu.kernels import (
     rnn,
     sampling,
     transfers,
+    without_fake_kernel,
 )
 from memexplore.virtual_gpu.kernels.autograd_in_place import InPlace
 
@@ -167,6 +168,7 @@ _REQUESTS: _Rows = [
         "cuda/UpSampleNearest3d.cu",
         [_aten.upsample_nearest3d.default, _aten._upsample_nearest_exact3d.default],
     ),
+    *without_fake_kernel.REQUESTS,
     # Copies between devices
     (transfers.copy_into, "cuda/Copy.cu", [_aten.copy_.default]),
     (transfers.to_copy, "cuda/Copy.cu", [_aten._to_copy.default]),
@@ -208,6 +210,7 @@ _PLANS: _Rows = [
     (rnn.gru_cell_backward, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell_backward.default]),
     (sampling.forward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler.default]),
     (sampling.backward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler_backward.default]),
+    *without_fake_kernel.PLANS,
     (elementwise.fused_sgd, "cuda/FusedSgdKernel.cu", [_aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr]),
 ]
 
@@ -246,7 +249,7 @@ _DATA_DEPENDENT: _Rows = [
     (data_dependent.nonzero, "cuda/Nonzero.cu", [_aten.nonzero.default]),
     (data_dependent.masked_select, "cuda/IndexKernel.cpp", [_aten.masked_select.default]),
     (data_dependent.index, "TensorAdvancedIndexing.cpp", [_aten.index.Tensor]),
-    (data_dependent.unique, "cuda/Unique.cu", [_aten._unique2.default]),
+    (data_dependent.unique, "cuda/Unique.cu", [_aten._unique2.default, _aten._unique.default]),
     (
         data_dependent.unique_along_dim,
         "cuda/Unique.cu",
