@@ -6,7 +6,7 @@
 - `script_list`: the scripts, their libraries, arguments and environment variables
 - `runs`: one run of a script, with plain Python on the CPU or with `memexplore run`
 - `outputs`: compares the printed lines of the two runs; `outputs.json` keeps the lines of the CPU runs
-- `table`: the Markdown table
+- `table`: the results, `results.json`, and the Markdown page
 - `test_scripts`: the tests; those of a script are skipped where one of its libraries is missing
 
 `python -m tests.scripts` runs all of them and writes the table.

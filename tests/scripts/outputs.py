@@ -58,12 +58,11 @@ def kept(script: Script) -> list[str] | None:
     return entry["lines"] if entry is not None and entry["digest"] == digest(script) else None
 
 
-def keep(script: Script, output: str) -> list[str]:
-    """Keep the lines of a run on the CPU, and return them."""
+def keep(script: Script, printed: list[str]) -> None:
+    """Keep the lines that a script printed on the CPU, as `lines` returns them."""
     entries = _read()
-    entries[script.name] = {"digest": digest(script), "lines": lines(output)}
+    entries[script.name] = {"digest": digest(script), "lines": printed}
     FILE.write_text(json.dumps(dict(sorted(entries.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return entries[script.name]["lines"]
 
 
 def _read() -> dict:
