@@ -1,4 +1,4 @@
-"""`python -m tests.scripts [PART ...]` runs the scripts whose names contain a PART, or all, and writes docs/scripts.md."""
+"""`python -m tests.scripts [PART ...]` runs all scripts, or those with a PART in their name, and writes the page."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ their folder, with small models and generated data: nothing is downloaded. **{pa
 - **time** of the whole process with its imports, on a busy machine with two cores.
 - **notes**: the number of assumptions that were made where a value was needed and not known.
 - **lines** that the script prints on the virtual GPU, of those that it prints when plain Python runs it on the CPU:
-  names, counts, sizes and lengths must be the same, in the same order. Numbers with a decimal point are left out, because
-  values that depend on random weights are not computed by default. A dash: the script is too large for a CPU, or one
-  rank of several.
+  names, counts, sizes and lengths must be the same, in the same order. Numbers with a decimal point are left out,
+  because values that depend on random weights are not computed by default. A dash: the script is too large for a CPU,
+  or one rank of several.
 
 Environment: Python {python}, torch {torch}, the extra `[test]` and `tests/scripts/requirements.txt`.
 
