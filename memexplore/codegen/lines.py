@@ -30,7 +30,7 @@ from memexplore.knobs.knobs import (
     conflicts,
 )
 from memexplore.knobs.precision import AUTOCAST
-from memexplore.steps import optimizers
+from memexplore.steps import batches, optimizers
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import record_of
 
@@ -200,13 +200,14 @@ class _Form(NamedTuple):
 
 def _form(step: Step | None, count: int) -> _Form:
     batch: Any = (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)) if step is None else step.batch
-    if isinstance(batch, dict):
-        given, micro, tensors, called, targets = *_named(batch, count), "**batch", ["batch"]
+    if (fields := batches.fields_of(batch)) is not None:
+        given, micro, tensors = _named(batch, fields, count)
+        called, targets = _shared_by_name(step, fields, dict(zip(fields, tensors, strict=True)))
         whole = "batch"
     else:
         values = list(batch) if isinstance(batch, tuple | list) else [batch]
         given, micro, tensors = _listed(values, count)
-        called, targets = "inputs", list(tensors)[1:]
+        called, targets = _shared(step, list(tensors))
         whole = f"({given})" if isinstance(batch, tuple | list) else given
     output = f"model({called})"
     if step is not None and step.compute_loss is not None:
@@ -218,12 +219,32 @@ def _form(step: Step | None, count: int) -> _Form:
     return _Form(given, micro, tensors, output, f"loss_function({', '.join(['{output}', *targets])})")
 
 
-def _named(batch: dict[str, Any], count: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+def _named(batch: Any, fields: dict[str, Any], count: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    entry = "{}[{!r}]" if isinstance(batch, dict) else "{}.{}"
+    tensors = {entry.format("batch", name): value for name, value in fields.items()}
     if count == 1:
-        return "batch", (), {f"batch[{name!r}]": value for name, value in batch.items()}
-    parts = [f"{name!r}: {_chunks(f'whole[{name!r}]', value, count)}[number]" for name, value in batch.items()]
-    micro = (f"for number in range({count}):", f"    batch = {{{', '.join(parts)}}}")
-    return "whole", micro, {f"batch[{name!r}]": value for name, value in batch.items()}
+        return "batch", (), tensors
+    parts = {name: f"{_chunks(entry.format('whole', name), value, count)}[number]" for name, value in fields.items()}
+    if isinstance(batch, dict):
+        made = f"{{{', '.join(f'{name!r}: {part}' for name, part in parts.items())}}}"
+    else:
+        changed = ", ".join(f"{name}={part}" for name, part in parts.items())
+        made = f"whole._replace({changed})" if isinstance(batch, tuple) else f"dataclasses.replace(whole, {changed})"
+    return "whole", (f"for number in range({count}):", f"    batch = {made}"), tensors
+
+
+def _shared_by_name(step: Step | None, fields: dict[str, Any], parts: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the arguments of the model as text, and those of the loss; `parts` has the expression of each field."""
+    if step is None or step.compute_loss is not None:
+        return "**batch", ["batch"]
+    call = batches.call_of(_model(step), step.loss, step.batch)
+    expression = {id(value): parts[name] for name, value in fields.items()}
+    targets = [expression.get(id(target), "batch") for target in call.targets]
+    if call.args:
+        return ", ".join(expression.get(id(value), "batch") for value in call.args), targets
+    if call.kwargs.keys() == fields.keys() and isinstance(step.batch, dict):
+        return "**batch", targets
+    return ", ".join(f"{name}={parts[name]}" for name in call.kwargs), targets
 
 
 def _listed(values: list[Any], count: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
@@ -234,7 +255,24 @@ def _listed(values: list[Any], count: int) -> tuple[str, tuple[str, ...], dict[s
     return together, (f"for {together} in {source}:",), dict(zip(names, values, strict=True))
 
 
+def _shared(step: Step | None, names: list[str]) -> tuple[str, list[str]]:
+    """Return the arguments of the model as text, and the names of the parts that go to the loss."""
+    if step is None or not isinstance(step.batch, tuple | list) or step.compute_loss is not None:
+        return names[0], names[1:]
+    call = batches.call_of(_model(step), step.loss, step.batch)
+    if call.kwargs:
+        return f"**{names[0]}", names[1:]
+    if isinstance(step.batch[0], tuple) and call.args != (step.batch[0],):
+        return f"*{names[0]}", names[1:]
+    count = len(call.args)
+    return ", ".join(names[:count]), names[count:]
+
+
 def _chunks(name: str, value: Any, count: int) -> str:
+    if isinstance(value, tuple):
+        return f"zip(*(part.chunk({count}) for part in {name}))"
+    if isinstance(value, dict):
+        return f"(dict(zip({name}, parts)) for parts in zip(*(part.chunk({count}) for part in {name}.values())))"
     return f"{name}.chunk({count})" if isinstance(value, torch.Tensor) and value.dim() else f"([{name}] * {count})"
 
 

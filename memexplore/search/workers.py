@@ -27,6 +27,7 @@ import cloudpickle
 import torch
 
 from memexplore.knobs.knobs import Knobs
+from memexplore.steps import batches
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
@@ -112,7 +113,7 @@ def pack_step(step: Step) -> bytes:
         min_bytes |= {id(weight): _MIN_WEIGHT for weight in (*step.model.parameters(), *step.model.buffers())}
     state = step.optimizer.state if isinstance(step.optimizer, torch.optim.Optimizer) else {}
     min_bytes |= {id(leaf): _MIN_WEIGHT for leaf in pytree.tree_leaves(list(state.values()))}
-    min_bytes |= {id(leaf): _MIN_LARGE for leaf in pytree.tree_leaves(step.batch)}
+    min_bytes |= {id(leaf): _MIN_LARGE for leaf in batches.tensors(step.batch)}
     file = io.BytesIO()
     try:
         _Pickler(file, min_bytes).dump(step)

@@ -5,6 +5,8 @@ In: `Step.optimizer`, `Knobs` and the weights. Out: a new optimizer of these wei
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,7 +34,63 @@ UPDATE_SETTINGS = {
 Written = Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None
 
 
-def make(written: Written, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def written(given: Any) -> Written:
+    """Return `Step.optimizer` as a function of the parameters or an optimizer; a name becomes a class of torch.
+
+    >>> written("adamw") is torch.optim.AdamW, written("SGD with momentum").keywords["momentum"]
+    (True, 0.9)
+
+    Raises ValueError for a name that torch does not have, TypeError for any other value.
+    """
+    if given is None or isinstance(given, torch.optim.Optimizer):
+        return given
+    if isinstance(given, str):
+        return _named(given)
+    if not callable(given):
+        raise TypeError(
+            f"optimizer={given!r} is not an optimizer; write a name such as 'adamw', a class such as "
+            "torch.optim.AdamW, or a function of the parameters"
+        )
+    first = next(iter(parameters), None) if (parameters := _parameters(given)) is not None else None
+    if first in ("model", "module", "net"):
+        raise TypeError(
+            f"optimizer= is called with the list of parameters, and the first argument of this function is called "
+            f"{first}. Write lambda parameters: torch.optim.AdamW(parameters)"
+        )
+    function: Callable[..., torch.optim.Optimizer] = given
+    return function
+
+
+def _named(name: str) -> Callable[..., torch.optim.Optimizer]:
+    classes = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    }
+    found = classes.get(name.strip().lower().removeprefix("torch.optim."))
+    if found is not None:
+        return found
+    if name.strip().lower() in ("sgd with momentum", "momentum"):
+        kind, settings = KINDS[Optimizer.MOMENTUM]
+        return functools.partial(kind, **settings)
+    names = {key: value.__name__ for key, value in classes.items()}
+    close = difflib.get_close_matches(name.strip().lower(), names, n=2, cutoff=0.6)
+    meant = f"did you mean {' or '.join(names[key] for key in close)}?" if close else "torch.optim has"
+    others = "" if close else f" {', '.join(sorted(names.values()))};"
+    raise ValueError(
+        f"optimizer={name!r} is not an optimizer of torch; {meant}{others} give one of another library as a function "
+        "of the parameters"
+    )
+
+
+def _parameters(function: Any) -> list[str] | None:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def make(written: Written | str, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return an optimizer of some weights, by the knobs, else as written: `Step.optimizer`, AdamW if that is None.
 
     From an optimizer object the new one has its class. Weights of the object keep the settings of their groups; other
@@ -51,8 +109,15 @@ def make(written: Written, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) 
         made = kind(weights, **settings)
     elif isinstance(written, torch.optim.Optimizer):
         made = written
+    elif isinstance(written, str):
+        made = _named(written)(weights)
     else:
         made = (written or torch.optim.AdamW)(weights)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TypeError(
+                f"the function given as optimizer= returned {type(made).__name__}; let it return an optimizer, such as "
+                "lambda parameters: torch.optim.AdamW(parameters)"
+            )
     if made is not written and knobs.update not in UPDATE_SETTINGS:
         return made
     return _rebuilt(made, weights, update_settings(type(made), knobs.update))

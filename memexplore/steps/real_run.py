@@ -24,12 +24,11 @@ from memexplore.knobs.model_state import preserve_model_state, preserve_random_s
 from memexplore.knobs.report import ApplyReport
 from memexplore.recorder import isolation
 from memexplore.recorder.real_device import Unrelated
-from memexplore.steps import training_loop
+from memexplore.steps import batches, training_loop
 from memexplore.steps.out_of_memory import ending_out_of_memory, fits, without_locals
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_real_model
 from memexplore.tape import Tape
-from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.modules import apply_of
 from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.patches.device_names import is_virtual
@@ -71,18 +70,14 @@ def run(step: Step, knobs: Knobs, device: torch.device, steps: int, sites: Sites
 
 def _prepared(step: Step, model: torch.nn.Module, knobs: Knobs) -> Step:
     """Return the step with a copy of the knobs' batch on the CPU; raise ValueError if it has no values."""
-    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(step.batch)]
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (is_virtual(tensor) or tensor.is_meta):
+    for tensor in (*model.parameters(), *model.buffers(), *batches.tensors(step.batch)):
+        if is_virtual(tensor) or tensor.is_meta:
             raise ValueError(
                 "the model or the batch was made on a virtual GPU and has no values to run with: create it again with "
                 "no virtual GPU on, or let model= be a function that builds it"
             )
-    batch = pytree.tree_map_only(
-        torch.Tensor,
-        lambda value: value.detach().to("cpu", copy=True),
-        step.batch_of(knobs.batch, knobs.input_size),
-    )
+    batch = step.batch_of(knobs.batch, knobs.input_size)
+    batch = batches.mapped(lambda value: value.detach().to("cpu", copy=True), batch)
     return dataclasses.replace(step, batch=batch, samples=knobs.batch or step.samples)
 
 
@@ -144,7 +139,7 @@ def _train(
     _copy(model, device, torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
     if device.type == "cpu":
         # On a GPU the training loop copies every micro-batch.
-        step = dataclasses.replace(step, batch=pytree.tree_map_only(torch.Tensor, torch.clone, step.batch))
+        step = dataclasses.replace(step, batch=batches.mapped(torch.clone, step.batch))
     applied = stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites))
     return applied + training_loop.train(step, knobs, model, steps, kept)
 

@@ -7,13 +7,13 @@ input size, micro-batches, and the loss of a model on a batch.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import pytree
+from memexplore.steps import batches, optimizers
 from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
@@ -30,12 +30,15 @@ class Step:
     Args:
         model: A module, or a function that builds one. A model that is built takes no memory: it is built on the
             virtual GPU.
-        batch: A tensor, a tuple ``(input, *targets)``, or a dict of keyword arguments of the model. Samples lie along
-            the first dimension. Only the shapes matter.
-        loss: A criterion such as ``torch.nn.functional.cross_entropy``, called as ``loss(output, *targets)``, and as
-            ``loss(output, batch)`` where the batch is a dict. Default: the attribute `loss` of the model's output.
-        optimizer: A function of the parameters, or an optimizer, from which a new one of the same class and settings is
-            made. Default: AdamW.
+        batch: A tensor, a tuple such as ``(input, target)``, ``(input, mask, target)``, ``((input, mask), target)`` or
+            ``(dict, target)``, or a dict, NamedTuple or dataclass with the names of the model's arguments. The
+            signatures of model and loss decide which of them gets a part (`batches.call_of`). Samples lie along the
+            first dimension. Only the shapes matter.
+        loss: A criterion such as ``torch.nn.functional.cross_entropy``, called as ``loss(output, *targets)``. Where
+            the batch is a dict, it gets the parts that it names, else the dict. Default: the loss that the model
+            returns.
+        optimizer: The name of an optimizer of torch, such as ``"adamw"``, a function of the parameters, or an
+            optimizer, from which a new one of the same class and settings is made. Default: AdamW.
         compute_loss: Instead of `loss`, a function that calls the model itself: ``compute_loss(model, batch)``.
         samples: The number of samples where they do not lie along the first dimension, as in a graph.
         resize: A function ``resize(batch, samples)`` that makes a batch with another number of samples of one whose
@@ -65,7 +68,7 @@ class Step:
     model: torch.nn.Module | Callable[[], torch.nn.Module]
     batch: Any
     loss: Loss | None = None
-    optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | str | None = None
     compute_loss: Loss | None = None
     samples: int | None = None
     resize: Callable[[Any, int], Any] | None = None
@@ -78,16 +81,17 @@ class Step:
             raise ValueError(f"samples={self.samples!r} must be a whole number from 1 on")
         if self.resize is not None and not callable(self.resize):
             raise TypeError(f"resize must be a function of a batch and a number, not {type(self.resize).__name__}")
-        if isinstance(self.batch, Mapping) and not isinstance(self.batch, dict):
+        if isinstance(self.batch, Mapping) and type(self.batch) is not dict:
             object.__setattr__(self, "batch", dict(self.batch))
+        object.__setattr__(self, "optimizer", optimizers.written(self.optimizer))
         if self._first() is None:
             raise ValueError(
-                "the batch has no tensor with a dimension of samples: give a tensor, (input, target) or a dict"
+                f"the batch is {batches.kind(self.batch)}, without a tensor that has a dimension of samples: give a "
+                "tensor, (input, target), ((input, mask), target) or a dict"
             )
 
     def _first(self) -> torch.Tensor | None:
-        leaves = pytree.tree_leaves(self.batch)
-        return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
+        return next((tensor for tensor in batches.tensors(self.batch) if tensor.dim()), None)
 
     @property
     def _input(self) -> torch.Tensor:
@@ -134,8 +138,8 @@ class Step:
         images = len(extents) == 2
         batch, samples = self._of_size(size)
 
-        def reshaped(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or not value.dim():
+        def reshaped(value: torch.Tensor) -> torch.Tensor:
+            if not value.dim():
                 return value
             shape = list(value.shape)
             if samples is not None and shape[0] == self.batch_size:
@@ -146,7 +150,7 @@ class Step:
                 shape[1] = wanted[0]
             return _shaped(value, tuple(shape))
 
-        return pytree.tree_map(reshaped, batch)
+        return batches.mapped(reshaped, batch)
 
     def _of_size(self, size: int | None) -> tuple[Any, int | None]:
         """Return the batch, and the number of samples that its tensors do not have yet along their first dimension."""
@@ -154,8 +158,7 @@ class Step:
             return self.batch, None
         if self.resize is not None:
             return self.resize(self.batch, size), None
-        leaves = pytree.tree_leaves(self.batch)
-        if not any(isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == self.batch_size for leaf in leaves):
+        if not any(tensor.dim() and len(tensor) == self.batch_size for tensor in batches.tensors(self.batch)):
             raise ValueError(
                 f"no tensor of the batch has its {_samples(self.batch_size)} along the first dimension: give "
                 "Step(..., resize=function of batch and samples)"
@@ -179,14 +182,7 @@ class Step:
             return
         for number in range(count):
             part = slice(number * share, (number + 1) * share)
-            yield pytree.tree_map(
-                lambda value, part=part: (
-                    value[part]
-                    if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == samples
-                    else value
-                ),
-                batch,
-            )
+            yield batches.mapped(partial(_part, samples=samples, part=part), batch)
 
     def loss_of(self, model: Callable[..., Any], batch: Any) -> Any:
         """Return the loss of a model on a batch, or an iterator of several losses.
@@ -198,33 +194,44 @@ class Step:
             try:
                 return self.compute_loss(model, batch)
             except TypeError as error:
-                if _rejects(self.compute_loss, (model, batch), error):
+                if batches.rejects(self.compute_loss, (model, batch), {}, error):
                     raise TypeError(
                         f"compute_loss was called as compute_loss(model, batch), and does not take that ({error}). "
                         "Write a function of these two, or pass a criterion as loss="
                     ) from error
                 raise
-        targets: tuple[Any, ...]
-        if isinstance(batch, dict):
-            output, targets = model(**batch), (batch,)
-        elif isinstance(batch, tuple | list):
-            output, targets = model(batch[0]), tuple(batch[1:])
-        else:
-            output, targets = model(batch), ()
-        if self.loss is not None:
-            try:
-                return self.loss(output, *targets)
-            except TypeError as error:
-                if _rejects(self.loss, (output, *targets), error):
-                    raise TypeError(_rejected(output, targets, isinstance(batch, dict), error)) from error
-                raise
-        own = getattr(output, "loss", output)
-        if not isinstance(own, torch.Tensor) or own.dim():
-            raise TypeError(
-                "the model's output has no loss: give Step(..., loss=function of output and target) or "
-                "Step(..., compute_loss=function of model and batch)"
-            )
-        return own
+        call = batches.call_of(model, self.loss, batch)
+        try:
+            output = model(*call.args, **call.kwargs)
+        except TypeError as error:
+            if batches.rejects(model, call.args, call.kwargs, error):
+                raise TypeError(_model_rejected(call, batch, error)) from error
+            raise
+        if self.loss is None:
+            own = batches.own_loss(output)
+            if own is None:
+                raise TypeError(
+                    f"the model's output has no loss, it is {batches.kind(output)}: give Step(..., loss=function of "
+                    "output and target) or Step(..., compute_loss=function of model and batch)"
+                )
+            return own
+        if batches.is_criterion(self.loss):
+            output = batches.criterion_input(output)
+            if not isinstance(output, torch.Tensor):
+                reason = TypeError(
+                    f"a criterion of torch takes a tensor, and the model returned {type(output).__name__}"
+                )
+                raise TypeError(_rejected(output, call.targets, isinstance(batch, dict), reason))
+        try:
+            return self.loss(output, *call.targets)
+        except TypeError as error:
+            if batches.rejects(self.loss, (output, *call.targets), {}, error):
+                raise TypeError(_rejected(output, call.targets, isinstance(batch, dict), error)) from error
+            raise
+
+
+def _part(value: torch.Tensor, samples: int, part: slice) -> torch.Tensor:
+    return value[part] if value.dim() and value.shape[0] == samples else value
 
 
 def _samples(count: int) -> str:
@@ -238,7 +245,7 @@ def _check_loss(loss: Any, compute_loss: Any) -> None:
             raise TypeError(f"{name} must be a function, not {type(function).__name__}")
     if loss is not None and compute_loss is not None:
         raise TypeError("a step has one loss: give loss=function of output and target, or compute_loss=, not both")
-    signature = _signature(loss) if loss is not None else None
+    signature = batches.signature(loss) if loss is not None else None
     if signature is not None and next(iter(signature.parameters), None) == "model":
         raise TypeError(
             "loss= is called as loss(output, *targets), and the first argument of this function is called model. "
@@ -246,25 +253,14 @@ def _check_loss(loss: Any, compute_loss: Any) -> None:
         )
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function, or of a module's forward; None for a builtin without one."""
-    try:
-        return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
-    except (TypeError, ValueError):
-        return None
-
-
-def _rejects(function: Callable[..., Any], arguments: tuple[Any, ...], error: TypeError) -> bool:
-    """Return whether a call failed because of its arguments, rather than by an error inside of the function."""
-    signature = _signature(function)
-    if signature is None:
-        traceback = error.__traceback__
-        return traceback is not None and traceback.tb_next is None  # the frame of the call itself, and none below it
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return True
-    return False
+def _model_rejected(call: batches.Call, batch: Any, error: TypeError) -> str:
+    """Return the message for a model that does not take the inputs of a batch."""
+    given = [*map(batches.kind, call.args), *(f"{name}={batches.kind(part)}" for name, part in call.kwargs.items())]
+    return (
+        f"the model was called as model({', '.join(given)}), and does not take that ({error}). The batch is "
+        f"{batches.kind(batch)}: write ((input, input), target), a dict with the names of the model's arguments, or "
+        "Step(..., compute_loss=function of model and batch)"
+    )
 
 
 def _rejected(output: Any, targets: tuple[Any, ...], is_dict: bool, error: TypeError) -> str:
@@ -273,19 +269,11 @@ def _rejected(output: Any, targets: tuple[Any, ...], is_dict: bool, error: TypeE
         names = ["batch"]
     else:
         names = ["target"] if len(targets) == 1 else [f"target_{number}" for number in range(1, len(targets) + 1)]
-    given = ", ".join(map(_kind, (output, *targets)))
+    given = ", ".join(map(batches.kind, (output, *targets)))
     return (
         f"loss was called as loss({', '.join(['output', *names])}) with {given}, and does not take that ({error}). "
         "Change what it takes or what the batch holds, or write Step(..., compute_loss=function of model and batch)"
     )
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"Tensor({', '.join(map(str, value.shape))})"
-    if isinstance(value, dict):
-        return f"dict of {', '.join(map(str, value))}"
-    return type(value).__name__
 
 
 def _shaped(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -18,9 +18,8 @@ from memexplore.knobs.forward import device_of
 from memexplore.knobs.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad, conflicts
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.knobs.report import ApplyReport
-from memexplore.steps import optimizers
+from memexplore.steps import batches, optimizers
 from memexplore.steps.step import Step
-from memexplore.torch_internals.dispatch import pytree
 
 
 def knobs_to_apply(knobs: Knobs) -> Knobs:
@@ -49,7 +48,7 @@ def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> A
         last = knobs.memory_format is MemoryFormat.CHANNELS_LAST and value.dim() == 4
         return value.to(memory_format=torch.channels_last) if last else value
 
-    return pytree.tree_map_only(torch.Tensor, moved, batch)
+    return batches.mapped(moved, batch)
 
 
 def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> ApplyReport:

@@ -158,7 +158,7 @@ PAIR = (torch.ones(8, 4), torch.ones(8))
         (PAIR[0], nn.MSELoss(), "loss(output) with Tensor(8, 4), "),
         (PAIR[0], torch.dot, "loss(output) with Tensor(8, 4), "),
         ((*PAIR, 3), nn.MSELoss(), "loss(output, target_1, target_2) with Tensor(8, 4), Tensor(8), int, "),
-        ({"input": ONES}, torch.sin, "loss(output, batch) with Tensor(2, 2), dict of input, "),
+        ({"input": ONES}, torch.sin, "loss(output, batch) with Tensor(2, 2), {input: Tensor(2, 2)}, "),
     ],
 )
 def test_a_loss_that_does_not_take_what_it_is_given(batch: Any, loss: Any, call: str) -> None:
