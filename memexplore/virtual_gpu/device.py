@@ -23,6 +23,7 @@ from memexplore.torch_internals.state import (
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
 from memexplore.virtual_gpu.dispatch import mode, runner
 from memexplore.virtual_gpu.distributed import patches as distributed
+from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
 from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, storages, table, threads
@@ -153,6 +154,7 @@ class VirtualGpu:
             *table.rows_of_release(release),
             *threads.Threads(self.mode, renaming).patches(),
             *distributed.patches(self.mode),
+            *session.patches(),
             Call(renaming.__enter__),
             Call(self.mode.__enter__),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from memexplore.torch_internals.modules import apply_of
 from memexplore.torch_internals.tensors import storage_key
+from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.patches.install import Call, Patch
 from memexplore.virtual_gpu.tensors.tensor import META, map_locations, saved_on_a_virtual_gpu_without_values
@@ -113,6 +115,11 @@ def load_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `torch.load` that brings tensors onto the virtual device."""
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, (str, os.PathLike)):
+            f = session.read_path(f)
+            if os.fspath(f).endswith(".safetensors"):
+                # torch reads it with safetensors, whose functions are replaced too.
+                return original(f, map_location, *args, **kwargs)
         loading = _Load(map_location)
         map_locations.append(loading.target_of)
         try:

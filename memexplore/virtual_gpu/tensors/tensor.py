@@ -325,5 +325,16 @@ def _forget(ref: StorageRef) -> None:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Return the address of a virtual tensor's storage, 0 if it has no memory on the device."""
-    ref = live_storages.get(storage_key(untyped_storage(tensor)))
-    return ref.address if ref is not None else 0
+    return storage_address(untyped_storage(tensor))
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage on the virtual GPU, 0 if it has no memory there.
+
+    A storage without memory on the CPU has no address either: its identity stands for one, by which libraries find
+    tensors that share memory.
+    """
+    ref = live_storages.get(storage_key(storage))
+    if ref is not None:
+        return ref.address
+    return storage_key(storage) if storage.nbytes() else 0

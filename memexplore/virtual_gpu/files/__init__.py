@@ -1,0 +1,10 @@
+"""Files while a virtual GPU is on: what a program writes never replaces a file that holds values.
+
+Changed files go to a temporary folder, the overlay, which mirrors the user's folders; a read of a path looks there first.
+
+- `overlay.py`: `Overlay`, from a path to the file that a read or write uses.
+- `policy.py`: which changes go to the overlay: in `memexplore run` all, elsewhere those of tensors and checkpoints.
+- `replacements.py`: the functions of `open`, `os` and `shutil` with the overlay below. `folders.py`: merged listings.
+- `tensor_files.py`: `torch.save`. `safetensors_files.py`: the safetensors library, whose files keep no values.
+- `session.py`: the overlay of the virtual GPU that is on, and its report at the end.
+"""

@@ -1,0 +1,358 @@
+"""The overlay: paths of a program go in, and paths of the user's files or of their changed copies come out.
+
+The overlay is a temporary folder that mirrors absolute paths. A changed file exists there in place of the user's file;
+a deleted file of the user's is only listed as deleted. The functions of `os` that this file calls are the real ones:
+`inside` marks the thread, and the replacements in `replacements.py` then pass every call on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+
+_MAX_LINKS = 40
+"""Symbolic links followed in one path; Linux has the same limit."""
+
+
+Policy = Callable[["Overlay", str], bool]
+
+
+class _Thread(threading.local):
+    """Mark of a thread that runs calls of the overlay itself."""
+
+    inside = False
+
+
+class Overlay:
+    """The user's files below, the changed ones above.
+
+    A logical path is absolute, without symbolic links except in its last part when links are not followed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._thread = _Thread()
+        self.closed = True
+        """Whether every call is passed on, because no virtual GPU is on."""
+        self.begin(lambda overlay, logical: False)
+
+    def begin(self, policy: Policy) -> None:
+        """Start empty, with a policy: from the overlay and a logical path to whether a change of it goes here."""
+        self.policy = policy
+        self.root = ""
+        """The folder of the overlay, made at the first change; empty before."""
+        self.gone: set[str] = set()
+        """Logical paths of the user's files and folders that the program deleted or replaced."""
+        self.written: dict[str, bool] = {}
+        """Logical paths of files in the overlay, and whether their tensors have no values."""
+        self.changed = False
+        """Whether a path can differ from the user's; reads are passed on unchanged before."""
+        self.on_first_change: Callable[[str], object] = lambda logical: None
+        """Called with the logical path of the first file that goes to the overlay."""
+        self._process = os.getpid()
+
+    # -- calls of the overlay itself
+
+    @property
+    def inside(self) -> bool:
+        """Whether this thread runs a call of the overlay itself or of memexplore, or no virtual GPU is on."""
+        return self.closed or self._thread.inside
+
+    @contextlib.contextmanager
+    def real(self) -> Iterator[None]:
+        """Let the file functions of this thread work on the real files."""
+        before, self._thread.inside = self._thread.inside, True
+        try:
+            yield
+        finally:
+            self._thread.inside = before
+
+    def diverts(self, logical: str) -> bool:
+        """Whether a change of a file goes to the overlay."""
+        with self.real():
+            return self.policy(self, logical)
+
+    # -- paths
+
+    def upper(self, logical: str) -> str:
+        """Return the path in the overlay that stands for a logical path."""
+        drive, tail = os.path.splitdrive(logical)
+        return os.path.join(self.root, drive.strip(":\\/").replace("\\", "_"), tail.lstrip("/\\"))
+
+    def hidden(self, logical: str) -> bool:
+        """Whether the program deleted the user's file, or a folder above it."""
+        while self.gone:
+            if logical in self.gone:
+                return True
+            parent = os.path.dirname(logical)
+            if parent == logical:
+                return False
+            logical = parent
+        return False
+
+    def located(self, logical: str) -> str | None:
+        """Return the path of the file that the program sees: in the overlay, else the user's, else None."""
+        if self.root:
+            upper = self.upper(logical)
+            if os.path.lexists(upper):
+                return upper
+        return logical if os.path.lexists(logical) and not self.hidden(logical) else None
+
+    def in_overlay(self, logical: str) -> bool:
+        """Whether the overlay has a file or folder for a logical path."""
+        return bool(self.root) and os.path.lexists(self.upper(logical))
+
+    def logical(self, path: str, follow: bool = True) -> str:
+        """Return the logical path of a path of the program; `follow` resolves a link in its last part too.
+
+        Raises OSError for a loop of links.
+        """
+        path = os.path.abspath(path)
+        if self.root and path.startswith(self.root + os.sep):
+            path = os.path.abspath(os.sep + path[len(self.root) :])
+        drive, tail = os.path.splitdrive(path)
+        start = drive + os.sep
+        current, waiting, links = start, _parts(tail), 0
+        while waiting:
+            name = waiting.pop(0)
+            candidate = os.path.join(current, name)
+            if not waiting and not follow:
+                return candidate
+            found = self.located(candidate)
+            if found is None or not os.path.islink(found):
+                current = candidate
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.path.normpath(os.path.join(current, os.readlink(found)))
+            current, waiting = start, _parts(os.path.splitdrive(target)[1]) + waiting
+        return current
+
+    def for_reading(self, path: str, follow: bool = True) -> str:
+        """Return the path to read in place of a path of the program.
+
+        Raises FileNotFoundError for a file that the program deleted.
+        """
+        with self.real():
+            logical = self.logical(path, follow)
+            found = self.located(logical)
+            if found is None and self.hidden(logical):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return path if found is None or found == logical else found
+
+    # -- changes
+
+    def _make_root(self) -> None:
+        if not self.root:
+            self.root = os.path.realpath(tempfile.mkdtemp(prefix="memexplore-files-"))
+            self.changed = True
+
+    def parent_refuses(self, logical: str) -> bool:
+        """Whether the real call would fail, because the folder of a path is missing, no folder or not writable."""
+        parent = self.located(os.path.dirname(logical))
+        return parent is None or not os.path.isdir(parent) or not os.access(parent, os.W_OK)
+
+    def for_writing(self, logical: str, keep: bool, valueless: bool = False) -> str:
+        """Return the path in the overlay to write; with `keep` it begins as a copy of the file that the program sees.
+
+        For a file that the real call would refuse the result is a path at which that call fails in the same way.
+        """
+        with self.real(), self.lock:
+            lower = logical if os.path.lexists(logical) and not self.hidden(logical) else None
+            if not self.in_overlay(logical):
+                if self.parent_refuses(logical) or (lower and (os.path.isdir(lower) or not os.access(lower, os.W_OK))):
+                    return self._refusing(logical)
+                self._make_root()
+                os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+                if lower and keep:
+                    shutil.copy2(lower, self.upper(logical))
+            if not self.written:
+                self.on_first_change(logical)
+            self.written[logical] = valueless
+            return self.upper(logical)
+
+    def _refusing(self, logical: str) -> str:
+        if self.hidden(logical) and not self.in_overlay(os.path.dirname(logical)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
+        return logical
+
+    def make_folder(self, logical: str, mode: int) -> None:
+        """Make a folder in the overlay.
+
+        Raises OSError as `os.mkdir` does.
+        """
+        with self.real(), self.lock:
+            if self.located(logical) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), logical)
+            if self.parent_refuses(logical):
+                os.mkdir(self._refusing(logical), mode)
+                return
+            self._make_root()
+            os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+            os.mkdir(self.upper(logical), mode)
+
+    def remove(self, logical: str) -> None:
+        """Delete a file: from the overlay, and from the user's files only in the program's view.
+
+        Raises OSError as `os.remove` does.
+        """
+        with self.real(), self.lock:
+            found = self.located(logical)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
+            if os.path.isdir(found) and not os.path.islink(found):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), logical)
+            self._forget(logical)
+
+    def remove_folder(self, logical: str) -> None:
+        """Delete an empty folder, as `remove` deletes a file.
+
+        Raises OSError as `os.rmdir` does.
+        """
+        with self.real(), self.lock:
+            found = self.located(logical)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
+            if not os.path.isdir(found) or os.path.islink(found):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), logical)
+            if self.names(logical):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), logical)
+            self._forget(logical)
+
+    def remove_tree(self, logical: str) -> None:
+        """Delete a folder with everything in it, as `remove` deletes a file."""
+        with self.real(), self.lock:
+            self._forget(logical)
+
+    def _forget(self, logical: str) -> None:
+        """Drop a path from the overlay, and hide the user's file of the same path."""
+        upper = self.upper(logical) if self.root else ""
+        if os.path.lexists(logical) and not self.hidden(logical):
+            self.changed = True
+            self.gone.add(logical)
+        if upper and os.path.isdir(upper) and not os.path.islink(upper):
+            shutil.rmtree(upper)
+        elif upper and os.path.lexists(upper):
+            os.remove(upper)
+        inside = [path for path in self.written if path == logical or path.startswith(logical + os.sep)]
+        for path in inside:
+            del self.written[path]
+
+    def names(self, logical: str) -> list[str]:
+        """Return the names in a folder as the program sees them.
+
+        Raises OSError as `os.listdir` does.
+        """
+        with self.real(), self.lock:
+            found = self.located(logical)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
+            if found == logical:
+                names = os.listdir(logical)
+                return [name for name in names if os.path.join(logical, name) not in self.gone]
+            names = os.listdir(found)
+            if os.path.isdir(logical) and not self.hidden(logical):
+                above = set(names)
+                names += [
+                    name
+                    for name in os.listdir(logical)
+                    if name not in above and os.path.join(logical, name) not in self.gone
+                ]
+            return names
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file or folder in the program's view; the user's files stay, so theirs are copied.
+
+        Raises OSError as `os.replace` does.
+        """
+        with self.real(), self.lock:
+            found, replaced = self.located(source), self.located(target)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, target)
+            if self.parent_refuses(target):
+                os.replace(found, self._refusing(target))
+                return
+            if source == target:
+                return
+            is_folder = _is_folder(found)
+            if replaced is not None and is_folder != _is_folder(replaced):
+                code = errno.ENOTDIR if is_folder else errno.EISDIR
+                raise OSError(code, os.strerror(code), source, None, target)
+            if replaced is not None and is_folder and self.names(target):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
+            self._make_root()
+            moved = {path: flag for path, flag in self.written.items() if (path + os.sep).startswith(source + os.sep)}
+            if replaced is not None:
+                self._forget(target)
+            os.makedirs(os.path.dirname(self.upper(target)), exist_ok=True)
+            if found != source and not (is_folder and os.path.isdir(source) and not self.hidden(source)):
+                os.replace(found, self.upper(target))
+            else:
+                self._copy(source, target)
+                moved.setdefault(source, False)
+            self._forget(source)
+            self.written |= {target + path[len(source) :]: flag for path, flag in moved.items()}
+
+    def _copy(self, source: str, target: str) -> None:
+        """Copy what the program sees at a path to another path of the overlay."""
+        found = self.located(source)
+        assert found is not None
+        if _is_folder(found):
+            os.makedirs(self.upper(target), exist_ok=True)
+            for name in self.names(source):
+                self._copy(os.path.join(source, name), os.path.join(target, name))
+        else:
+            shutil.copy2(found, self.upper(target), follow_symlinks=False)
+
+    def link(self, text: str, logical: str) -> None:
+        """Make a symbolic link in the overlay.
+
+        Raises OSError as `os.symlink` does.
+        """
+        with self.real(), self.lock:
+            if self.located(logical) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), text, None, logical)
+            if self.parent_refuses(logical):
+                os.symlink(text, self._refusing(logical))
+                return
+            self._make_root()
+            os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+            os.symlink(text, self.upper(logical))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Delete the files whose tensors have no values, and the overlay if it has no other file. May run twice."""
+        self.closed = True
+        if not self.root or os.getpid() != self._process:
+            return
+        with self.real(), self.lock:
+            for logical, valueless in list(self.written.items()):
+                if valueless:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(self.upper(logical))
+            kept = any(files for _, _, files in os.walk(self.root))
+            if not kept:
+                shutil.rmtree(self.root, ignore_errors=True)
+
+    def kept(self) -> list[str]:
+        """Logical paths of the files that stay in the overlay after `close`, such as logs and settings."""
+        return [path for path, valueless in self.written.items() if not valueless]
+
+
+def _parts(tail: str) -> list[str]:
+    return [part for part in tail.replace(os.sep, "/").split("/") if part]
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)
+
+
+__all__ = ["Overlay"]

@@ -1,0 +1,127 @@
+"""Which changes of files go to the overlay: a path and the overlay go in, and a yes or no comes out.
+
+`memexplore run` simulates a whole program, so all its changes of files do. In a notebook, only changes do that can
+replace values by tensors without values: those of files that hold tensors or arrays, and those of libraries that save a
+model or its checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from memexplore.virtual_gpu.files.overlay import Overlay
+
+_SUFFIXES = frozenset(
+    ".bin .ckpt .dat .h5 .hdf5 .joblib .mmap .npy .npz .onnx .pkl .pickle .pt .pt2 .pth .raw .safetensors".split()
+)
+_MAGIC = (
+    (b"PK\x03\x04", "zip archives: torch, npz"),
+    (b"\x93NUMPY", "npy"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    (b"GGUF", "llama.cpp"),
+    (b"PAR1", "Parquet"),
+    (b"ARROW1", "Arrow"),
+    *((bytes([0x80, protocol]), "pickle") for protocol in range(2, 6)),
+)
+_LIBRARIES = frozenset(
+    "accelerate detectron2 diffusers fairseq fastai ignite lightning lightning_fabric mmengine peft pytorch_lightning "
+    "sentence_transformers timm transformers trl ultralytics".split()
+)
+_SAVING = ("save", "checkpoint", "ckpt")
+_SAVER_ATTRIBUTES = ("state_dict", "model", "save_state", "save_checkpoint")
+"""Attributes that tell a model or trainer from a tokenizer or a configuration, whose files have no tensors."""
+_CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_SYSTEM = ("/dev", "/proc", "/sys", "/run")
+
+
+def holds_values(path: str) -> bool:
+    """Whether a file of the user's holds tensors, arrays or pickled objects, by its first bytes or its name.
+
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "notes.txt")
+    ...     _ = path.write_bytes(b"hello")
+    ...     first = holds_values(str(path))
+    ...     _ = path.write_bytes(bytes([0x80, 4]) + b"pickled")
+    ...     first, holds_values(str(path))
+    (False, True)
+    """
+    try:
+        if not os.path.isfile(path) or os.path.getsize(path) == 0:
+            return False
+        with open(path, "rb") as file:
+            start = file.read(16)
+    except OSError:
+        return False
+    if os.path.splitext(path)[1].lower() in _SUFFIXES or start.startswith(tuple(magic for magic, _ in _MAGIC)):
+        return True
+    # safetensors: the length of the header, then the header in JSON.
+    return start[8:9] == b"{" and 2 <= int.from_bytes(start[:8], "little") <= 100_000_000
+
+
+def tree_holds_values(folder: str) -> bool:
+    """Whether a folder of the user's has a file that holds values, at any depth."""
+    return any(holds_values(os.path.join(where, name)) for where, _, names in os.walk(folder) for name in names)
+
+
+def is_saving() -> bool:
+    """Whether a library is saving a model or its checkpoints, by the running functions of this thread."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_name.lower()
+        if any(word in name for word in _SAVING):
+            module = frame.f_globals.get("__name__", "")
+            if module.partition(".")[0] in _LIBRARIES or module.startswith("torch.distributed.checkpoint"):
+                saver = frame.f_locals.get("self")
+                if saver is None or any(hasattr(saver, attribute) for attribute in _SAVER_ATTRIBUTES):
+                    return True
+        frame = frame.f_back
+    return False
+
+
+def tensors_only(overlay: Overlay, logical: str) -> bool:
+    """The policy in a notebook, `virtual` and `simulate`."""
+    if _is_in_overlay(overlay, logical):
+        return True
+    if _is_system(logical):
+        return False
+    return is_saving() or (not overlay.hidden(logical) and holds_values(logical))
+
+
+def every_file(overlay: Overlay, logical: str) -> bool:
+    """The policy of `memexplore run`: all files but those of caches and new temporary ones."""
+    if _is_in_overlay(overlay, logical):
+        return True
+    return not (_is_system(logical) or _is_cached(logical) or _is_temporary(logical))
+
+
+def _is_in_overlay(overlay: Overlay, logical: str) -> bool:
+    """Whether the overlay has the file, or a folder above it that the user's files lack."""
+    if overlay.in_overlay(logical) or overlay.hidden(logical):
+        return True
+    parent = os.path.dirname(logical)
+    return overlay.in_overlay(parent) and not os.path.isdir(parent)
+
+
+def _is_system(logical: str) -> bool:
+    """Whether a path is a device, a pipe or a socket, or below a folder of the system."""
+    if logical.startswith(tuple(folder + os.sep for folder in _SYSTEM)):
+        return True
+    return os.path.exists(logical) and not os.path.isfile(logical) and not os.path.isdir(logical)
+
+
+def _is_cached(logical: str) -> bool:
+    """Whether a path is below a cache folder, whose downloads are kept for the next run."""
+    folders = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    folders.append(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))
+    return any(logical.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+
+
+def _is_temporary(logical: str) -> bool:
+    """Whether a path is one that `tempfile` and similar modules name, in the temporary folder."""
+    folder = os.path.realpath(tempfile.gettempdir()) + os.sep
+    return logical.startswith(folder) and logical[len(folder) :].startswith(("tmp", "torch", "pymp-", "memexplore-"))

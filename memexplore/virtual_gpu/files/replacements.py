@@ -1,0 +1,292 @@
+"""`open` and the functions of `os` and `shutil` that change or read files by name, with the overlay below them.
+
+In: the overlay. Out: rows for the table of patches. A path given as a number or in bytes, and one relative
+to an open folder (`dir_fd`), are passed on. Before the first change every read is passed on unchanged.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from memexplore.virtual_gpu.files import folders, policy
+from memexplore.virtual_gpu.files.overlay import Overlay
+from memexplore.virtual_gpu.patches.install import Replace
+
+_READS = ("stat", "access", "chdir", "listxattr", "getxattr", "statvfs", "pathconf")
+_READS_LINKS = ("lstat", "readlink")
+_ATTRIBUTES = ("chmod", "utime", "setxattr", "removexattr", "chown")
+
+
+def rows(overlay: Overlay) -> list[Replace]:
+    """Return the replacements of `open`, `os` and `shutil`. Call it while nothing is replaced."""
+    opened = _open(overlay, builtins.open)
+    functions: dict[str, Callable[..., Any]] = {
+        **{name: _read(overlay, getattr(os, name), True) for name in _READS if hasattr(os, name)},
+        **{name: _read(overlay, getattr(os, name), False) for name in _READS_LINKS},
+        **{name: _attribute(overlay, getattr(os, name)) for name in _ATTRIBUTES if hasattr(os, name)},
+        "listdir": _listdir(overlay, os.listdir),
+        "scandir": _scandir(overlay, os.scandir),
+        "open": _os_open(overlay, os.open),
+        "truncate": _truncate(overlay, os.truncate),
+        "mkdir": _mkdir(overlay, os.mkdir),
+        "rmdir": _remove(overlay, os.rmdir, overlay.remove_folder),
+        "remove": _remove(overlay, os.remove, overlay.remove),
+        "unlink": _remove(overlay, os.unlink, overlay.remove),
+        "rename": _rename(overlay, os.rename),
+        "replace": _rename(overlay, os.replace),
+        "link": _link(overlay, os.link),
+        "symlink": _symlink(overlay, os.symlink),
+    }
+    return [
+        Replace(builtins, "open", opened),
+        Replace(io, "open", opened),
+        *(Replace(os, name, function) for name, function in functions.items()),
+        Replace(shutil, "rmtree", _rmtree(overlay, shutil.rmtree)),
+        # Names that other modules imported from shutil: without folders as numbers every call names a path.
+        Replace(shutil, "_use_fd_functions", False),
+    ]
+
+
+def _passes(overlay: Overlay, *paths: Any, **keywords: Any) -> bool:
+    """Whether a call is passed on: it is the overlay's own, or its path is no text."""
+    if overlay.inside or any(keywords.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+        return True
+    return not all(isinstance(path, str) or (hasattr(path, "__fspath__") and _is_text(path)) for path in paths)
+
+
+def _is_text(path: Any) -> bool:
+    return isinstance(os.fspath(path), str)
+
+
+def _logical(overlay: Overlay, path: Any, follow: bool = True) -> str:
+    with overlay.real():
+        return overlay.logical(os.fspath(path), follow)
+
+
+# --- reads ---------------------------------------------------------------------------------------------------------
+
+
+def _read(overlay: Overlay, original: Callable[..., Any], follow: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def read(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if not overlay.changed or _passes(overlay, path, **kwargs):
+            return original(path, *args, **kwargs)
+        try:
+            path = overlay.for_reading(os.fspath(path), follow and kwargs.get("follow_symlinks", True))
+        except FileNotFoundError:
+            if original.__name__ == "access":
+                return False
+            raise
+        return original(path, *args, **kwargs)
+
+    return read
+
+
+def _listdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def listdir(path: Any = ".") -> Any:
+        path = "." if path is None else path
+        if not overlay.changed or _passes(overlay, path):
+            return original(path)
+        return overlay.names(_logical(overlay, path))
+
+    return listdir
+
+
+def _scandir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scandir(path: Any = ".") -> Any:
+        path = "." if path is None else path
+        if not overlay.changed or _passes(overlay, path):
+            return original(path)
+        return folders.entries(overlay, os.fspath(path))
+
+    return scandir
+
+
+# --- opening -------------------------------------------------------------------------------------------------------
+
+
+def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(mode, str) or kwargs.get("opener") is not None or _passes(overlay, file):
+            return original(file, mode, *args, **kwargs)
+        if not set(mode) & set("wax+"):
+            if overlay.changed:
+                file = overlay.for_reading(os.fspath(file))
+            return original(file, mode, *args, **kwargs)
+        return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
+
+    return open_file
+
+
+def write_path(overlay: Overlay, file: Any, keep: bool, new: bool = False) -> Any:
+    """Return the path to open for writing: in the overlay if the change goes there, else the given one.
+
+    `keep` begins with the present content. Raises FileExistsError for a `new` file that exists.
+    """
+    logical = _logical(overlay, file)
+    if not overlay.diverts(logical):
+        return file
+    with overlay.real():
+        exists = overlay.located(logical) is not None
+    if new and exists:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(file))
+    if keep and not new and not exists and overlay.hidden(logical):
+        keep = False
+    return overlay.for_writing(logical, keep)
+
+
+def _os_open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    nameless = getattr(os, "O_TMPFILE", 0)
+
+    @functools.wraps(original)
+    def open_file(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if _passes(overlay, path, **kwargs) or (nameless and flags & nameless == nameless):
+            return original(path, flags, *args, **kwargs)
+        if not flags & writing:
+            return original(overlay.for_reading(os.fspath(path)) if overlay.changed else path, flags, *args, **kwargs)
+        new = flags & os.O_CREAT and flags & os.O_EXCL
+        if not flags & os.O_CREAT:
+            with overlay.real():
+                missing = overlay.located(overlay.logical(os.fspath(path))) is None
+            if missing:
+                return original(path, flags, *args, **kwargs)
+        target = write_path(overlay, path, not flags & os.O_TRUNC, bool(new))
+        return original(target, flags, *args, **kwargs)
+
+    return open_file
+
+
+def _truncate(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def truncate(path: Any, length: int) -> None:
+        if not _passes(overlay, path):
+            path = write_path(overlay, path, keep=True)
+        original(path, length)
+
+    return truncate
+
+
+# --- other changes -------------------------------------------------------------------------------------------------
+
+
+def _attribute(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a function that changes permissions or times: without effect on a file of the user's that is kept."""
+
+    @functools.wraps(original)
+    def change(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if _passes(overlay, path, **kwargs):
+            return original(path, *args, **kwargs)
+        logical = _logical(overlay, path, kwargs.get("follow_symlinks", True))
+        with overlay.real():
+            found = overlay.located(logical)
+        if found is not None and found != logical:
+            return original(found, *args, **kwargs)
+        if found is not None and overlay.policy is policy.every_file and overlay.diverts(logical):
+            return None
+        return original(path, *args, **kwargs)
+
+    return change
+
+
+def _mkdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def mkdir(path: Any, mode: int = 0o777, **kwargs: Any) -> None:
+        if _passes(overlay, path, **kwargs):
+            return original(path, mode, **kwargs)
+        logical = _logical(overlay, path, follow=False)
+        if not overlay.diverts(logical):
+            return original(path, mode, **kwargs)
+        return overlay.make_folder(logical, mode)
+
+    return mkdir
+
+
+def _remove(
+    overlay: Overlay, original: Callable[..., Any], remove: Callable[[str], None]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(path: Any, **kwargs: Any) -> None:
+        if _passes(overlay, path, **kwargs):
+            return original(path, **kwargs)
+        logical = _logical(overlay, path, follow=False)
+        below = logical + os.sep
+        if not any(name.startswith(below) for name in overlay.gone) and not overlay.diverts(logical):
+            return original(path, **kwargs)
+        return remove(logical)
+
+    return call
+
+
+def _rename(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def rename(src: Any, dst: Any, **kwargs: Any) -> None:
+        if _passes(overlay, src, dst, **kwargs):
+            return original(src, dst, **kwargs)
+        source, target = _logical(overlay, src, follow=False), _logical(overlay, dst, follow=False)
+        moves = [target, source] if overlay.policy is policy.every_file else [target]
+        if overlay.in_overlay(source) or any(overlay.diverts(path) for path in moves):
+            return overlay.move(source, target)
+        return original(src, dst, **kwargs)
+
+    return rename
+
+
+def _link(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def link(src: Any, dst: Any, **kwargs: Any) -> None:
+        if _passes(overlay, src, dst, **kwargs):
+            return original(src, dst, **kwargs)
+        source, target = _logical(overlay, src), _logical(overlay, dst, follow=False)
+        if not overlay.in_overlay(source) and not overlay.diverts(target):
+            return original(src, dst, **kwargs)
+        with overlay.real():
+            if overlay.located(target) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
+            # A copy, because a change of the link would be a change of the user's file.
+            shutil.copy2(overlay.for_reading(source), overlay.for_writing(target, keep=False))
+        return None
+
+    return link
+
+
+def _symlink(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def symlink(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        if _passes(overlay, src, dst, **kwargs):
+            return original(src, dst, *args, **kwargs)
+        target = _logical(overlay, dst, follow=False)
+        if not overlay.diverts(target):
+            return original(src, dst, *args, **kwargs)
+        return overlay.link(os.fspath(src), target)
+
+    return symlink
+
+
+def _rmtree(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
+        if _passes(overlay, path, **kwargs):
+            return original(path, *args, **kwargs)
+        logical = _logical(overlay, path, follow=False)
+        with overlay.real():
+            found = overlay.located(logical)
+            is_tree = found is not None and os.path.isdir(found) and not os.path.islink(found)
+            # A folder with a checkpoint is kept as a whole, its settings and logs included.
+            hide = is_tree and (overlay.diverts(logical) or policy.tree_holds_values(logical))
+        if hide:
+            return overlay.remove_tree(logical)
+        return original(path, *args, **kwargs)
+
+    return rmtree
+

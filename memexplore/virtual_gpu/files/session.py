@@ -1,0 +1,104 @@
+"""The files of one virtual GPU while it is on: its overlay, the patches for it, and the sentences that report it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files
+from memexplore.virtual_gpu.files.overlay import Overlay, Policy
+from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
+
+_policy: Policy = policy.tensors_only
+_overlay = Overlay()
+"""One for the process: a function that a program imported while a virtual GPU was on serves the next one too."""
+_NAMED = 3
+"""Files that a report names."""
+
+
+@contextlib.contextmanager
+def every_file() -> Iterator[None]:
+    """Let a virtual GPU that is turned on in the block keep all changes of files in the overlay."""
+    global _policy
+    before, _policy = _policy, policy.every_file
+    try:
+        yield
+    finally:
+        _policy = before
+
+
+def patches() -> list[Patch]:
+    """Return the patches for an empty overlay. Call it while nothing is replaced."""
+    return [
+        Call(partial(_begin, _policy), _overlay.close),
+        *tensor_files.rows(_overlay),
+        *safetensors_files.rows(_overlay),
+        Replace(torch.UntypedStorage, "data_ptr", safetensors_files.storage_address_function(torch.UntypedStorage.data_ptr)),
+        *replacements.rows(_overlay),
+    ]
+
+
+def _begin(diverts: Policy) -> None:
+    _overlay.begin(diverts)
+    if diverts is policy.tensors_only:
+        _overlay.on_first_change = _warn
+    _overlay.closed = False
+
+
+# A process that ends while the GPU is on, such as a kernel that is shut down.
+atexit.register(_overlay.close)
+
+
+def _warn(logical: str) -> None:
+    warnings.warn(
+        f"memexplore: {logical} is written to a temporary folder, because files of a program on a virtual GPU may hold "
+        "tensors without values; the program reads it from there, and your own files stay unchanged",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def real_files() -> contextlib.AbstractContextManager[None]:
+    """Let the block write real files, such as results of memexplore itself."""
+    return _overlay.real()
+
+
+def read_path(path: Any) -> Any:
+    """Return the path of the file that the program sees, for readers that open it outside Python."""
+    return path if _overlay.inside or not _overlay.changed else _overlay.for_reading(os.fspath(path))
+
+
+def report() -> tuple[str, ...]:
+    """Return a sentence about the files that the last program wrote on a virtual GPU; none if it wrote none.
+
+    The last program is that of the virtual GPU that is on, else of the one that was on last.
+    """
+    if not _overlay.written:
+        return ()
+    kept, discarded = _overlay.kept(), [path for path, valueless in _overlay.written.items() if valueless]
+    texts = []
+    if discarded:
+        texts.append(f"{_files(discarded)} held tensors without values and {_were(discarded)} not kept")
+    if kept:
+        texts.append(f"{_files(kept)} {_were(kept)} written to {_overlay.root}")
+    return (f"files: {'; '.join(texts)}. Your own files are unchanged.",)
+
+
+def _files(paths: list[str]) -> str:
+    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in paths]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _were(paths: list[str]) -> str:
+    return "was" if len(paths) == 1 else "were"
+
+
+__all__ = ["every_file", "patches", "real_files", "report"]
