@@ -22,6 +22,7 @@ from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Ending, Meta, Source, Tape
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
+from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches.install import Patched
 from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
 from memexplore.virtual_gpu.tensors import values
@@ -178,7 +179,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
 
     def finish() -> Tape:
         recorder.finish()
-        notes = (*meta.notes, *(values.assumptions if virtual_gpu is not None else ()))
+        notes = (*meta.notes, *((*values.assumptions, *session.report()) if virtual_gpu is not None else ()))
         end = recording._end
         tape = tape_builder.build(recorder, meta._replace(notes=notes, ending=end.ending, error=end.error))
         if meta.capacity is not None:

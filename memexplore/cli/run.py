@@ -105,6 +105,7 @@ def _record(program: Callable[[], None], gpu: str | None, release: str | None) -
     Default: the real GPU if usable, else a virtual T4.
     """
     from memexplore import capture, targets
+    from memexplore.virtual_gpu.files import session
 
     target, device = gpu or targets.default_target(), None
     if targets.is_real(target):
@@ -118,7 +119,7 @@ def _record(program: Callable[[], None], gpu: str | None, release: str | None) -
     else:
         virtual = capture.virtual(target, release=release)
     ended_by = None
-    with virtual:
+    with session.every_file(), virtual:
         recording = capture.record(device)
         try:
             with recording as running:

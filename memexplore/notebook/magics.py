@@ -100,6 +100,7 @@ class MemoryMagics(Magics):
         """
         from memexplore import capture
         from memexplore.units import size_text
+        from memexplore.virtual_gpu.files import session
 
         name = line.strip().strip("\"'")
         gpu = self._notebook.gpu
@@ -108,6 +109,9 @@ class MemoryMagics(Magics):
         if name.lower() == "off":
             off = self._notebook.turn_off() or restore_torch()
             print("No virtual GPU is on." if off is None else f"The virtual {off} is off.")
+            if off is not None:
+                for text in session.report():
+                    print(text)
             return
         if name:
             requested = profile.find_gpu(name)

@@ -4,8 +4,9 @@
 - `tensors/`: `VirtualTensor`, a tensor with a shape and a storage without values, and known facts about its values.
 - `kernels/`: the memory that each op of a CUDA build allocates; one table of rules with their sources in PyTorch.
 - `dispatch/`: the dispatch mode that runs each op, the plans that it caches, and the requests to the allocator.
+- `files/`: files that a program writes, which never replace the user's; safetensors.
 - `patches/`: the replacements in torch while a virtual GPU is on; one table, installed completely or not at all.
 - `distributed/`: one rank of a distributed run: process groups, DistributedDataParallel, FSDP2.
 
-Imports go in this direction: tensors, kernels, dispatch, patches, distributed, device. Tests are in tests/virtual_gpu/.
+Imports go in this direction: tensors, kernels, dispatch, files, patches, distributed, device. Tests are in tests/virtual_gpu/.
 """

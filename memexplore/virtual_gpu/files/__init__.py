@@ -1,6 +1,6 @@
 """Files while a virtual GPU is on: what a program writes never replaces a file that holds values.
 
-Changed files go to a temporary folder, the overlay, which mirrors the user's folders; a read of a path looks there first.
+Changed files go to a temporary folder, the overlay, which mirrors the user's folders; a read looks there first.
 
 - `overlay.py`: `Overlay`, from a path to the file that a read or write uses.
 - `policy.py`: which changes go to the overlay: in `memexplore run` all, elsewhere those of tensors and checkpoints.

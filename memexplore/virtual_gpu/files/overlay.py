@@ -16,6 +16,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
+_MARK_WITHIN = 2**20
+"""Bytes of a file searched for the mark: the pickle of `torch.save` precedes the values of other tensors."""
 _MAX_LINKS = 40
 """Symbolic links followed in one path; Linux has the same limit."""
 
@@ -35,7 +37,9 @@ class Overlay:
     A logical path is absolute, without symbolic links except in its last part when links are not followed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: bytes) -> None:
+        self.mark = mark
+        """Bytes that a file of tensors without values contains."""
         self.lock = threading.RLock()
         self._thread = _Thread()
         self.closed = True
@@ -334,17 +338,30 @@ class Overlay:
         if not self.root or os.getpid() != self._process:
             return
         with self.real(), self.lock:
-            for logical, valueless in list(self.written.items()):
-                if valueless:
+            for logical in list(self.written):
+                upper = self.upper(logical)
+                self.written[logical] = self.written[logical] or holds_mark(upper, self.mark)
+                if self.written[logical]:
                     with contextlib.suppress(FileNotFoundError):
-                        os.remove(self.upper(logical))
+                        os.remove(upper)
             kept = any(files for _, _, files in os.walk(self.root))
             if not kept:
                 shutil.rmtree(self.root, ignore_errors=True)
 
-    def kept(self) -> list[str]:
-        """Logical paths of the files that stay in the overlay after `close`, such as logs and settings."""
-        return [path for path, valueless in self.written.items() if not valueless]
+    def reported(self) -> tuple[list[str], list[str], list[str]]:
+        """Return logical paths: of files without values, other written files, and hidden files of the user's."""
+        valueless = {path for path, found in self.written.items() if found or holds_mark(self.upper(path), self.mark)}
+        hidden = [path for path in sorted(self.gone) if path not in self.written and os.path.lexists(path)]
+        return sorted(valueless), [path for path in self.written if path not in valueless], hidden
+
+
+def holds_mark(path: str, mark: bytes) -> bool:
+    """Whether a file contains the mark of tensors without values near its beginning."""
+    try:
+        with open(path, "rb") as file:
+            return mark in file.read(_MARK_WITHIN)
+    except OSError:
+        return False
 
 
 def _parts(tail: str) -> list[str]:

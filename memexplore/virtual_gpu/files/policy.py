@@ -35,6 +35,7 @@ _SAVING = ("save", "checkpoint", "ckpt")
 _SAVER_ATTRIBUTES = ("state_dict", "model", "save_state", "save_checkpoint")
 """Attributes that tell a model or trainer from a tokenizer or a configuration, whose files have no tensors."""
 _CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_RESULTS = ("memexplore.snapshot", "memexplore.tape", "memexplore.report", "memexplore.notebook", "memexplore.cli")
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
 
 
@@ -83,11 +84,24 @@ def is_saving() -> bool:
     return False
 
 
+def is_result() -> bool:
+    """Whether memexplore writes a tape, a page or a snapshot that the user asked it for."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_RESULTS):
+            return True
+        if not module.startswith("memexplore.virtual_gpu.files.") and module not in ("contextlib", "pathlib"):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def tensors_only(overlay: Overlay, logical: str) -> bool:
     """The policy in a notebook, `virtual` and `simulate`."""
     if _is_in_overlay(overlay, logical):
         return True
-    if _is_system(logical):
+    if _is_system(logical) or is_result():
         return False
     return is_saving() or (not overlay.hidden(logical) and holds_values(logical))
 
@@ -96,7 +110,7 @@ def every_file(overlay: Overlay, logical: str) -> bool:
     """The policy of `memexplore run`: all files but those of caches and new temporary ones."""
     if _is_in_overlay(overlay, logical):
         return True
-    return not (_is_system(logical) or _is_cached(logical) or _is_temporary(logical))
+    return not (_is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(logical))
 
 
 def _is_in_overlay(overlay: Overlay, logical: str) -> bool:

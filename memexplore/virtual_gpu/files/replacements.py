@@ -12,6 +12,7 @@ import functools
 import io
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ _ATTRIBUTES = ("chmod", "utime", "setxattr", "removexattr", "chown")
 def rows(overlay: Overlay) -> list[Replace]:
     """Return the replacements of `open`, `os` and `shutil`. Call it while nothing is replaced."""
     opened = _open(overlay, builtins.open)
+    main = sys.modules["__main__"]
     functions: dict[str, Callable[..., Any]] = {
         **{name: _read(overlay, getattr(os, name), True) for name in _READS if hasattr(os, name)},
         **{name: _read(overlay, getattr(os, name), False) for name in _READS_LINKS},
@@ -44,6 +46,7 @@ def rows(overlay: Overlay) -> list[Replace]:
         "link": _link(overlay, os.link),
         "symlink": _symlink(overlay, os.symlink),
     }
+    replaced = {id(getattr(os, name)): function for name, function in functions.items()}
     return [
         Replace(builtins, "open", opened),
         Replace(io, "open", opened),
@@ -51,6 +54,8 @@ def rows(overlay: Overlay) -> list[Replace]:
         Replace(shutil, "rmtree", _rmtree(overlay, shutil.rmtree)),
         # Names that other modules imported from shutil: without folders as numbers every call names a path.
         Replace(shutil, "_use_fd_functions", False),
+        # Names that a notebook or script imported from os before.
+        *(Replace(main, name, replaced[id(value)]) for name, value in vars(main).items() if id(value) in replaced),
     ]
 
 
@@ -212,9 +217,7 @@ def _mkdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]
     return mkdir
 
 
-def _remove(
-    overlay: Overlay, original: Callable[..., Any], remove: Callable[[str], None]
-) -> Callable[..., Any]:
+def _remove(overlay: Overlay, original: Callable[..., Any], remove: Callable[[str], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(path: Any, **kwargs: Any) -> None:
         if _passes(overlay, path, **kwargs):
@@ -289,4 +292,3 @@ def _rmtree(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
         return original(path, *args, **kwargs)
 
     return rmtree
-

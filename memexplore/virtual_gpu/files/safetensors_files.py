@@ -6,7 +6,6 @@ values. Other readers refuse such a file: it is read by `safe_open` while a virt
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import io
@@ -21,7 +20,7 @@ import torch
 from memexplore.virtual_gpu.files import tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, storage_address
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _ZIP = b"PK\x03\x04"
 """First bytes of a file of `torch.save`; as the length of a safetensors header they are over its limit."""
@@ -35,15 +34,20 @@ def rows(overlay: Overlay) -> list[Replace]:
     # Also before the program imports it: a later import of one of its names must find the replacement.
     library: Any = importlib.import_module("safetensors.torch")
     # Releases before 0.8 flatten tensors to bytes, later ones to pointers.
-    flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if hasattr(library, name))
+    names = vars(library)
+    flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if name in names)
     return [
         *_imported("safe_open", library.safe_open, _safe_open(overlay, library.safe_open)),
-        Replace(library, flatten, _flatten(getattr(library, flatten), library._evaluate_tensors_for_save)),
+        Replace(library, flatten, _flatten(names[flatten], names.get("_evaluate_tensors_for_save", _accept))),
         Replace(library, "serialize_file", _serialize_file(overlay, library.serialize_file)),
         Replace(library, "serialize", _serialize(library.serialize)),
         Replace(library, "deserialize", _deserialize(library.deserialize)),
-        Replace(library, "_view2torch", _view(library._view2torch)),
+        Replace(library, "_view2torch", _view(names["_view2torch"])),
     ]
+
+
+def _accept(tensors: Any) -> None:
+    """Check nothing: releases before 0.8 have no function for it."""
 
 
 def _imported(name: str, original: Any, replacement: Any) -> list[Replace]:
@@ -96,16 +100,6 @@ def _serialize(original: Callable[..., Any]) -> Callable[..., Any]:
         return buffer.getvalue()
 
     return serialize
-
-
-def storage_address_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `UntypedStorage.data_ptr`, by which libraries that save a model find tensors that share memory."""
-
-    @functools.wraps(original)
-    def data_ptr(storage: Any) -> int:
-        return storage_address(storage) if storage.device.type == "meta" else original(storage)
-
-    return data_ptr
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
 from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
-from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
+from memexplore.virtual_gpu.patches.install import Call, Patch
+from memexplore.virtual_gpu.tensors.tensor import saved_on_a_virtual_gpu_without_values
 
 _policy: Policy = policy.tensors_only
-_overlay = Overlay()
+_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.encode())
 """One for the process: a function that a program imported while a virtual GPU was on serves the next one too."""
 _NAMED = 3
 """Files that a report names."""
@@ -40,7 +39,6 @@ def patches() -> list[Patch]:
         Call(partial(_begin, _policy), _overlay.close),
         *tensor_files.rows(_overlay),
         *safetensors_files.rows(_overlay),
-        Replace(torch.UntypedStorage, "data_ptr", safetensors_files.storage_address_function(torch.UntypedStorage.data_ptr)),
         *replacements.rows(_overlay),
     ]
 
@@ -54,6 +52,7 @@ def _begin(diverts: Policy) -> None:
 
 # A process that ends while the GPU is on, such as a kernel that is shut down.
 atexit.register(_overlay.close)
+tensor_files.guard()
 
 
 def _warn(logical: str) -> None:
@@ -63,11 +62,6 @@ def _warn(logical: str) -> None:
         UserWarning,
         stacklevel=2,
     )
-
-
-def real_files() -> contextlib.AbstractContextManager[None]:
-    """Let the block write real files, such as results of memexplore itself."""
-    return _overlay.real()
 
 
 def read_path(path: Any) -> Any:
@@ -80,15 +74,16 @@ def report() -> tuple[str, ...]:
 
     The last program is that of the virtual GPU that is on, else of the one that was on last.
     """
-    if not _overlay.written:
-        return ()
-    kept, discarded = _overlay.kept(), [path for path, valueless in _overlay.written.items() if valueless]
+    with _overlay.real():
+        valueless, kept, hidden = _overlay.reported()
     texts = []
-    if discarded:
-        texts.append(f"{_files(discarded)} held tensors without values and {_were(discarded)} not kept")
+    if valueless:
+        texts.append(f"{_files(valueless)} {_were(valueless)} not kept, because the tensors have no values")
     if kept:
         texts.append(f"{_files(kept)} {_were(kept)} written to {_overlay.root}")
-    return (f"files: {'; '.join(texts)}. Your own files are unchanged.",)
+    if hidden:
+        texts.append(f"{_files(hidden)} {_were(hidden)} deleted by the program only, not on disk")
+    return (f"Files: {'; '.join(texts)}. Your own files are unchanged.",) if texts else ()
 
 
 def _files(paths: list[str]) -> str:
@@ -101,4 +96,4 @@ def _were(paths: list[str]) -> str:
     return "was" if len(paths) == 1 else "were"
 
 
-__all__ = ["every_file", "patches", "real_files", "report"]
+__all__ = ["every_file", "patches", "read_path", "report"]

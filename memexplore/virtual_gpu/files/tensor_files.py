@@ -14,7 +14,7 @@ import torch
 from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 
 def rows(overlay: Overlay) -> list[Replace]:
@@ -75,24 +75,56 @@ def lacks_values(value: Any, module: Any = pickle) -> bool:
     return False
 
 
+def _pickle_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("pickle_module", pickle)
+
+
 def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(f, (str, os.PathLike)):
-            module = args[0] if args else kwargs.get("pickle_module", pickle)
-            f = tensor_path(overlay, f, lacks_values(obj, module))
+            f = tensor_path(overlay, f, lacks_values(obj, _pickle_module(args, kwargs)))
         original(obj, f, *args, **kwargs)
 
     return save
+
+
+# --- after the virtual GPU is off -----------------------------------------------------------------------------------
+
+
+def guard() -> None:
+    """Let `torch.save` refuse tensors without values before it opens a file, from now on in this process.
+
+    It is the only replacement that stays while no virtual GPU is on: `torch.save` empties the file before it pickles
+    the first tensor, so an error of the tensor would come too late.
+    """
+    if not getattr(torch.save, "memexplore_guard", False):
+        setattr(torch, "save", _guarded(torch.save))  # noqa: B010 - mypy refuses the assignment
+
+
+def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        is_off = DeviceState.gpu_name is None and DeviceState.fake is not None
+        if is_off and isinstance(f, (str, os.PathLike)) and lacks_values(obj, _pickle_module(args, kwargs)):
+            raise RuntimeError(
+                f"{os.fspath(f)} was not written: its tensors were made on a virtual GPU, which is off now, and have "
+                "no values; create them again on a real device, or save them while the virtual GPU is on"
+            )
+        original(obj, f, *args, **kwargs)
+
+    save.memexplore_guard = True  # type: ignore[attr-defined]
+    return save
+
+
+# --- numpy ----------------------------------------------------------------------------------------------------------
 
 
 def _memmap(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     """`numpy.memmap`, whose default mode changes the file: changes of a file that is kept stay in memory."""
 
     @functools.wraps(original)
-    def new(
-        subtype: Any, filename: Any, dtype: Any = numpy.uint8, mode: str = "r+", *args: Any, **kwargs: Any
-    ) -> Any:
+    def new(subtype: Any, filename: Any, dtype: Any = numpy.uint8, mode: str = "r+", *args: Any, **kwargs: Any) -> Any:
         if mode in ("r+", "readwrite") and isinstance(filename, (str, os.PathLike)) and not overlay.inside:
             with overlay.real():
                 logical = overlay.logical(os.fspath(filename))

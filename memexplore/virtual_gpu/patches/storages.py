@@ -16,7 +16,7 @@ from memexplore.torch_internals.tensors import storage_key, storage_resize
 from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import CUDA, live_storages
+from memexplore.virtual_gpu.tensors.tensor import CUDA, live_storages, storage_address
 
 _Storage = torch.UntypedStorage
 
@@ -51,8 +51,9 @@ def _device(original: Any) -> Callable[[Any], torch.device]:
 
 
 def _data_ptr(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Return `UntypedStorage.data_ptr`, by which libraries that save a model find tensors that share memory."""
+
     def data_ptr(self: torch.UntypedStorage) -> int:
-        ref = live_storages.get(storage_key(self))
-        return original(self) if ref is None else ref.address
+        return storage_address(self) if self.device.type in ("cuda", "meta") else original(self)
 
     return data_ptr

@@ -192,6 +192,11 @@ class VirtualTensor(FakeTensor):
         return result  # type: ignore[return-value]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if DeviceState.gpu_name is None:
+            raise RuntimeError(
+                "this tensor was made on a virtual GPU, which is off now, and has no values to save or copy: turn it "
+                "on again (%memgpu NAME, or `with memexplore.virtual(NAME):`) or create the tensor and its model again"
+            )
         device = "cpu" if self.host else "cuda:0"
         parameter = bool(getattr(self, PARAMETER_MARK, False))
         fields = (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, parameter)

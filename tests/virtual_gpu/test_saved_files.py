@@ -1,0 +1,257 @@
+"""Files that a program writes on a virtual GPU: the user's stay as they are, and the program reads its own."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pathlib
+import pickle
+import pkgutil
+import shutil
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import memexplore as mx
+from memexplore.virtual_gpu.files import session
+
+pytestmark = pytest.mark.filterwarnings("ignore:memexplore.*temporary folder")
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """A working folder with a real checkpoint, a real array and a text file, which must not change."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    torch.save({"w": torch.arange(3.0), "epoch": 7}, "best.pt")
+    torch.save({"w": torch.arange(4.0)}, "old/model.pt")
+    pathlib.Path("old/state.json").write_text("{}")
+    np.save("array.npy", np.arange(5))
+    before = _contents(tmp_path)
+    yield tmp_path
+    assert {name: found for name, found in _contents(tmp_path).items() if name in before} == before
+
+
+def _contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _opened(path: str, mode: str) -> None:
+    with open(path, mode):
+        pass
+
+
+def _model() -> torch.nn.Module:
+    return torch.nn.Linear(3, 3).cuda()
+
+
+def test_a_saved_checkpoint_replaces_the_real_one_for_the_program_only(folder):
+    with mx.virtual("T4"):
+        torch.save({"w": _model().weight, "epoch": 8}, "best.pt")
+        loaded = torch.load("best.pt")
+        assert (loaded["epoch"], loaded["w"].shape, loaded["w"].device.type) == (8, (3, 3), "cuda")
+    assert torch.load("best.pt")["epoch"] == 7
+
+
+def test_a_new_checkpoint_exists_for_the_program_only(folder):
+    with mx.virtual("T4"):
+        torch.save(_model().state_dict(), "new.pt")
+        assert os.path.exists("new.pt")
+        assert "new.pt" in os.listdir()
+        assert pathlib.Path("new.pt") in list(pathlib.Path().glob("*.pt"))
+        assert [entry.name for entry in os.scandir() if entry.is_file() and entry.name == "new.pt"] == ["new.pt"]
+        assert os.path.getsize("new.pt") > 0
+        assert torch.load("new.pt", weights_only=True)["weight"].shape == (3, 3)
+        assert torch.load("new.pt", mmap=True)["weight"].shape == (3, 3)
+    assert not os.path.exists("new.pt")
+
+
+def test_real_tensors_are_saved_in_place(folder):
+    with mx.virtual("T4"):
+        torch.save({"w": torch.ones(2)}, "real.pt")
+        np.save("real.npy", np.arange(3))
+        pathlib.Path("notes.txt").write_text("mine")
+    assert torch.load("real.pt")["w"].tolist() == [1.0, 1.0]
+    assert np.load("real.npy").tolist() == [0, 1, 2]
+    assert pathlib.Path("notes.txt").read_text() == "mine"
+    assert session.report() == ()
+
+
+@pytest.mark.parametrize("name", ["os.replace", "os.rename", "shutil.move", "shutil.copy", "shutil.copyfile"])
+def test_a_file_that_is_moved_or_copied_over_a_checkpoint_keeps_the_real_one(folder, name):
+    with mx.virtual("T4"):
+        torch.save({"epoch": 8, "w": _model().weight}, "last.tmp")
+        pkgutil.resolve_name(name)("last.tmp", "best.pt")
+        assert torch.load("best.pt")["epoch"] == 8
+        assert os.path.exists("last.tmp") == ("copy" in name)
+
+
+def _write_bytes() -> None:
+    buffer = io.BytesIO()
+    torch.save(_model().state_dict(), buffer)
+    with open("best.pt", "wb") as file:
+        file.write(buffer.getvalue())
+
+
+def _pickle() -> None:
+    with open("best.pt", "wb") as file:
+        pickle.dump(_model(), file)
+
+
+def _write_array() -> None:
+    np.zeros(2).tofile("array.npy")
+    np.save("array.npy", np.zeros(2))
+    with open("array.npy", "r+b") as file:
+        file.write(b"other")
+    np.memmap("array.npy", dtype=np.uint8, mode="r+")[:] = 0
+    os.truncate("array.npy", 1)
+
+
+def _map_array() -> None:
+    mapped = np.memmap("array.npy", dtype=np.uint8)
+    mapped[:] = 0
+    mapped.flush()
+
+
+def _delete() -> None:
+    os.remove("best.pt")
+    pathlib.Path("array.npy").unlink()
+    assert not os.path.exists("best.pt")
+    with pytest.raises(FileNotFoundError):
+        _opened("best.pt", "rb")
+
+
+def _rotate() -> None:
+    """Delete the oldest checkpoint and write a new one of its name, as trainers do."""
+    shutil.rmtree("old")
+    assert not os.path.isdir("old")
+    os.makedirs("old")
+    assert os.listdir("old") == []
+    torch.save(_model().state_dict(), "old/model.pt")
+    assert os.listdir("old") == ["model.pt"]
+
+
+def _old_api() -> None:
+    torch.save(_model().state_dict(), "best.pt", _use_new_zipfile_serialization=False)
+    assert torch.load("best.pt")["weight"].is_cuda
+
+
+@pytest.mark.parametrize("write", [_write_bytes, _pickle, _write_array, _map_array, _delete, _rotate, _old_api])
+def test_no_way_of_writing_changes_a_file_that_holds_values(folder, write):
+    with mx.virtual("T4"):
+        write()
+
+
+def test_a_program_runs_with_all_its_changes_of_files_in_the_overlay(folder):
+    """The policy of `memexplore run`."""
+    with session.every_file(), mx.virtual("T4"):
+        with open("old/state.json", "a") as file:
+            file.write("more")
+        assert pathlib.Path("old/state.json").read_text() == "{}more"
+        os.makedirs("runs/one")
+        pathlib.Path("runs/one/log.txt").write_text("loss")
+        os.rename("runs/one", "runs/two")
+        assert [(where, sorted(names)) for where, _, names in os.walk("runs")] == [
+            ("runs", []),
+            ("runs/two", ["log.txt"]),
+        ]
+        os.symlink("two", "runs/latest")
+        assert pathlib.Path("runs/latest/log.txt").read_text() == "loss"
+        with pytest.raises(FileNotFoundError):
+            _opened("missing/file.txt", "w")
+        with pytest.raises(FileExistsError):
+            _opened("best.pt", "x")
+        with pytest.raises(IsADirectoryError):
+            _opened("old", "w")
+        with pytest.raises(OSError, match="not empty"):
+            os.rmdir("old")
+        os.rename("old", "older")
+        assert sorted(os.listdir("older")) == ["model.pt", "state.json"]
+        assert not os.path.exists("old")
+    assert sorted(os.listdir()) == ["array.npy", "best.pt", "old"]
+    assert sorted(os.listdir("old")) == ["model.pt", "state.json"]
+
+
+def test_the_report_names_the_files_and_their_folder(folder):
+    with session.every_file(), mx.virtual("T4"):
+        torch.save(_model().state_dict(), "best.pt")
+        pathlib.Path("log.txt").write_text("loss")
+        os.remove("array.npy")
+    (text,) = session.report()
+    place = text.partition("log.txt was written to ")[2].partition(";")[0]
+    assert "best.pt was not kept, because the tensors have no values" in text
+    assert "array.npy was deleted by the program only" in text
+    # The folder mirrors absolute paths.
+    assert (pathlib.Path(place) / str(folder / "log.txt").lstrip("/")).read_text() == "loss"
+    shutil.rmtree(place)
+
+
+def test_the_report_is_a_note_of_the_tape(folder):
+    tape = mx.simulate(lambda: torch.save(_model().state_dict(), "best.pt"))
+    assert any("best.pt was not kept" in note for note in tape.meta.notes)
+
+
+def test_results_of_memexplore_are_written_in_place(folder):
+    with mx.virtual("T4"):
+        with mx.record() as recording:
+            _model()
+        mx.save_snapshot(recording.tape, "predicted.pickle")
+        mx.save_snapshot(recording.tape, "predicted.pickle")
+    assert mx.load("predicted.pickle")
+
+
+def test_the_overlay_is_deleted_when_nothing_in_it_is_kept(folder):
+    with mx.virtual("T4"):
+        torch.save(_model().state_dict(), "best.pt")
+        root = session._overlay.root
+        assert os.path.isdir(root)
+    assert not os.path.exists(root)
+
+
+def test_the_first_such_file_gives_one_warning(folder):
+    with warnings.catch_warnings(record=True) as caught, mx.virtual("T4"):
+        warnings.simplefilter("always")
+        torch.save(_model().state_dict(), "best.pt")
+        torch.save(_model().state_dict(), "best.pt")
+    assert [str(entry.message).partition(" is written")[0] for entry in caught] == [f"memexplore: {folder}/best.pt"]
+
+
+def test_functions_of_files_are_restored():
+    def functions() -> list[object]:
+        return [builtins.open, io.open, shutil.rmtree, np.memmap.__new__, *vars(os).values()]
+
+    before = functions()
+    with mx.virtual("T4"):
+        assert functions() != before
+    assert all(one is other for one, other in zip(functions(), before, strict=True))
+
+
+# --- after the virtual GPU is off -------------------------------------------------------------------------------------
+
+
+def test_saving_afterwards_is_one_sentence_and_the_file_stays(folder):
+    with mx.virtual("T4"):
+        model = _model()
+    for path in ("best.pt", "new.pt"):
+        with pytest.raises(RuntimeError, match=f"{path} was not written: its tensors were made on a virtual GPU"):
+            torch.save(model, path)
+    assert not os.path.exists("new.pt")
+
+
+def test_saving_real_tensors_afterwards_works(folder):
+    with mx.virtual("T4"):
+        model = _model()
+    torch.save({"w": torch.ones(2)}, "other.pt")
+    assert torch.load("other.pt")["w"].tolist() == [1.0, 1.0]
+    del model
+
+
+def test_pickling_afterwards_is_one_sentence():
+    with mx.virtual("T4"):
+        model = _model()
+    with pytest.raises(RuntimeError, match="made on a virtual GPU, which is off now, and has no values to save"):
+        pickle.dumps(model)
