@@ -8,5 +8,6 @@
 - `patches/`: the replacements in torch while a virtual GPU is on; one table, installed completely or not at all.
 - `distributed/`: one rank of a distributed run: process groups, DistributedDataParallel, FSDP2.
 
-Imports go in this direction: tensors, kernels, dispatch, files, patches, distributed, device. Tests are in tests/virtual_gpu/.
+Imports go in this direction: tensors, kernels, dispatch, files, patches, distributed, device.
+Tests are in tests/virtual_gpu/.
 """
