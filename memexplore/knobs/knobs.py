@@ -228,17 +228,14 @@ class Knobs:
         if not isinstance(self.checkpoint, Checkpoint):
             raise ValueError(f"checkpoint={self.checkpoint!r} is not a setting; write one such as 'every 2' or 'sqrt'")
         for name in ("batch", "accumulation", "input_size", "lora_rank"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r} is not a positive integer; write 1 or more")
+            self._put(name, _positive(name, getattr(self, name)))
         for name in ("frozen", "lora"):
+            self._put(name, _layers(name, getattr(self, name)))
+        self._put("variables", _variables(self.variables))
+        for name, example in (("settings", "max_split_size_mb:128"), ("gpu", "T4")):
             value = getattr(self, name)
-            self._put(name, (value,) if isinstance(value, str) else tuple(value))
-        if isinstance(self.variables, dict):
-            self._put("variables", tuple(sorted(self.variables.items())))
-        for variable, value in self.variables:
-            if not isinstance(value, Hashable):
-                raise ValueError(f"variables: {variable} = {value!r} is not hashable; give a number, a text or a tuple")
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name}={value!r} is not a text; write one such as {name}={example!r}")
         if self.settings is not None:
             Settings.parse(self.settings)
         if self.gpu is not None:
@@ -308,6 +305,41 @@ def _choice(name: str, choices: type[_Choice], value: Any) -> _Choice:
     except ValueError:
         texts = ", ".join(choice.value for choice in choices)
         raise ValueError(f"{name}={value!r} is not a setting; write one of {texts}") from None
+
+
+def _positive(name: str, value: Any) -> int | None:
+    """Return a positive integer, also one of numpy, as an int; None, except for the rank of adapters."""
+    if value is None and name != "lora_rank":
+        return None
+    number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else 0
+    if number < 1:
+        raise ValueError(f"{name}={value!r} is not a positive integer; write 1 or more")
+    return int(number)
+
+
+def _layers(name: str, value: Any) -> tuple[str, ...]:
+    """Return names of layers as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    names = tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(one, str) for one in names):
+        hint = "; the rank is lora_rank=" if name == "lora" else ""
+        raise ValueError(f"{name}={value!r} is not names of layers; write {name}='encoder.0' or a list of names{hint}")
+    return names
+
+
+def _variables(value: Any) -> tuple[tuple[str, Any], ...]:
+    """Return variables and their values as pairs, those of a dict in alphabetical order."""
+    pairs = (
+        list(value.items()) if isinstance(value, Mapping) else list(value) if isinstance(value, Iterable) else [value]
+    )
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ValueError(f"variables={value!r} is not variables with values; write variables={{'name': value}}")
+        if not isinstance(pair[1], Hashable):
+            raise ValueError(f"variables: {pair[0]} = {pair[1]!r} is not hashable; give a number, a text or a tuple")
+    found = tuple((name, one) for name, one in pairs)
+    return tuple(sorted(found, key=lambda pair: pair[0])) if isinstance(value, Mapping) else found
 
 
 def _text(name: str, value: Any) -> str:

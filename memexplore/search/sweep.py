@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memexplore import targets
 from memexplore.analysis.tradeoffs import Point
+from memexplore.knobs.adapters import check_names
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.executors import open_runner
 from memexplore.search.progress import Progress, estimate_seconds_left, print_progress
@@ -18,6 +19,7 @@ from memexplore.search.results_table import Line, html_table, text_table
 from memexplore.search.workers import Done, Failed, Result
 from memexplore.steps.outcome import Outcome, extra_flops, point, slow_down
 from memexplore.steps.step import Step
+from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
 from memexplore.tape import Tape
 
@@ -41,7 +43,7 @@ class Sweep(Mapping[Knobs, Tape]):
 
     def __getitem__(self, knobs: Knobs) -> Tape:
         if knobs in self.errors:
-            raise KeyError(f"{knobs} failed: {self.errors[knobs]}")
+            raise KeyError(f"{knobs} failed: {_error_text(self.errors[knobs])}")
         return self.trials[knobs].tape
 
     def __iter__(self) -> Iterator[Knobs]:
@@ -75,7 +77,7 @@ class Sweep(Mapping[Knobs, Tape]):
             row |= {name: _value_text(getattr(knobs, name)) for name in differing}
             outcome = self.outcomes.get(knobs)
             if outcome is None:
-                rows.append(row | {"outcome": "failed", "error": str(self.errors[knobs])})
+                rows.append(row | {"outcome": "failed", "error": _error_text(self.errors[knobs])})
                 continue
             row |= {"outcome": "fits" if outcome.fits else "oom", "gpu": outcome.gpu}
             row |= {"peak_allocated": outcome.peak_allocated, "peak_reserved": outcome.peak_reserved}
@@ -106,7 +108,7 @@ class Sweep(Mapping[Knobs, Tape]):
             Line(str(knobs), outcome, slow_down(outcome, self.as_written), extra_flops(outcome, self.as_written))
             for knobs, outcome in self.outcomes.items()
         ]
-        return [*lines, *(Line(str(knobs), None, error=str(error)) for knobs, error in self.errors.items())]
+        return [*lines, *(Line(str(knobs), None, error=_error_text(error)) for knobs, error in self.errors.items())]
 
 
 def sweep(
@@ -136,9 +138,10 @@ def sweep(
     (1, ['accumulation=2 does not divide batch=3; write one of its divisors'])
 
     Raises TypeError for an executor of threads (the virtual GPU is process-wide) and, with an executor, for a step that
-    cannot be pickled.
+    cannot be pickled; before any run, TypeError for a setting that is not `Knobs`, ValueError for a layer that the
+    model does not have. The error of a setting that fails is in its row of the table.
     """
-    wanted = list(dict.fromkeys(settings))
+    wanted = _checked(step, settings)
     every = list(dict.fromkeys([Knobs(), *wanted]))
     results: dict[Knobs, Result] = {}
     finished: list[float] = []
@@ -165,6 +168,19 @@ def sweep(
     )
 
 
+def _checked(step: Step, settings: Iterable[Knobs]) -> list[Knobs]:
+    """Return the settings, each once; raise TypeError or ValueError for one that no run could follow."""
+    given = list(settings) if isinstance(settings, Iterable) else [settings]
+    for one in given:
+        if not isinstance(one, Knobs) or not isinstance(settings, Iterable):
+            found = "Knobs" if isinstance(one, Knobs) else repr(one)
+            raise TypeError(f"the settings of a sweep are a list of Knobs, not {found}; write [Knobs(batch=4), ...]")
+    for knobs in given:
+        if names := (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers):
+            check_names(built_model(step), names)
+    return list(dict.fromkeys(given))
+
+
 def stream(
     step: Step,
     settings: Iterable[Knobs],
@@ -186,6 +202,14 @@ def stream(
 
 def _knobs(result: Result) -> Knobs:
     return result.trial.knobs if isinstance(result, Done) else result.knobs
+
+
+def _error_text(error: BaseException) -> str:
+    """Return an error in one line; that of a setting is a ValueError, whose message says all."""
+    message = next((line for line in map(str.strip, str(error).splitlines()) if line), "")
+    if isinstance(error, ValueError) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _value_text(value: Any) -> str:

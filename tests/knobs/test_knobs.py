@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,3 +153,23 @@ def test_every_choice_has_its_default_first() -> None:
     # The explorer lists them in this order.
     kinds = (InPlace, Precision, Optimizer, Update, ZeroGrad, MemoryFormat, Offload, Mode, CheckpointKind)
     assert {next(iter(kind)).value for kind in kinds} == {"as written"}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Knobs)])
+@pytest.mark.parametrize("value", [4, -1, 2.5, [1], {"a": [1]}, object(), b"x", True, [["x"]]])
+def test_value_of_a_wrong_type_is_a_value_error_that_names_the_field(name, value):
+    try:
+        made = Knobs(**{name: value})
+    except ValueError as error:
+        assert name in str(error)
+    else:
+        hash(made)
+
+
+def test_rank_given_as_lora_is_sent_to_lora_rank():
+    with pytest.raises(ValueError, match=r"lora=4 is not names of layers; write lora='encoder.0' .*lora_rank="):
+        Knobs(lora=4)
+
+
+def test_integers_of_numpy_are_integers():
+    assert Knobs(batch=np.int64(4)) == Knobs(batch=4)

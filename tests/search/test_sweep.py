@@ -151,3 +151,28 @@ def test_a_closed_stream_submits_nothing_more():
     next(results)
     results.close()
     assert len(executor.sent) == executors._WINDOW
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ([Knobs(), Knobs(lora="nope")], ValueError, "has no layer 'nope'"),
+        (Knobs(batch=4), TypeError, r"write \[Knobs\(batch=4\), ...\]"),
+        ([{"batch": 4}], TypeError, r"not \{'batch': 4\}"),
+    ],
+)
+def test_settings_that_no_run_can_follow_raise_before_any_run(settings, error, words):
+    built = []
+    step = Step(lambda: built.append(1) or torch.nn.Linear(8, 4), torch.zeros(4, 8), loss=torch.mean)
+    with pytest.raises(error, match=words):
+        sweep(step, settings, progress=built.append)
+    assert built in ([], [1])  # no progress was reported
+
+
+def test_error_of_a_setting_is_in_its_row():
+    def loss(output, batch=None):
+        raise RuntimeError("first line\nsecond")
+
+    found = sweep(Step(torch.nn.Linear(8, 4), torch.zeros(4, 8), loss=loss), [Knobs(batch=2)], progress=None)
+    assert "failed   RuntimeError: first line\n" in f"{found}\n"
+    assert found.to_pandas()["error"].tolist() == ["RuntimeError: first line"]
