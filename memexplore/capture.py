@@ -14,12 +14,13 @@ import torch
 import memexplore
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
+from memexplore.allocator.placement import system_of
 from memexplore.analysis import summary, verdict
 from memexplore.gpu_catalogue import Gpu
 from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
-from memexplore.tape import Ending, Meta, Source, Tape
+from memexplore.tape import Ending, Meta, Os, Source, Tape
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.files import session
@@ -105,12 +106,14 @@ class Recording:
             raise
 
 
-def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "") -> Patched[VirtualGpu]:
+def virtual(
+    gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "", os: str = Os.LINUX
+) -> Patched[VirtualGpu]:
     """Run the block on a virtual GPU: `cuda` is available, and tensors on it have shapes but no values.
 
     `gpu` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`. `release` is the torch release whose rules
     apply, by default the installed one. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, by default the
-    environment's.
+    environment's. `os` is the operating system whose driver places the segments: ``linux``, ``wsl`` or ``windows``.
 
     >>> import torch
     >>> with virtual("T4"):
@@ -118,12 +121,12 @@ def virtual(gpu: str | Gpu = "T4", *, release: str | None = None, settings: str 
     ...     torch.cuda.memory_allocated()
     4000256
 
-    Raises ValueError for an unknown GPU or release, RuntimeError if a virtual GPU is already on.
+    Raises ValueError for an unknown GPU, release or operating system, RuntimeError if a virtual GPU is already on.
     """
 
     def make() -> VirtualGpu:
         entry = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
-        return VirtualGpu(entry, release_or_installed(release), settings_of(settings))
+        return VirtualGpu(entry, release_or_installed(release), settings_of(settings), system_of(os))
 
     return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 
@@ -212,10 +215,18 @@ def predicted(device: VirtualGpu) -> Meta:
         settings=str(device.settings),
         versions=_versions(device.release),
         notes=(gpu.note,) if gpu.note else (),
+        os=device.os,
     )
 
 
-def simulate(function: Callable[[], Any], *, gpu: str = "T4", release: str | None = None, settings: str = "") -> Tape:
+def simulate(
+    function: Callable[[], Any],
+    *,
+    gpu: str = "T4",
+    release: str | None = None,
+    settings: str = "",
+    os: str = Os.LINUX,
+) -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
     An out-of-memory error ends the run and is a row of the tape; every other exception is raised, with a note for each
@@ -228,7 +239,7 @@ def simulate(function: Callable[[], Any], *, gpu: str = "T4", release: str | Non
     >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
     True
     """
-    with virtual(gpu, release=release, settings=settings):
+    with virtual(gpu, release=release, settings=settings, os=os):
         recording = record()
         try:
             with contextlib.suppress(torch.OutOfMemoryError), recording as running:

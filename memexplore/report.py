@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 from memexplore.analysis.addresses import fragmentation_text, has_segments
 from memexplore.analysis.curves import peak
 from memexplore.analysis.groups import ending_text, growth_text
+from memexplore.analysis.placements import placement_note
 from memexplore.analysis.summary import sentence, summary
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_figure
@@ -179,5 +180,5 @@ def _facts(tape: Tape) -> str:
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items() if value
     )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in meta.notes)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in (*meta.notes, placement_note(tape)) if note)
     return f'<div class="wide"><table>{rows}</table></div>' + (f"<ul>{notes}</ul>" if notes else "")

@@ -93,6 +93,14 @@ class Ending(enum.StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class Os(enum.StrEnum):
+    """Operating system of the machine, whose GPU driver chooses the addresses of new segments."""
+
+    LINUX = "linux"
+    WSL = "wsl"
+    WINDOWS = "windows"
+
+
 class Frame(NamedTuple):
     """One line of a Python stack; a stack lists the innermost frame first."""
 
@@ -126,6 +134,8 @@ class Meta(NamedTuple):
     """Models of a recorded GPU that trained on the CPU while nothing trained on the GPU."""
     advice: str = ""
     """Sentence on how to run the program on the GPU, for a program that did not use it."""
+    os: Os = Os.LINUX
+    """Operating system whose driver places the segments of a replay (`allocator.placement`)."""
 
 
 _COLUMNS: dict[str, Any] = {
@@ -145,7 +155,7 @@ _COLUMNS: dict[str, Any] = {
 
 def _meta(values: dict[str, Any]) -> Meta:
     """Return metadata from its JSON object; files of earlier releases lack some fields."""
-    typed = {"source": Source, "ending": Ending, "notes": tuple, "trained_on_cpu": tuple}
+    typed = {"source": Source, "ending": Ending, "os": Os, "notes": tuple, "trained_on_cpu": tuple}
     return Meta(**{name: typed.get(name, lambda value: value)(value) for name, value in values.items()})
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from memexplore.allocator import cache, expandable
 from memexplore.allocator.blocks import Block, FreeSet, Pool, PoolOptions, PrivatePool
+from memexplore.allocator.placement import Placement
 from memexplore.allocator.segments import ChooseAddress, OnEvent, Segments
 from memexplore.allocator.settings import SMALL, UNLIMITED, Settings
 from memexplore.tape import Action
@@ -32,6 +33,7 @@ class AllocatorCore(Segments):
         release: str = "2.13",
         on_event: OnEvent | None = None,
         choose_address: ChooseAddress | None = None,
+        placement: Placement | None = None,
         finished: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(
@@ -41,6 +43,7 @@ class AllocatorCore(Segments):
             release=release,
             on_event=on_event,
             choose_address=choose_address,
+            placement=placement,
         )
         self.finished = finished
         self.on_pending_completed: Callable[[Block], object] | None = None

@@ -58,7 +58,7 @@ def _first_candidate(segments: Segments, free_set: FreeSet, size: int) -> Block:
             return first
     page = page_size(segments, free_set)
     length = range_size(segments, page, size)
-    base = segments.new_address(length, free_set.stream)
+    base = segments.new_range(length, free_set.stream)
     block = Block(base, length, free_set, segments.rank(base), ExpandableSegment(base, page, length))
     block.mapped = False
     insort(free_set.unmapped, block, key=ADDRESS)

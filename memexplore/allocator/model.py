@@ -10,6 +10,7 @@ from typing import Any
 
 from memexplore.allocator.blocks import Block, FreeSet
 from memexplore.allocator.core import AllocatorCore
+from memexplore.allocator.placement import Placement
 from memexplore.allocator.segments import ChooseAddress, OnEvent
 from memexplore.allocator.settings import UNLIMITED, Settings, version_of
 from memexplore.allocator.stats import PoolStats, Stat
@@ -32,7 +33,7 @@ class Allocator(AllocatorCore):
     `capacity` is what may be reserved (the device's memory without what lies outside the allocator), `total` the
     memory that `get_device_properties` reports, `release` the torch release whose rules hold. `on_event` is called
     with action, address, size and stream of each segment_alloc, segment_free, segment_map, segment_unmap and oom.
-    `choose_address` and `finished` are those of `AllocatorCore`.
+    `choose_address`, `placement` and `finished` are those of `AllocatorCore`.
 
     >>> allocator = Allocator(Settings(), capacity=8 * 1024**3, total=8 * 1024**3)
     >>> address = allocator.malloc(1000)
@@ -54,6 +55,7 @@ class Allocator(AllocatorCore):
         release: str = "2.13",
         on_event: OnEvent | None = None,
         choose_address: ChooseAddress | None = None,
+        placement: Placement | None = None,
         finished: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(
@@ -63,6 +65,7 @@ class Allocator(AllocatorCore):
             release=release,
             on_event=on_event,
             choose_address=choose_address,
+            placement=placement,
             finished=finished,
         )
         self.gpu_index = gpu_index
@@ -290,10 +293,8 @@ class Allocator(AllocatorCore):
         for pool, pool_stats in self._stats_by_pool().items():
             for name, values in pool_stats.values().items():
                 flat |= {f"{name}.{pool}.{key}": value for key, value in values.items()}
-        for name, stat in (
-            ("oversize_allocations", self._oversize_allocations),
-            ("oversize_segments", self._oversize_segments),
-        ):
+        oversize = {"oversize_allocations": self._oversize_allocations, "oversize_segments": self._oversize_segments}
+        for name, stat in oversize.items():
             flat |= {f"{name}.{key}": value for key, value in stat.values().items()}
         for identity, stats in self._private_reserved.items():
             prefix = f"reserved_bytes_by_private_pools.{identity[0]}_{identity[1]}"

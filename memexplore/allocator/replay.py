@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memexplore.allocator.blocks import Block
 from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.gc_pause import gc_paused
+from memexplore.allocator.placement import Placement, placement_on
 from memexplore.allocator.restore import restore
 from memexplore.allocator.settings import SMALL_SEGMENT, Settings
 from memexplore.tape import Action, Ending, Tape
@@ -33,7 +34,8 @@ def replay(tape: Tape, settings: Settings | None = None) -> Tape:
     """Repeat all requests of a tape and return it with new addresses and segment rows.
 
     Without `settings` those of the tape hold, preexisting blocks keep their addresses, and segments get the addresses
-    that the tape records. If the tape has a capacity, the allocator decides when to release its cache, and a request
+    that the tape records. Under other settings, and for a tape without segment rows, the driver of the tape's operating
+    system places them. If the tape has a capacity, the allocator decides when to release its cache, and a request
     beyond the capacity ends the tape with an oom row; otherwise the cache is released where the tape has it released.
     An oom row of the tape is left out if its request now succeeds.
 
@@ -48,7 +50,8 @@ def replay(tape: Tape, settings: Settings | None = None) -> Tape:
     """
     own = Settings.parse(tape.meta.settings)
     chosen = own if settings is None else settings
-    replayed = _Replay(tape, chosen, keeps_addresses=chosen == own).tape()
+    has_segments = bool(np.isin(tape.action, _GROWTH).any())
+    replayed = _Replay(tape, chosen, keeps_addresses=chosen == own and has_segments).tape()
     return replayed.replace(meta=replayed.meta._replace(settings=str(chosen)))
 
 
@@ -69,10 +72,20 @@ def assign_addresses(tape: Tape, settings: Settings) -> Tape:
     return _Replay(tape, settings, keeps_addresses=False).tape()
 
 
+def replay_placed(tape: Tape, placement: Placement) -> Tape:
+    """Repeat all requests of a tape under its own settings, with new segments where a placement puts them.
+
+    Blocks that the tape begins with are requested first, in the order of its rows. Raises as `replay` does.
+    """
+    return _Replay(tape, Settings.parse(tape.meta.settings), keeps_addresses=False, placement=placement).tape()
+
+
 class _Replay:
     """One replay: the requests of a tape in order, and the resulting tape."""
 
-    def __init__(self, tape: Tape, settings: Settings, *, keeps_addresses: bool) -> None:
+    def __init__(
+        self, tape: Tape, settings: Settings, *, keeps_addresses: bool, placement: Placement | None = None
+    ) -> None:
         self.recorded = tape
         self.row = 0
         self.inserted: list[tuple[int, int, int, int, int]] = []
@@ -92,6 +105,7 @@ class _Replay:
             release=release_of(tape),
             on_event=self._event,
             choose_address=self._recorded_address if keeps_addresses else None,
+            placement=placement_on(tape.meta.os) if placement is None else placement,
             finished=lambda stream: False,
         )
         self.allocator.on_pending_completed = self._complete_early
@@ -116,9 +130,10 @@ class _Replay:
         for row in self._growth_before(self.row):
             if tape.action[row] == Action.SEGMENT_MAP or tape.size[row] == size:
                 return int(tape.address[row])
-        address = max(self.allocator.next_address, -(-self.highest // SMALL_SEGMENT) * SMALL_SEGMENT)
-        self.allocator.next_address = address + size
-        return address
+        self.allocator.next_address = max(
+            self.allocator.next_address, -(-self.highest // SMALL_SEGMENT) * SMALL_SEGMENT
+        )
+        return self.allocator.next_range(size)
 
     def _growth_before(self, row: int) -> Iterator[int]:
         """Return the rows with new memory among the segment rows directly before a row."""

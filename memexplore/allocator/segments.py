@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from memexplore.allocator.blocks import RANK, Block, FreeSet, Pool, PoolOptions, PrivatePool
+from memexplore.allocator.placement import END, LinuxPlacement, Placement
 from memexplore.allocator.settings import BLOCK, SMALL, UNLIMITED, Order, Settings, order_of
 from memexplore.tape import Action
 
@@ -18,7 +19,6 @@ OnEvent = Callable[[Action, int, int, int], object]
 ChooseAddress = Callable[[int, int], int]
 """From size and stream of a new segment to its address."""
 
-_FIRST_ADDRESS = 0x7F00_0000_0000
 _RANK_BITS = 52  # more than any device address has
 
 
@@ -26,7 +26,8 @@ class Segments:
     """Segments and blocks of one device, sizes and addresses in bytes.
 
     `capacity` is the sum that all segments may reach, None for no limit; `total` is the device's memory; `release` is
-    the torch release whose order of free blocks holds. Without `choose_address` new segments lie one behind the other.
+    the torch release whose order of free blocks holds. `placement` chooses the addresses of new segments, by default as
+    the driver on Linux does, unless `choose_address` is given. Expandable segments lie one behind the other.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Segments:
         release: str = "2.13",
         on_event: OnEvent | None = None,
         choose_address: ChooseAddress | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.settings = settings if settings is not None else Settings()
         self.capacity = UNLIMITED if capacity is None else capacity
@@ -48,7 +50,9 @@ class Segments:
         self.order = order_of(release)
         self.on_event = on_event
         self.choose_address = choose_address
-        self.next_address = _FIRST_ADDRESS
+        self.placement = LinuxPlacement() if placement is None else placement
+        self.next_address = END
+        """The address of the next expandable segment, and of a segment for which `placement` has no address."""
         self.small, self.large = Pool("small"), Pool("large")
         self.private: dict[tuple[int, int], PrivatePool] = {}
         self.live: dict[int, Block] = {}
@@ -83,6 +87,15 @@ class Segments:
         """Return the address of a new segment."""
         if self.choose_address is not None:
             return self.choose_address(size, stream)
+        address = self.placement.place(size)
+        return self.next_range(size) if address is None else address
+
+    def new_range(self, size: int, stream: int) -> int:
+        """Return the address of a new expandable segment."""
+        return self.next_range(size) if self.choose_address is None else self.choose_address(size, stream)
+
+    def next_range(self, size: int) -> int:
+        """Return the first address behind all that this function returned so far."""
         address = self.next_address
         self.next_address += size
         return address
@@ -90,6 +103,8 @@ class Segments:
     def update_reserved(self, action: Action, address: int, size: int, free_set: FreeSet) -> None:
         """Account for memory that the device gave (segment_alloc, segment_map) or took back, and report the event."""
         self.reserved += size if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) else -size
+        if action is Action.SEGMENT_FREE:
+            self.placement.release(address)
         if self.on_event is not None:
             self.on_event(action, address, size, free_set.stream)
 

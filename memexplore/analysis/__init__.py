@@ -6,6 +6,7 @@
 - `segments`, `addresses`: segments, blocks and free gaps after a row; fragmentation
 - `location`, `verdict`: the place of a row in the run; whether the run fits, and what ended it
 - `summary`: the object of ``memexplore run --json`` and the two-line sentence
+- `placements`: the peaks over placements of segments by the driver
 - `tradeoffs`: points of time against memory, and their frontier
 
 A new number or table is a function here with a doctest; figures and the notebook call it.

@@ -20,6 +20,7 @@ from memexplore.cli import run
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, USAGE, UsageError, check_release, find_gpu
 from memexplore.cli.report_text import report_text, text_table
 from memexplore.doctor import INSTALL_LAB
+from memexplore.tape import Os
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
@@ -87,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a catalogue name, a size such as 24GiB, cuda or cpu; default: the real GPU if usable, else a virtual T4",
     )
     running.add_argument("--release", metavar="RELEASE", help="follow the rules of this torch release, such as 2.11")
+    running.add_argument(
+        "--os",
+        choices=[system.value for system in Os],
+        metavar="SYSTEM",
+        help="the system whose driver places segments; up to torch 2.11 this can change peaks; default: linux",
+    )
     running.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
     running.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")
     running.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")

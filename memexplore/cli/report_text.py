@@ -27,7 +27,7 @@ def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 def report_text(tape: Tape) -> str:
     """Return the report of a tape: sentence, blocks alive at the peak, fragmentation, growth, notes."""
-    from memexplore.analysis import groups, summary, verdict
+    from memexplore.analysis import groups, placements, summary, verdict
 
     result, lines = summary.summary(tape), [summary.sentence(tape)]
     lines += [
@@ -39,7 +39,8 @@ def report_text(tape: Tape) -> str:
         lines += ["", "At the peak:", *text_table(rows, "lrr")]
         lines += ["", "Largest tensors at the peak:", *_largest_tensors(tape)]
         lines += _origin_lines(tape)
-    lines += [f"Note: {note}" for note in tape.meta.notes]
+    notes = (*tape.meta.notes, placements.placement_note(tape))
+    lines += [f"Note: {note}" for note in notes if note]
     return _relative("\n".join(lines))
 
 

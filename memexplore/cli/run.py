@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memexplore import script
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_ON_GPU, OOM, UsageError, check_release, find_gpu
 from memexplore.cli.report_text import report_text
+from memexplore.tape import Os
 
 if TYPE_CHECKING:
     from memexplore.tape import Tape
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             program = script.module(options.module, arguments)
         else:
             program = script.script(options.script, arguments)
-        tape, error = _record(program, options.gpu, options.release)
+        tape, error = _record(program, options.gpu, options.release, options.os)
     except UsageError:
         raise
     except BaseException as failure:
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         print(f"{sys.executable}: {error}", file=sys.stderr)
         return ERROR
 
-    from memexplore.analysis import summary
+    from memexplore.analysis import placements, summary
 
     result = summary.summary(tape)
     status = _exit_status(result["outcome"], error)
@@ -74,7 +75,11 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         tape.save(options.output)
     if options.html is not None:
         write_html(tape, options.html)
-    print(json.dumps(result, indent=2) if options.json else report_text(tape), file=output, flush=True)
+    if options.json:
+        text = json.dumps(result | placements.summary_ranges(tape), indent=2)
+    else:
+        text = report_text(tape)
+    print(text, file=output, flush=True)
     return status
 
 
@@ -99,7 +104,9 @@ def _private_stdout() -> Any:
     return private
 
 
-def _record(program: Callable[[], None], gpu: str | None, release: str | None) -> tuple[Tape, BaseException | None]:
+def _record(
+    program: Callable[[], None], gpu: str | None, release: str | None, system: str | None
+) -> tuple[Tape, BaseException | None]:
     """Return the tape of a program and the exception that ended it, if any.
 
     Default: the real GPU if usable, else a virtual T4.
@@ -109,15 +116,16 @@ def _record(program: Callable[[], None], gpu: str | None, release: str | None) -
 
     target, device = gpu or targets.default_target(), None
     if targets.is_real(target):
-        if release is not None:
-            raise UsageError("--release needs a virtual GPU; name one with --gpu")
+        for option, value in (("--release", release), ("--os", system)):
+            if value is not None:
+                raise UsageError(f"{option} needs a virtual GPU; name one with --gpu")
         try:
             device = targets.real_device(target)
         except ValueError as error:
             raise UsageError(str(error)) from None
         virtual: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     else:
-        virtual = capture.virtual(target, release=release)
+        virtual = capture.virtual(target, release=release, os=system or Os.LINUX)
     ended_by = None
     with session.every_file(), virtual:
         recording = capture.record(device)

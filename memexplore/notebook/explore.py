@@ -19,11 +19,12 @@ from memexplore.steps.cell import Cell
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
+from memexplore.tape import Os
 
 _NO_ALLOCATOR = "a CPU has no caching allocator"
 
 
-def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -> Explorer:
+def explore(step: Step, gpu: str | None = None, *, release: str | None = None, os: str = Os.LINUX) -> Explorer:
     """Show a training step with controls for its knobs; each change runs the step and draws its memory.
 
     `gpu` is a name of the catalogue or a size, for a virtual GPU, or ``cuda`` or ``cpu``, for a real run on this
@@ -49,11 +50,11 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None) -
         disabled["input_size"] = "this batch has neither images nor sequences"
 
     def run(knobs: Knobs) -> tuple[Trial, Outcome]:
-        return run_outcome(step, knobs, gpu=target, release=release)
+        return run_outcome(step, knobs, gpu=target, release=release, os=os)
 
     def search(knobs: Knobs, report: Callable[[Progress], object]) -> Advice:
         # Predicted on a virtual GPU like the real one: a search would fill the real one a hundred times.
-        return advise(step, knobs.gpu or targets.gpu_of(target).key, release=release, progress=report)
+        return advise(step, knobs.gpu or targets.gpu_of(target).key, release=release, os=os, progress=report)
 
     if target == targets.CPU:
         disabled["advise"] = "a CPU has no GPU memory to fit: explore the step with gpu= the name of a GPU"
@@ -68,10 +69,11 @@ def explore_cell(
     gpu: str | None = None,
     *,
     release: str | None = None,
+    os: str = Os.LINUX,
 ) -> Explorer:
     """Show a cell with controls for its knobs, beginning with its run as written.
 
-    `sliders` maps variables of the cell to their values. `gpu` and `release` are as for `explore`.
+    `sliders` maps variables of the cell to their values. `gpu`, `release` and `os` are as for `explore`.
 
     Raises ValueError for a variable that the cell does not assign, and for an unknown GPU.
     """
@@ -91,7 +93,8 @@ def explore_cell(
     def run(knobs: Knobs) -> tuple[Trial, Outcome]:
         # Jupyter would append the cell's output to whichever cell ran last.
         with capture_output():
-            return cell.run_outcome(knobs, gpu=target, release=release, trial=as_written if knobs == Knobs() else None)
+            trial = as_written if knobs == Knobs() else None
+            return cell.run_outcome(knobs, gpu=target, release=release, os=os, trial=trial)
 
     with_controls = {title: panel for title, panel in panels.items() if panel}
     return Explorer(run, with_controls, disabled=disabled, neighbours=_neighbours(target))

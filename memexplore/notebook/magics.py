@@ -35,8 +35,8 @@ class MemoryMagics(Magics):
     def memprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Record the GPU memory of a cell or one statement, and show it.
 
-            %%memprofile [--gpu NAME] [--release RELEASE] [-o NAME] [--html FILE] [--explore]
-                         [--slider NAME=LOW:HIGH:STEP]                              (first line of a cell)
+            %%memprofile [--gpu NAME] [--release RELEASE] [--os SYSTEM] [-o NAME] [--html FILE]
+                         [--explore] [--slider NAME=LOW:HIGH:STEP]                              (first line of a cell)
             %memprofile [the same options] STATEMENT
 
         --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
@@ -44,6 +44,8 @@ class MemoryMagics(Magics):
                          the real GPU if usable, else a virtual T4.
         --release RELEASE
                          the PyTorch release whose rules the virtual GPU follows, such as 2.13.
+        --os SYSTEM      the system whose GPU driver places segments: linux (the default), wsl or windows. Up to
+                         PyTorch 2.11 this can change peaks.
         -o NAME          store the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
         --explore        show controls for the knobs beside the chart; each change runs the cell again, on the same

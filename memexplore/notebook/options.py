@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from memexplore.allocator.placement import system_of
+from memexplore.tape import Os
+
 _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
 _WITHOUT_VALUE = ("--explore",)
@@ -22,6 +25,7 @@ class Options(NamedTuple):
 
     gpu: str | None
     release: str | None
+    os: Os | None
     name: str | None
     html: pathlib.Path | None
     explore: bool
@@ -88,6 +92,9 @@ def _parser() -> MagicArgumentParser:
     parser = MagicArgumentParser("%%memprofile")
     parser.add_argument("--gpu", help="a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB")
     parser.add_argument("--release", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
+    parser.add_argument(
+        "--os", type=system_of, help="the system whose driver places segments: linux (default), wsl or windows"
+    )
     parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
     parser.add_argument("--explore", action="store_true", help="show controls for the knobs next to the chart")

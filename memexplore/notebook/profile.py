@@ -12,6 +12,7 @@ from IPython.display import display
 
 from memexplore.notebook import cpu_names
 from memexplore.notebook.options import Options
+from memexplore.tape import Os
 
 if TYPE_CHECKING:
     from memexplore.capture import Recording
@@ -54,7 +55,7 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
         again = replayable_cell(shell, cell or "", options) if options.runs_again else None
         device: Any = None
         if gpu is not None:
-            block = capture.virtual(gpu, release=options.release)
+            block = capture.virtual(gpu, release=options.release, os=options.os or Os.LINUX)
             # Before it begins: an interrupt in between would leave the GPU on.
             contexts.push(block)
             try:
@@ -123,8 +124,8 @@ def _virtual_gpu(options: Options, notebook_gpu: Gpu | None) -> str | None:
         return None
     target = options.gpu or ("" if notebook_gpu is not None else targets.default_target())
     if targets.is_real(target):
-        if options.release is not None:
-            raise UsageError("--release has no effect on a real device: add --gpu with the name of a virtual GPU")
+        if option := _of_virtual_gpu(options):
+            raise UsageError(f"{option} has no effect on a real device: add --gpu with the name of a virtual GPU")
         if options.gpu is not None:
             try:
                 targets.real_device(target)
@@ -140,12 +141,17 @@ def _virtual_gpu(options: Options, notebook_gpu: Gpu | None) -> str | None:
             f"--gpu {options.gpu} contradicts %memgpu: the virtual {notebook_gpu.name} is on. "
             f"Run %memgpu off first, or remove --gpu"
         )
-    if options.release is not None:
+    if option := _of_virtual_gpu(options):
         raise UsageError(
-            f"--release contradicts %memgpu: the virtual {notebook_gpu.name} is on. Run %memgpu off first, "
-            f"or remove --release"
+            f"{option} contradicts %memgpu: the virtual {notebook_gpu.name} is on. Run %memgpu off first, "
+            f"or remove {option}"
         )
     return None
+
+
+def _of_virtual_gpu(options: Options) -> str | None:
+    """Return the first given option that sets a rule of the virtual GPU, None without one."""
+    return "--release" if options.release is not None else "--os" if options.os is not None else None
 
 
 def replayable_cell(shell: InteractiveShell, raw: str, options: Options) -> Cell:
@@ -207,7 +213,11 @@ def show_explorer(replay: Replay, tape: Tape, options: Options) -> None:
     from memexplore.steps.trial import Trial
 
     trial = Trial(Knobs(), tape, ApplyReport(), replay.meter.total())
-    display(explore_cell(replay.cell, trial, dict(options.sliders), options.gpu, release=options.release))
+    display(
+        explore_cell(
+            replay.cell, trial, dict(options.sliders), options.gpu, release=options.release, os=options.os or Os.LINUX
+        )
+    )
 
 
 def show_view(tape: Tape) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from memexplore.analysis import curves, groups, summary
 from memexplore.analysis.addresses import fragmentation_text
+from memexplore.analysis.placements import placement_note
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
 from memexplore.figures.layers import layers_figure
@@ -44,7 +45,7 @@ def tape_content(scene: Scene) -> dict[str, Any]:
     """Return summary sentences, notes and timeline traces of the tape."""
     return {
         "sentence": summary.sentence(scene.tape).splitlines(),
-        "notes": scene.tape.meta.notes,
+        "notes": (*scene.tape.meta.notes, *filter(None, [placement_note(scene.tape)])),
         "oom": groups.ending_text(scene.tape),
         "data": _traces(scene),
     }

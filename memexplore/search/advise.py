@@ -19,6 +19,7 @@ from memexplore.search.progress import Progress, print_progress
 from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import run_unlimited
 from memexplore.steps.step import Step
+from memexplore.tape import Os
 
 _ROUND = 8
 """Settings run at once: enough for several processes, few enough to learn from each round."""
@@ -33,6 +34,7 @@ def advise(
     gpu: str | None = None,
     *,
     release: str | None = None,
+    os: str = Os.LINUX,
     executor: Executor | None = None,
     budget: int = 60,
     progress: Callable[[Progress], object] | None = print_progress,
@@ -66,7 +68,13 @@ def advise(
     name = _virtual_gpu(gpu or targets.default_target())
     device = gpu_catalogue.find(name).for_release(release_or_installed(release))
     with open_runner(
-        step, gpu=name, release=release, executor=executor, expected_runs=budget, run_setting=run_unlimited
+        step,
+        gpu=name,
+        release=release,
+        os=os,
+        executor=executor,
+        expected_runs=budget,
+        run_setting=run_unlimited,
     ) as run_all:
         log = RunLog(run_all, step, device, progress)
         log.expected_runs = budget

@@ -38,6 +38,7 @@ def open_runner(
     *,
     gpu: str,
     release: str | None,
+    os: str,
     executor: Executor | None,
     expected_runs: int,
     run_setting: RunSetting = run_outcome,
@@ -56,9 +57,9 @@ def open_runner(
             "processes of its own such as concurrent.futures.ProcessPoolExecutor"
         )
     if executor is not None:
-        yield _ExecutorRunner(step, gpu, release, run_setting, executor).run_all
+        yield _ExecutorRunner(step, gpu, release, os, run_setting, executor).run_all
         return
-    runner = _LocalRunner(step, gpu, release, run_setting, expected_runs)
+    runner = _LocalRunner(step, gpu, release, os, run_setting, expected_runs)
     try:
         yield runner.run_all
     finally:
@@ -68,9 +69,11 @@ def open_runner(
 class _ExecutorRunner:
     """Runs settings on an executor."""
 
-    def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, executor: Executor) -> None:
+    def __init__(
+        self, step: Step, gpu: str, release: str | None, os: str, run_setting: RunSetting, executor: Executor
+    ) -> None:
         self._packed_step = workers.pack_step(step)
-        self._arguments = (gpu, run_setting, workers.process_settings(release), workers.this_thread())
+        self._arguments = (gpu, run_setting, workers.process_settings(release, os), workers.this_thread())
         self._executor = executor
 
     def submit(self, knobs: Knobs) -> Future[bytes]:
@@ -113,8 +116,10 @@ class _LocalRunner:
     its own, which separates the setting that kills its worker from the others.
     """
 
-    def __init__(self, step: Step, gpu: str, release: str | None, run_setting: RunSetting, expected_runs: int) -> None:
-        self._step, self._gpu, self._release, self._run_setting = step, gpu, release, run_setting
+    def __init__(
+        self, step: Step, gpu: str, release: str | None, os: str, run_setting: RunSetting, expected_runs: int
+    ) -> None:
+        self._step, self._gpu, self._release, self._os, self._run_setting = step, gpu, release, os, run_setting
         self._expected_runs = expected_runs
         # Weights are not sent, and a second process on a real GPU would take memory from the first.
         self._count = 1 if targets.is_real(gpu) else workers.processor_count()
@@ -162,12 +167,13 @@ class _LocalRunner:
     def _start(self, count: int) -> None:
         self.close()
         self._pool = workers.spawn_pool(count)
-        self._runner = _ExecutorRunner(self._step, self._gpu, self._release, self._run_setting, self._pool)
+        self._runner = _ExecutorRunner(self._step, self._gpu, self._release, self._os, self._run_setting, self._pool)
 
     def _run_here(self, knobs: Knobs) -> Result:
         start = time.monotonic()
         try:
-            return Done(*self._run_setting(self._step, knobs, gpu=self._gpu, release=self._release))
+            outcome = self._run_setting(self._step, knobs, gpu=self._gpu, release=self._release, os=self._os)
+            return Done(*outcome)
         except Exception as error:
             return Failed(knobs, workers.without_frames(error))
         finally:

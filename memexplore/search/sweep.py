@@ -21,7 +21,7 @@ from memexplore.steps.outcome import Outcome, extra_flops, point, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
-from memexplore.tape import Tape
+from memexplore.tape import Os, Tape
 
 if TYPE_CHECKING:
     import pandas
@@ -117,6 +117,7 @@ def sweep(
     *,
     gpu: str | None = None,
     release: str | None = None,
+    os: str = Os.LINUX,
     executor: Executor | None = None,
     progress: Callable[[Progress], object] | None = print_progress,
 ) -> Sweep:
@@ -124,6 +125,7 @@ def sweep(
 
     `gpu` is a name of the catalogue or a size, which mean a virtual GPU, or ``cuda`` or ``cpu`` for a real device, on
     which one setting runs after another in this process. Default: the real GPU if usable, else a virtual T4.
+    `release` and `os` are as in `trial.run`.
 
     `executor` is any `concurrent.futures.Executor` whose workers are processes, here or on other machines. Without one,
     settings run in this process, and in one new process per processor as soon as that saves time: after two runs, where
@@ -147,7 +149,7 @@ def sweep(
     finished: list[float] = []
     cancelled, start = False, time.monotonic()
     try:
-        for result in stream(step, every, gpu=gpu, release=release, executor=executor):
+        for result in stream(step, every, gpu=gpu, release=release, os=os, executor=executor):
             results[_knobs(result)] = result
             finished.append(time.monotonic() - start)
             if progress is not None:
@@ -187,6 +189,7 @@ def stream(
     *,
     gpu: str | None = None,
     release: str | None = None,
+    os: str = Os.LINUX,
     executor: Executor | None = None,
 ) -> Iterator[Result]:
     """Yield the results of settings in the order in which they end; closing the generator cancels waiting settings.
@@ -195,7 +198,12 @@ def stream(
     """
     settings = list(settings)
     with open_runner(
-        step, gpu=gpu or targets.default_target(), release=release, executor=executor, expected_runs=len(settings)
+        step,
+        gpu=gpu or targets.default_target(),
+        release=release,
+        os=os,
+        executor=executor,
+        expected_runs=len(settings),
     ) as run_all:
         yield from run_all(settings)
 

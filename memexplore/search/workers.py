@@ -31,6 +31,7 @@ from memexplore.steps import batches
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
+from memexplore.tape import Os
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
@@ -133,6 +134,7 @@ class ProcessSettings(NamedTuple):
     """Global settings of torch and of the environment that change a run, to be repeated in a worker."""
 
     release: str
+    os: str
     dtype: torch.dtype
     deterministic: bool
     cudnn: tuple[bool, bool, bool, bool]
@@ -141,11 +143,12 @@ class ProcessSettings(NamedTuple):
     environment: tuple[tuple[str, str | None], ...]
 
 
-def process_settings(release: str | None) -> ProcessSettings:
+def process_settings(release: str | None, os_of_driver: str = Os.LINUX) -> ProcessSettings:
     """Return the settings of this process; `release` is the torch release of the run, None for the installed one."""
     cudnn = torch.backends.cudnn
     return ProcessSettings(
         release or torch.__version__.partition("+")[0],
+        os_of_driver,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         (cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark),
@@ -225,7 +228,7 @@ def run_packed(packed_step: bytes, request: bytes) -> bytes:
         try:
             with _with_process_settings(settings):
                 step = _unpack_step(packed_step)
-                result: Result = Done(*run_setting(step, knobs, gpu=gpu, release=settings.release))
+                result: Result = Done(*run_setting(step, knobs, gpu=gpu, release=settings.release, os=settings.os))
         except (Exception, SystemExit) as error:
             result = Failed(knobs, without_frames(error))
     return _pack_result(result)

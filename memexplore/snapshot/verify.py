@@ -104,8 +104,7 @@ class _Comparison:
         for action, address, length in self.recorded_events:
             if action == Action.SEGMENT_MAP or (action == Action.SEGMENT_ALLOC and length == size):
                 return address
-        self.allocator.next_address += size
-        return self.allocator.next_address - size
+        return self.allocator.next_range(size)
 
     def _replay(self, tape: Tape, begin: int) -> None:
         columns = (tape.action[begin:], tape.address[begin:], tape.size[begin:], tape.stream[begin:])

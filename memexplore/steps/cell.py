@@ -36,6 +36,7 @@ from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
 from memexplore.steps.trial import Trial, target_of
+from memexplore.tape import Os
 
 _UNAVAILABLE = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -107,10 +108,17 @@ class Cell:
         """
         return dict(_UNAVAILABLE)
 
-    def run(self, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None) -> Trial:
+    def run(
+        self,
+        knobs: Knobs | None = None,
+        *,
+        gpu: str | Gpu | None = None,
+        release: str | None = None,
+        os: str = Os.LINUX,
+    ) -> Trial:
         """Run the cell with some knobs on a new virtual GPU or on a real device.
 
-        `gpu` and `release` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
+        `gpu`, `release` and `os` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
 
         The knobs of a model are applied to every model at its first call. The output of the cell is dropped. On a real
         device neither FLOPs nor time are measured: a cell is not one step.
@@ -129,7 +137,7 @@ class Cell:
         names = dict(self.namespace)
         with (
             self._initial.restored(),
-            capture.virtual(target, release=release, settings=knobs.settings or "") as device,
+            capture.virtual(target, release=release, settings=knobs.settings or "", os=os) as device,
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
@@ -156,6 +164,7 @@ class Cell:
         *,
         gpu: str | None = None,
         release: str | None = None,
+        os: str = Os.LINUX,
         trial: Trial | None = None,
     ) -> tuple[Trial, Outcome]:
         """Run the cell with some knobs, and a second time with unlimited memory if it does not fit.
@@ -163,7 +172,7 @@ class Cell:
         `trial` is an earlier trial of the same knobs, which is then not run again. Raises as `run` does.
         """
         return outcome_of(
-            lambda setting, on: self.run(setting, gpu=on, release=release),
+            lambda setting, on: self.run(setting, gpu=on, release=release, os=os),
             knobs or Knobs(),
             gpu,
             samples=1,

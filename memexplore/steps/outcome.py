@@ -22,7 +22,7 @@ from memexplore.knobs.report import ApplyReport
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial, derived_trial, is_traced, run, target_of
-from memexplore.tape import Phase, Source, Tape
+from memexplore.tape import Os, Phase, Source, Tape
 
 
 class Outcome(NamedTuple):
@@ -55,11 +55,16 @@ class Outcome(NamedTuple):
 
 
 def run_outcome(
-    step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
+    step: Step,
+    knobs: Knobs | None = None,
+    *,
+    gpu: str | None = None,
+    release: str | None = None,
+    os: str = Os.LINUX,
 ) -> tuple[Trial, Outcome]:
     """Run a step with some knobs, and a second time with unlimited memory if it does not fit.
 
-    `gpu` and `release` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
+    `gpu`, `release` and `os` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
@@ -71,7 +76,7 @@ def run_outcome(
     """
     knobs = knobs or Knobs()
     samples = knobs.batch or step.batch_size
-    return outcome_of(lambda setting, on: run(step, setting, gpu=on, release=release), knobs, gpu, samples)
+    return outcome_of(lambda setting, on: run(step, setting, gpu=on, release=release, os=os), knobs, gpu, samples)
 
 
 def outcome_of(
@@ -95,7 +100,12 @@ def outcome_of(
 
 
 def run_unlimited(
-    step: Step, knobs: Knobs | None = None, *, gpu: str | None = None, release: str | None = None
+    step: Step,
+    knobs: Knobs | None = None,
+    *,
+    gpu: str | None = None,
+    release: str | None = None,
+    os: str = Os.LINUX,
 ) -> tuple[Trial, Outcome]:
     """Run a step with unlimited memory: the outcome of `run_outcome`, with another trial, in half the time.
 
@@ -114,13 +124,13 @@ def run_unlimited(
     knobs = knobs or Knobs()
     samples = knobs.batch or step.batch_size
     if targets.is_real(target_of(knobs, gpu)):
-        return run_outcome(step, knobs, gpu=gpu, release=release)
+        return run_outcome(step, knobs, gpu=gpu, release=release, os=os)
     device = targets.gpu_of(target_of(knobs, gpu))
-    whole = run(step, knobs.replace(gpu=None), gpu=targets.unlimited(device), release=release)
+    whole = run(step, knobs.replace(gpu=None), gpu=targets.unlimited(device), release=release, os=os)
     if not is_traced(step, knobs, gpu, release):
-        return run_outcome(step, knobs, gpu=gpu, release=release)
+        return run_outcome(step, knobs, gpu=gpu, release=release, os=os)
     capacity = device.for_release(release_or_installed(release)).capacity
-    trial = derived_trial(step, knobs, gpu, release)
+    trial = derived_trial(step, knobs, gpu, release, os)
     return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
 
 

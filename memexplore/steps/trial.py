@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore import capture, targets
+from memexplore.allocator.placement import system_of
 from memexplore.analysis.curves import peak
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import apply_to_step
@@ -30,7 +31,7 @@ from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
 from memexplore.steps.trace_reuse import FirstStep, Trace, first_step, reusable_trace
-from memexplore.tape import Tape
+from memexplore.tape import Os, Tape
 from memexplore.torch_internals.modules import buffers_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.units import size_text
@@ -54,14 +55,22 @@ class Trial(NamedTuple):
     """Of one step, measured on a real device; not a number where the tape is predicted or ends out of memory."""
 
 
-def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None) -> Trial:
+def run(
+    step: Step,
+    knobs: Knobs | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    release: str | None = None,
+    os: str = Os.LINUX,
+) -> Trial:
     """Run two steps with some knobs, on a virtual GPU or on a real device.
 
     `gpu` is a name of the catalogue or a size, which mean a virtual GPU, ``cuda`` for the real GPU of this machine, or
     ``cpu`` for its CPU. Default: the real GPU if usable, else a virtual T4. A GPU that the knobs name comes
-    first; it is virtual, and so is a GPU under other allocator settings. `release` is the torch release whose rules
-    apply on a virtual GPU. The model is restored afterwards. On a virtual GPU earlier traces of the step are reused
-    (see `trace_reuse`); the tape is equal to that of `traced`.
+    first; it is virtual, and so is a GPU under other allocator settings. On a virtual GPU, `release` is the torch
+    release whose rules apply and `os` the operating system whose driver places segments (`capture.virtual`). The model
+    is restored afterwards. On a virtual GPU earlier traces of the step are reused (see `trace_reuse`); the tape is
+    equal to that of `traced`.
 
     >>> linear = torch.nn.Linear(1024, 1024, bias=False)
     >>> trial = run(Step(linear, torch.zeros(4, 1024), loss=torch.mean, optimizer=torch.optim.SGD))
@@ -76,16 +85,21 @@ def run(step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None,
     target = target_of(knobs, gpu)
     if isinstance(target, str) and targets.is_real(target):
         return _run_on_real_device(step, knobs, target, release)
-    derived = derived_trial(step, knobs, gpu, release)
-    return derived or _run(step, knobs, _virtual_gpu(knobs, gpu, release), record_of(step))
+    derived = derived_trial(step, knobs, gpu, release, os)
+    return derived or _run(step, knobs, _virtual_gpu(knobs, gpu, release, os), record_of(step))
 
 
 def traced(
-    step: Step, knobs: Knobs | None = None, *, gpu: str | Gpu | None = None, release: str | None = None
+    step: Step,
+    knobs: Knobs | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    release: str | None = None,
+    os: str = Os.LINUX,
 ) -> Trial:
     """Run two steps on a virtual GPU op by op, without reuse of earlier traces; for the arguments see `run`."""
     knobs = knobs or Knobs()
-    return _run(step, knobs, _virtual_gpu(knobs, gpu, release), None)
+    return _run(step, knobs, _virtual_gpu(knobs, gpu, release, os), None)
 
 
 def is_traced(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> bool:
@@ -93,9 +107,11 @@ def is_traced(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | No
     return record_of(step).setting(knobs, _virtual_gpu(knobs, gpu, release)) is not None
 
 
-def derived_trial(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> Trial | None:
+def derived_trial(
+    step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX
+) -> Trial | None:
     """Return the trial of a setting without a run; None if it was not traced, or does not fit the virtual GPU."""
-    target = _virtual_gpu(knobs, gpu, release)
+    target = _virtual_gpu(knobs, gpu, release, os)
     setting = record_of(step).setting(knobs, target)
     tape = None if setting is None else setting.tape_on(target)
     return None if setting is None or tape is None else Trial(knobs, tape, setting.applied, setting.cost)
@@ -122,10 +138,11 @@ def target_of(knobs: Knobs, gpu: str | Gpu | None) -> str | Gpu:
     return targets.gpu_of(gpu)
 
 
-def _virtual_gpu(knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> VirtualGpu:
+def _virtual_gpu(knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX) -> VirtualGpu:
     """Return the virtual GPU of a trial, switched off."""
     settings = capture.settings_of(knobs.settings or "")
-    return VirtualGpu(targets.gpu_of(target_of(knobs, gpu)), capture.release_or_installed(release), settings)
+    device = targets.gpu_of(target_of(knobs, gpu))
+    return VirtualGpu(device, capture.release_or_installed(release), settings, system_of(os))
 
 
 # --- on a real device -----------------------------------------------------------------------------------------------
@@ -189,7 +206,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
     with (
         _undisturbed(),
         preserve_model_state(model),
-        capture.virtual(target.gpu, release=target.release, settings=str(target.settings)) as device,
+        capture.virtual(target.gpu, release=target.release, settings=str(target.settings), os=target.os) as device,
         _virtual_tensors_on_cpu(model),
         contextlib.ExitStack() as stack,
     ):

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from memexplore.allocator import Allocator, Settings
+from memexplore.allocator.placement import placement_on
 from memexplore.allocator.sizes import underivable_ends
 from memexplore.gpu_catalogue import Gpu
-from memexplore.tape import Action, Category
+from memexplore.tape import Action, Category, Os
 from memexplore.torch_internals import check
 from memexplore.torch_internals.state import (
     BUFFER_REGISTRATION_HOOKS,
@@ -94,15 +95,18 @@ def release_of(text: str) -> tuple[int, int]:
 class VirtualGpu:
     """One virtual GPU while it is on: its allocator, its dispatch mode and the recorders that watch it."""
 
-    def __init__(self, gpu: Gpu, release: str, settings: Settings) -> None:
+    def __init__(self, gpu: Gpu, release: str, settings: Settings, os: Os = Os.LINUX) -> None:
         check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
         tensor.fake_mode()
         self.gpu = gpu = gpu.for_release(release)
         self.release = release
         self.settings = settings
+        self.os = os
         major_minor = release_of(release)
-        self.allocator = Allocator(settings, capacity=gpu.capacity, total=gpu.total, release=release)
+        self.allocator = Allocator(
+            settings, capacity=gpu.capacity, total=gpu.total, release=release, placement=placement_on(os)
+        )
         self.workspaces = Workspaces(cublas_size(gpu.compute_capability, major_minor), major_minor)
         self.rules = (*major_minor, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
         """Everything that kernels are chosen by: under equal rules the same code makes the same requests."""
