@@ -43,13 +43,18 @@ pre_hooks_with_kwargs_of: Callable[[nn.Module], dict[int, bool]] = attribute_of(
     "which forward pre-hooks take keyword arguments; a hook is removed also if an interrupt lost its handle",
     "a model cannot be restored after knobs",
 )
-HOOKS_BEFORE_FORWARD = attribute_names(
-    "torch.nn.Module",
-    "_forward_pre_hooks _forward_pre_hooks_with_kwargs _load_state_dict_pre_hooks",
-    nn.Module,
-    "tables from which a lazy module removes its own hooks when it is initialized",
-    "a user's lazy modules cannot be restored after a virtual GPU",
+HOOKS_BEFORE_FORWARD = (
+    MODULE_TABLES[4],
+    "_forward_pre_hooks_with_kwargs",
+    *attribute_names(
+        "torch.nn.Module",
+        "_load_state_dict_pre_hooks",
+        nn.Module,
+        "a table from which a lazy module removes its own hook when it is initialized",
+        "a user's lazy modules cannot be restored after a virtual GPU",
+    ),
 )
+"""Tables from which a lazy module removes its own hooks when it is initialized."""
 children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter(MODULE_TABLES[2])
 GLOBAL_HOOKS = tuple(
     replaceable(

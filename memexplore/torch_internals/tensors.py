@@ -108,6 +108,23 @@ swap_tensors: Callable[[torch.Tensor, torch.Tensor], None] = look_up(
     "moves a parameter in place; `torch.utils.swap_tensors` refuses where weak references exist",
     "models cannot be moved to a virtual GPU",
 )
+_is_functorch_wrapper: Callable[[Any], bool] = look_up(
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    "which tensors belong to `torch.func`",
+    "torch.func on a virtual GPU",
+)
+_unwrapped: Callable[[Any], Any] = look_up(
+    "torch._C._functorch.get_unwrapped", "the tensor inside those of `torch.func`", "torch.func on a virtual GPU"
+)
+
+
+def without_functorch(tensor: Any) -> Any:
+    """Return the tensor inside the wrappers of `torch.func`, the tensor itself where it has none."""
+    while _is_functorch_wrapper(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor
+
+
 _device: Any = look_up("torch._C.TensorBase.device", "a tensor's device, whatever its class overrides", NO_VIRTUAL_GPU)
 
 

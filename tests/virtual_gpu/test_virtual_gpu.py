@@ -320,3 +320,13 @@ def test_further_functions_of_torch_cuda_work(call: Callable[[], object]) -> Non
 def test_cuda_graphs_raise_a_clear_error() -> None:
     with pytest.raises(RuntimeError, match="a CUDA graph cannot be simulated on a virtual GPU"):
         torch.cuda.CUDAGraph()
+
+
+def test_tensors_inside_torch_func_are_on_the_gpu() -> None:
+    def per_row(x: torch.Tensor) -> torch.Tensor:
+        assert (str(x.device), x.is_cuda, x.is_meta) == ("cuda:0", True, False)
+        return x + torch.ones(4, device=x.device) + x.new_ones(4)
+
+    x = torch.ones(3, 4, device="cuda")
+    assert torch.func.vmap(per_row)(x).is_cuda
+    assert torch.func.grad(lambda x: per_row(x[0]).sum())(x).is_cuda

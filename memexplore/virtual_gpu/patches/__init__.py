@@ -7,7 +7,7 @@
 - `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards. `lazy_modules.py`: lazy
   modules.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
-- `storages.py`: methods of `torch.UntypedStorage`.
+- `higher_order.py`: `torch.cond`, loops and flex_attention. `storages.py`: methods of `torch.UntypedStorage`.
 - `getitem.py`: indexing as in older releases. `threads.py`: the modes in every thread.
 
 `VirtualGpu.patches` in device.py joins them in order. Tests interrupt switching at every line

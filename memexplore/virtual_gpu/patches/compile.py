@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +16,19 @@ from memexplore.virtual_gpu.tensors import values
 _NOTE = "torch.compile runs the eager code, which holds more or less than the compiled kernels would"
 
 
+_WRAPPERS = os.path.join("_dynamo", "eval_frame.py")
+"""The file of the wrappers that `torch.compile` returns."""
+_FLEX_WRAPPER = "_flex_attention_hop_wrapper"
+"""The function inside flex_attention that torch compiles if the user did not."""
+
+
 class EagerCompile:
     """`torch.compile` and `Module.compile` while a virtual GPU is on. Make it while they are not replaced."""
 
     def __init__(self) -> None:
         self._original = torch.compile
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """Modules that `Module.compile` has compiled."""
         self._stance_before: Any = None
         """The compiler's stance that `stop` restores; None while it is unchanged."""
 
@@ -36,9 +47,28 @@ class EagerCompile:
             self._stance_before = compiler_stance()
             torch.compiler.set_stance("force_eager")
 
+    def runs_compiled_code(self) -> bool:
+        """Return whether the user compiled a function or module that is running.
+
+        flex_attention compiles a function of its own, directly below it.
+        """
+        frame = sys._getframe(1)
+        below = 0
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename.endswith(_WRAPPERS):
+                below += 1
+                if below > 1:
+                    return True
+            elif code.co_name == "_wrapped_call_impl" and frame.f_locals.get("self") in self._modules:
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
+
     def function(self, model: Callable[..., Any] | None = None, **options: Any) -> Any:
         """`torch.compile`."""
-        values.assume(_NOTE)
+        if getattr(model, "__name__", "") != _FLEX_WRAPPER:
+            values.assume(_NOTE)
         if options.get("disable"):
             return self._original(model, **options)
         self._run_eagerly()
@@ -47,4 +77,5 @@ class EagerCompile:
 
     def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         """`Module.compile`."""
+        self._modules.add(module)
         values.assume(_NOTE)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from memexplore.torch_internals.cuda import device_constructors, device_module
 from memexplore.torch_internals.dispatch import function_mode_stack
+from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.tensors.tensor import CUDA, META, DeviceState, VirtualTensor
 
 _Tensor = torch.Tensor
@@ -140,6 +141,18 @@ def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _Tensor.type(*args, **kwargs)
 
 
+def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """Return a handler of a property, for which a wrapper of `torch.func` has the value of the tensor inside it."""
+    descriptor = getattr(_Tensor, name)
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inner = without_functorch(args[0])
+        return getattr(inner, name) if is_virtual(inner) else descriptor.__get__(args[0])
+
+    return read
+
+
+_PLACE = ("device", "is_cuda", "is_cpu", "is_meta")
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
     _Tensor.to: _to,
     _Tensor.cuda: _cuda,
@@ -148,6 +161,10 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
     _Tensor.pin_memory: _pin_memory,
     _Tensor.share_memory_: _share_memory,
     _Tensor.type: _type,
+    **{
+        getattr(_Tensor, name).__get__: _property_of_wrapped(name)
+        for name in ("device", "is_cuda", "is_meta", "is_cpu")
+    },
     torch.tensor: _from_data(torch.tensor),
     torch.as_tensor: _from_data(torch.as_tensor),
     torch.asarray: _from_data(torch.asarray),

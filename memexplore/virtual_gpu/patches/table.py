@@ -17,8 +17,9 @@ from torch import nn
 from memexplore.torch_internals import cuda as internal_cuda
 from memexplore.torch_internals import modules as internals
 from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.higher_order import HIGHER_ORDER_CALL
 from memexplore.virtual_gpu.kernels import encoder, rnn
-from memexplore.virtual_gpu.patches import autocast, cuda_api, cuda_objects, getitem
+from memexplore.virtual_gpu.patches import autocast, cuda_api, cuda_objects, getitem, higher_order
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backward, is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
@@ -55,6 +56,7 @@ def rows(
         Replace(torch.overrides, "has_torch_function", encoder.has_torch_function),
         Replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__),
         # Names that torch calls private.
+        Replace(*HIGHER_ORDER_CALL, higher_order.calling(HIGHER_ORDER_CALL.value, compiling.runs_compiled_code)),
         Replace(*internals.MODULE_APPLY, _method(moves.apply)),
         Replace(*internals.PARSE_TO, parsing(internals.PARSE_TO.value)),
         Replace(*internals.TRUNCATED_NORMAL, _truncated_normal(internals.TRUNCATED_NORMAL.value)),
