@@ -9,16 +9,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-
 from memexplore.gpu_catalogue import Gpu
 from memexplore.virtual_gpu.dispatch.mode import VirtualMode
-from memexplore.virtual_gpu.dispatch.work import Work
-
-LAUNCH = 5e-6
-"""Least seconds of a kernel that is launched from Python, as in eager PyTorch."""
-PCIE = 24e9
-"""Bytes per second between GPU and CPU: PCIe 4.0 x16, measured with pinned memory."""
+from memexplore.virtual_gpu.dispatch.work import Work, seconds_on
 
 
 class Cost(NamedTuple):
@@ -32,21 +25,8 @@ class Cost(NamedTuple):
         return sum(work.flops for work in self.works)
 
     def seconds(self, gpu: Gpu) -> float:
-        """Return the seconds on a GPU by the roofline model: arithmetic, memory or the launch bounds each kernel.
-
-        Source: Williams, Waterman and Patterson 2009. Good for ratios between two settings; too short as a time.
-        """
-        bandwidth = gpu.bandwidth or 500e9
-        fp32 = gpu.flops.fp32 or 1e13
-        # A GPU without units for bf16 computes it in fp32.
-        rates = {torch.float16: gpu.flops.fp16 or fp32, torch.bfloat16: gpu.flops.bf16 or fp32}
-        total = 0.0
-        for work in self.works:
-            if work.host:
-                total += work.bytes / PCIE
-            elif work.bytes:
-                total += max(work.flops / rates.get(work.dtype, fp32), work.bytes / bandwidth, LAUNCH)
-        return total
+        """Return the seconds on a GPU by the roofline model: good for ratios of two settings, too short as a time."""
+        return sum(map(seconds_on(gpu), self.works))
 
 
 class _CheckedList(list[Work]):

@@ -9,6 +9,7 @@ import torch
 
 from memexplore.torch_internals.table import (
     NO_VIRTUAL_GPU,
+    Attribute,
     look_up,
     look_up_or_none,
     replaceable,
@@ -21,6 +22,29 @@ LAZY_INIT = replaceable("torch.cuda._lazy_init", "a build for the CPU refuses", 
 EXCHANGE_DEVICE = replaceable("torch.cuda._exchange_device", "a build for the CPU has no devices", NO_VIRTUAL_GPU)
 MAYBE_EXCHANGE_DEVICE = replaceable(
     "torch.cuda._maybe_exchange_device", "a build for the CPU has no devices", NO_VIRTUAL_GPU
+)
+CUDART = replaceable("torch.cuda._cudart", "the CUDA runtime; a build for the CPU has none", "`torch.cuda.cudart()`")
+_CUDA_FUNCTIONS = (
+    "_cuda_getDevice _cuda_getDeviceCount _cuda_setDevice _cuda_exchangeDevice _cuda_maybeExchangeDevice "
+    "_cuda_getCurrentRawStream _cuda_getCurrentStream _cuda_getDefaultStream _cuda_isCurrentStreamCapturing "
+    "_cuda_synchronize _cuda_emptyCache _cuda_init"
+)
+CUDA_FUNCTIONS = tuple(
+    replaceable(
+        f"torch._C.{name}",
+        "other libraries call it; a build for the CPU lacks it",
+        "libraries such as bitsandbytes on a virtual GPU",
+        needed=lambda: torch.version.cuda is not None,
+    )
+    for name in _CUDA_FUNCTIONS.split()
+)
+CLEAR_CUBLAS_WORKSPACES = Attribute(torch._C, "_cuda_clearCublasWorkspaces")
+CUDA_DEVICE_TYPE = 1
+"""c10::DeviceType::CUDA, as a stream's `device_type`."""
+SUPPORTED_ACTIVITIES = replaceable(
+    "torch.autograd.profiler._supported_activities",
+    "a build for the CPU would record CUDA events around each op, and print an error for each",
+    "`torch.profiler` with CUDA activity on a virtual GPU",
 )
 NVTX = replaceable("torch.cuda.nvtx._nvtx", "a build for the CPU has no NVTX", "code with NVTX ranges on a virtual GPU")
 PIN_MEMORY = replaceable(

@@ -128,9 +128,16 @@ def attribute_names(kind: str, names: str, example: Callable[[], Any], why: str,
     return found
 
 
-def replaceable(name: str, why: str, if_missing: str, *, other_names: Sequence[str] = ()) -> Attribute:
-    """Add a row for a name that is replaced, and return its owner and name."""
+def replaceable(
+    name: str,
+    why: str,
+    if_missing: str,
+    *,
+    other_names: Sequence[str] = (),
+    needed: Callable[[], bool] = lambda: True,
+) -> Attribute:
+    """Add a row for a name that is replaced, and return its owner and name. The probe passes if not `needed`."""
     found = next(filter(_exists, (name, *other_names)), name)
-    TABLE.append(Internal(name, why, if_missing, lambda: _exists(found)))
+    TABLE.append(Internal(name, why, if_missing, lambda: _exists(found) or not needed()))
     owner, _, attribute = found.rpartition(".")
     return Attribute(_resolve(owner), attribute)

@@ -22,7 +22,7 @@ from memexplore.torch_internals.state import (
     PARAMETER_REGISTRATION_HOOKS,
 )
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
-from memexplore.virtual_gpu.dispatch import mode, runner
+from memexplore.virtual_gpu.dispatch import mode, runner, work
 from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
@@ -113,6 +113,7 @@ class VirtualGpu:
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""
         self.mode = mode.VirtualMode(self.allocator, self.workspaces, _plans_under(self.rules))
+        self.mode.seconds_of = work.seconds_on(gpu)
         self._moves = ModuleMoves()
         self._recorders: list[Any] = []
 

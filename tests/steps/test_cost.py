@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore import gpu_catalogue
-from memexplore.steps.cost import LAUNCH, PCIE, Cost, measuring
+from memexplore.steps.cost import Cost, measuring
 from memexplore.virtual_gpu.device import active
-from memexplore.virtual_gpu.dispatch.work import Work
+from memexplore.virtual_gpu.dispatch.work import LAUNCH, PCIE, Work
 
 
 def cost_of(function) -> Cost:

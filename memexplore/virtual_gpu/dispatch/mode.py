@@ -118,6 +118,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             for name, value in kwargs.items():
                 key.append(name)
                 plans.extend_key(key, tensors, (value,))
+            if "device" in kwargs and kwargs.get("dtype") is None:
+                key.append(torch.get_default_dtype())
         observer = self.observer
         if observer is not None:
             observer.op(func, args)

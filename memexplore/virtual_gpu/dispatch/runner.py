@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -93,12 +94,41 @@ class PlanRunner:
         self.observer: Observer | None = None
         self.work_log: list[Work] | None = None
         """Gets the work of every op."""
+        self.seconds_of: Callable[[Work], float] = lambda work: 0.0
+        self._sizes: dict[int, int] = {}
+        """Address -> bytes of the blocks that belong to no tensor."""
+        self._clock: float | None = None
+        """Seconds of all ops since somebody asked for the time; None before."""
         self.has_earlier_tensors = False
         """Whether storages of an earlier virtual GPU are alive, which are allocated here when they are used."""
         self.has_shrunk_storages = any(not ref.size for ref in list(live_storages.values()))
         """Whether `resize_` has made a storage smaller than its tensors (shrunk_storages.py)."""
         self.keeps_real_targets = False
         """Whether a copy into a CPU tensor leaves its values, because the GPU has the same ones."""
+
+    def time(self) -> float:
+        """Return the seconds that the GPU needs for all ops since the first call, by the roofline model."""
+        if self._clock is None:
+            self._clock = 0.0
+        return self._clock
+
+    def allocate(self, size: int, name: str) -> int:
+        """Allocate a block that belongs to no tensor, for a function of a name, and return its address."""
+        address = self._allocate(size, name, (), 0, Category.UNKNOWN)
+        self._sizes[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        """Free a block that `allocate` returned. Raises ValueError for any other address."""
+        if address not in self._sizes:
+            raise ValueError(f"invalid device pointer: {address:#x}")
+        self._free(address, self._sizes.pop(address))
+
+    def free_workspaces(self) -> None:
+        """Free the cuBLAS workspaces, which the next matrix product of each thread allocates again."""
+        for address in self.workspaces.kept.values():
+            self._free(address, self.workspaces.size)
+        self.workspaces.kept.clear()
 
     def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Allocate the memory of a plan and return its outputs.
@@ -108,6 +138,8 @@ class PlanRunner:
         outputs = plan.outputs
         if self.work_log is not None and plan.work is not None:
             self.work_log.append(plan.work)
+        if self._clock is not None and plan.work is not None:
+            self._clock += self.seconds_of(plan.work)
         addresses: dict[int, int] = {}
         try:
             if plan.requests is None:
@@ -275,6 +307,11 @@ class PlanRunner:
 
 
 _active: PlanRunner | None = None
+
+
+def active() -> PlanRunner | None:
+    """Return the runner of the virtual GPU that is on, or None."""
+    return _active
 
 
 def set_active(runner: PlanRunner | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from memexplore.gpu_catalogue import Gpu
 from memexplore.torch_internals.dispatch import packet_or_none, schema_of
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, View
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
@@ -27,6 +28,30 @@ class Work(NamedTuple):
 
 NONE = Work(0, 0, torch.float32, False)
 """The work of a view."""
+
+
+LAUNCH = 5e-6
+"""Least seconds of a kernel that is launched from Python, as in eager PyTorch."""
+PCIE = 24e9
+"""Bytes per second between GPU and CPU: PCIe 4.0 x16, measured with pinned memory."""
+
+
+def seconds_on(gpu: Gpu) -> Callable[[Work], float]:
+    """Return a function of an op's work, its seconds on a GPU by the roofline model.
+
+    Arithmetic, memory or the launch bounds each kernel. Source: Williams, Waterman and Patterson 2009.
+    """
+    bandwidth = gpu.bandwidth or 500e9
+    fp32 = gpu.flops.fp32 or 1e13
+    # A GPU without units for bf16 computes it in fp32.
+    rates = {torch.float16: gpu.flops.fp16 or fp32, torch.bfloat16: gpu.flops.bf16 or fp32}
+
+    def seconds(work: Work) -> float:
+        if work.host:
+            return work.bytes / PCIE
+        return max(work.flops / rates.get(work.dtype, fp32), work.bytes / bandwidth, LAUNCH) if work.bytes else 0.0
+
+    return seconds
 
 
 def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: list[Any]) -> Work:

@@ -5,6 +5,7 @@ Memory statistics come from the allocator model. There is one device, its work r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -12,12 +13,14 @@ import torch
 
 from memexplore.allocator import Allocator
 from memexplore.gpu_catalogue import Gpu
-from memexplore.torch_internals.cuda import EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
+from memexplore.torch_internals.cuda import CUDART, EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
 from memexplore.virtual_gpu.dispatch import runner
-from memexplore.virtual_gpu.patches import cuda_objects
-from memexplore.virtual_gpu.patches.cuda_objects import DeviceContext, Properties, VirtualEvent, VirtualStream
+from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
+from memexplore.virtual_gpu.patches import cuda_objects, streams
+from memexplore.virtual_gpu.patches.cuda_objects import Cudart, DeviceContext, Properties, refused
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.values import NotSimulated
 
 _READ_PROPERTIES = frozenset(
     "get_device_name get_device_properties mem_get_info memory_stats memory_stats_as_nested_dict memory_allocated "
@@ -31,8 +34,14 @@ class Device(Protocol):
     """The part of a virtual GPU that `torch.cuda` needs."""
 
     gpu: Gpu
+    release: str
     allocator: Allocator
+    workspaces: Workspaces
     properties_read: bool
+
+    @property
+    def mode(self) -> runner.PlanRunner:
+        """The dispatch mode, which runs plans."""
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""
@@ -61,9 +70,8 @@ def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
 
 def functions(device: Device) -> dict[str, Any]:
     """Return the names of `torch.cuda` that are replaced while `device` is on, and their replacements."""
-    gpu, allocator = device.gpu, device.allocator
+    gpu, allocator, run = device.gpu, device.allocator, device.mode
     properties = Properties(gpu)
-    stream = VirtualStream()
 
     def nested() -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -92,6 +100,26 @@ def functions(device: Device) -> dict[str, Any]:
 
     def set_sync_mode(mode: int | str) -> None:
         sync_mode[0] = {"default": 0, "warn": 1, "error": 2}.get(mode, 0) if isinstance(mode, str) else mode
+
+    def allocate(size: int, device: Any = None, stream: Any = None) -> int:
+        renamed(device)
+        with runner.lock:
+            return run.allocate(size, "caching_allocator_alloc")
+
+    def delete(address: int) -> None:
+        with runner.lock:
+            run.free(address)
+
+    def enable_caching(value: bool = True) -> None:
+        if not value:
+            raise NotSimulated(
+                "a GPU without the caching allocator cannot be simulated on a virtual GPU: leave it enabled, "
+                "or profile on a real GPU"
+            )
+
+    def processes(device: Any = None) -> str:
+        renamed(device)
+        return f"GPU:0\nprocess {os.getpid():>10d} uses {allocator.reserved / 1024**2:>12.3f} MB GPU memory"
 
     def state(device: Any = None) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8)
@@ -122,6 +150,7 @@ def functions(device: Device) -> dict[str, Any]:
         "empty_cache": lambda: device.empty_cache(),
         "get_allocator_backend": _always("native"),
         "host_memory_stats": dict,
+        "host_memory_stats_as_nested_dict": dict,
         "reset_peak_host_memory_stats": _pass,
         "reset_accumulated_host_memory_stats": _pass,
         "memory_stats": _of_device(allocator.stats),
@@ -141,14 +170,16 @@ def functions(device: Device) -> dict[str, Any]:
         "get_per_process_memory_fraction": lambda device=None: fraction[0],
         "memory_snapshot": lambda *args, **kwargs: allocator.snapshot(),
         "utilization": _always(0),
-        "Stream": VirtualStream,
-        "Event": VirtualEvent,
-        "stream": cuda_objects.on_stream,
-        "current_stream": _always(stream),
-        "default_stream": _always(stream),
-        "set_stream": _pass,
-        "is_current_stream_capturing": _always(False),
+        **streams.functions(),
         "current_blas_handle": _always(0),
+        "current_solver_handle": _always(0),
+        CUDART.name: Cudart(free_and_total),
+        "caching_allocator_alloc": allocate,
+        "caching_allocator_delete": delete,
+        "caching_allocator_enable": enable_caching,
+        "list_gpu_processes": processes,
+        "device_memory_used": _of_device(lambda: gpu.outside + allocator.reserved),
+        "memory_usage": _of_device(_always(0)),
         "manual_seed": _pass,
         "manual_seed_all": _pass,
         "seed": _pass,
@@ -160,8 +191,16 @@ def functions(device: Device) -> dict[str, Any]:
         "set_rng_state_all": _pass,
         "default_generators": (cuda_objects.Generator("cuda"),),
         **{name: cuda_objects.tensor_type(name, dtype) for name, dtype in cuda_objects.TENSOR_TYPES.items()},
-        **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), cuda_objects.refused("a CUDA graph")),
-        **dict.fromkeys(("MemPool", "use_mem_pool", "CUDAPluggableAllocator"), cuda_objects.refused("a memory pool")),
+        **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"), refused("a CUDA graph")),
+        **dict.fromkeys(("MemPool", "use_mem_pool"), refused("a memory pool")),
+        **dict.fromkeys(("CUDAPluggableAllocator", "change_current_allocator"), refused("another allocator")),
+        "GreenContext": refused("a green context"),
+        **{name: refused("a sensor of the GPU") for name in ("temperature", "power_draw", "clock_rate")},
+        **{
+            name: refused("a storage without a tensor", "make a tensor")
+            for name, value in vars(torch.cuda).items()
+            if name.endswith("Storage") and isinstance(value, type)
+        },
     }
     for name in _READ_PROPERTIES & replacements.keys():
         replacements[name] = _noting(device, replacements[name])
@@ -180,53 +219,28 @@ def _noting(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def accelerator(functions: dict[str, Any]) -> dict[str, Any]:
     """Return the names of `torch.accelerator` and their replacements, given those of `torch.cuda`."""
+    names = (
+        "empty_cache memory_stats memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+        "reset_peak_memory_stats reset_accumulated_memory_stats is_available device_count current_stream set_stream "
+        "synchronize"
+    ).split()
     return {
-        **{name: functions[name] for name in MEMORY_NAMES},
-        "current_accelerator": _always(torch.device("cuda")),
-        "is_available": _always(True),
-        "device_count": _always(1),
+        **{name: functions[name] for name in names},
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": _always(0),
         "current_device_idx": _always(0),
-        "set_device_index": _pass,
-        "set_device_idx": _pass,
-        "synchronize": _pass,
-        "current_stream": _always(VirtualStream()),
-        "set_stream": _pass,
+        "set_device_index": functions["set_device"],
+        "set_device_idx": functions["set_device"],
+        "device_index": DeviceContext,
+        "get_memory_info": functions["mem_get_info"],
+        "get_device_capability": _of_device(lambda: {"supported_dtypes": set(_DTYPES)}),
+        "empty_host_cache": _pass,
+        "Graph": functions["CUDAGraph"],
     }
 
 
-# Names that `torch.cuda.memory` and `torch.cuda.random` share with `torch.cuda`.
-MEMORY_NAMES = (
-    "empty_cache",
-    "memory_stats",
-    "memory_stats_as_nested_dict",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_cached",
-    "max_memory_cached",
-    "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_max_memory_cached",
-    "reset_accumulated_memory_stats",
-    "mem_get_info",
-    "set_per_process_memory_fraction",
-    "get_per_process_memory_fraction",
-    "get_allocator_backend",
-    "memory_snapshot",
-)
-RANDOM_NAMES = (
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-    "seed_all",
-    "initial_seed",
-    "get_rng_state",
-    "get_rng_state_all",
-    "set_rng_state",
-    "set_rng_state_all",
-)
+_DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype) and value.itemsize)
+"""What `getDeviceCapability` of c10/cuda lists: every dtype."""
 
 
 def record_stream(tensor: Any, stream: Any) -> None:

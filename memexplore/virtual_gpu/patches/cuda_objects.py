@@ -1,97 +1,54 @@
-"""Classes of `torch.cuda` on a virtual GPU: streams, events, generators, device properties, tensor types."""
+"""Classes of `torch.cuda` on a virtual GPU: generators, device properties, the runtime, tensor types."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
+from memexplore.gpu_catalogue import Gpu
+from memexplore.virtual_gpu.kernels.cuda_build import Build
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors.tensor import CUDA
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 
-
-class VirtualStream:
-    """A CUDA stream of a device that runs all work in order, so that none is ever pending."""
-
-    cuda_stream = 0
-    stream_id = 0
-    device = CUDA
-    device_index = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        """Return at once: no work is pending."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Return at once: no work is pending."""
-
-    def wait_event(self, event: Any) -> None:
-        """Return at once: no work is pending."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """Return an event that has happened already."""
-        return event or VirtualEvent()
-
-    def query(self) -> bool:
-        """Whether all work is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured on the stream."""
-        return False
-
-    def __enter__(self) -> VirtualStream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-class VirtualEvent:
-    """A CUDA event. The virtual device has no clock: the time between two events is 0 ms."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        """Return at once: no work is pending."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Return at once: no work is pending."""
-
-    def synchronize(self) -> None:
-        """Return at once: no work is pending."""
-
-    def query(self) -> bool:
-        """Whether the event has happened."""
-        return True
-
-    def elapsed_time(self, end: Any) -> float:
-        """Milliseconds between two events."""
-        return 0.0
+_L2 = (
+    *(("T4", 4), ("P100", 4), ("V100", 6), ("A100", 40), ("A10", 6), ("A40", 6), ("L40", 96), ("L4", 48)),
+    *(("H100", 50), ("H200", 50), ("GH200", 50), ("B200", 126), ("RTX 30", 6), ("RTX A", 6), ("RTX 4090", 72)),
+    *(("RTX 4080", 64), ("RTX 40", 32), ("RTX 6000", 96), ("RTX 5090", 96), ("RTX PRO", 128), ("RTX 50", 48)),
+)
+"""MiB of the level-2 cache by the beginning of the catalogue key: architecture whitepapers of NVIDIA."""
 
 
 class Properties:
-    """The result of `torch.cuda.get_device_properties()` for a GPU of the catalogue."""
+    """The result of `torch.cuda.get_device_properties()` for a GPU of the catalogue.
 
-    def __init__(self, gpu: Any) -> None:
-        self.name = gpu.name
+    Sizes by compute capability: table 'Technical Specifications' of the CUDA C++ programming guide.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.name = self.gcnArchName = gpu.name
         self.major, self.minor = gpu.compute_capability
         self.total_memory = gpu.total
         self.multi_processor_count = gpu.multiprocessors
-        self.is_integrated = 0
-        self.is_multi_gpu_board = 0
+        self.is_integrated = self.is_multi_gpu_board = 0
         self.warp_size = 32
-        self.max_threads_per_multi_processor = 1536 if self.major == 8 and self.minor != 0 else 2048
+        self.max_threads_per_block = 1024
+        self.max_threads_per_multi_processor = Build((2, 13), gpu.compute_capability).resident_threads
         self.shared_memory_per_block = 48 * 1024
+        self.shared_memory_per_multiprocessor = _shared_memory(self.major, self.minor) * 1024
+        # One KiB of each block is the system's from compute capability 8 on.
+        self.shared_memory_per_block_optin = self.shared_memory_per_multiprocessor - 1024 * (self.major >= 8)
         self.regs_per_multiprocessor = 65536
-        self.gcnArchName = ""
-        self.L2_cache_size = 0
+        self.L2_cache_size = next((size for name, size in _L2 if gpu.key.startswith(name)), 4) * 1024**2
+        # Kilohertz and bits; the product of clock and width is the bandwidth, with two transfers in each cycle.
+        self.clock_rate = 1_500_000
+        self.memory_bus_width = 256
+        self.memory_clock_rate = int((gpu.bandwidth or 500e9) * 8 / 256 / 2 / 1000)
+        self.pci_bus_id = self.pci_device_id = self.pci_domain_id = 0
+        self.uuid = uuid.uuid5(uuid.NAMESPACE_OID, gpu.key)
 
     def __repr__(self) -> str:
         return (
@@ -100,10 +57,15 @@ class Properties:
         )
 
 
-@contextlib.contextmanager
-def on_stream(stream: Any = None) -> Iterator[None]:
-    """`with torch.cuda.stream(stream):`."""
-    yield
+def _shared_memory(major: int, minor: int) -> int:
+    """Return the KiB of shared memory of a multiprocessor."""
+    if major == 7:
+        return 64 if minor == 5 else 96
+    if major == 8:
+        return {0: 164, 7: 164}.get(minor, 100)
+    if major in (9, 10, 11):
+        return 228
+    return 100 if major >= 12 else 64
 
 
 class DeviceContext:
@@ -124,6 +86,31 @@ class Nvtx:
     """NVTX, the profiler's ranges: every function does nothing and returns 0."""
 
     def __getattr__(self, name: str) -> Any:
+        return lambda *args: 0
+
+
+class Cudart:
+    """The functions of the CUDA runtime that `torch.cuda.cudart()` has; those without an effect return success."""
+
+    class cudaError(int):  # noqa: N801
+        """Error code of a function of the runtime."""
+
+        success = 0
+
+    def __init__(self, free_and_total: Callable[[], tuple[int, int]]) -> None:
+        self._free_and_total = free_and_total
+
+    def cudaMemGetInfo(self, device: int = 0) -> tuple[int, int]:  # noqa: N802
+        """Return free and total bytes."""
+        return self._free_and_total()
+
+    def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
+        """Return the text of an error code."""
+        return "no error" if code == 0 else "unrecognized error code"
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
         return lambda *args: 0
 
 
@@ -161,7 +148,10 @@ def tensor_type(name: str, dtype: torch.dtype) -> type:
     """Return a class such as `torch.cuda.FloatTensor`."""
 
     def make(cls: Any, *sizes_or_data: Any) -> torch.Tensor:
-        if len(sizes_or_data) == 1 and isinstance(sizes_or_data[0], list | tuple):
+        first = sizes_or_data[0] if len(sizes_or_data) == 1 else None
+        if isinstance(first, torch.Tensor):
+            return first.to(CUDA, dtype)
+        if isinstance(first, list | tuple) and not isinstance(first, torch.Size):
             return torch.tensor(sizes_or_data[0], dtype=dtype, device="cuda")
         return torch.empty(*(sizes_or_data or (0,)), dtype=dtype, device="cuda")
 
@@ -182,10 +172,10 @@ TENSOR_TYPES = {
 }
 
 
-def refused(what: str) -> type:
+def refused(what: str, instead: str = "leave it out") -> type:
     """Return a class of `torch.cuda` whose use raises NotSimulated; `what` names it in the message."""
 
     def refuse(cls: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSimulated(f"{what} cannot be simulated on a virtual GPU: leave it out, or profile on a real GPU")
+        raise NotSimulated(f"{what} cannot be simulated on a virtual GPU: {instead}, or profile on a real GPU")
 
     return type("Refused", (), {"__new__": refuse})

@@ -47,7 +47,7 @@ def _target_function(map_location: Any) -> Callable[[Any, str], str]:
             target = saved if target is None else target.device
         elif map_location is None:
             target = saved
-        device = renamed(target if isinstance(target, torch.device) else torch.device(target))
+        device = renamed(target if isinstance(target, int | torch.device) else torch.device(target))
         return "cuda" if device is META else str(device)
 
     return target_of

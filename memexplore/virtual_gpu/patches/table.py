@@ -19,7 +19,15 @@ from memexplore.torch_internals import modules as internals
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.higher_order import HIGHER_ORDER_CALL
 from memexplore.virtual_gpu.kernels import encoder, rnn
-from memexplore.virtual_gpu.patches import autocast, cuda_api, cuda_objects, getitem, higher_order
+from memexplore.virtual_gpu.patches import (
+    autocast,
+    cuda_api,
+    cuda_objects,
+    getitem,
+    higher_order,
+    torch_c,
+    torch_names,
+)
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backward, is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
@@ -36,13 +44,15 @@ def rows(
     accelerator = cuda_api.accelerator(functions)
     return [
         *(Replace(torch.cuda, name, function) for name, function in functions.items()),
-        *(Replace(torch.cuda.memory, name, functions[name]) for name in cuda_api.MEMORY_NAMES),
-        *(Replace(torch.cuda.random, name, functions[name]) for name in cuda_api.RANDOM_NAMES),
+        *_aliases(torch.cuda, functions, _CUDA_MODULES),
         *(
             Replace(torch.accelerator, name, function)
             for name, function in accelerator.items()
             if hasattr(torch.accelerator, name)
         ),
+        *_aliases(torch.accelerator, accelerator, _ACCELERATOR_MODULES),
+        *torch_c.rows(device.mode, functions),
+        *torch_names.rows(device, functions),
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),
@@ -79,6 +89,20 @@ def rows_of_release(release: tuple[int, int]) -> list[Replace]:
     if release < getitem.SKIPPED_SINCE:
         return [Replace(VirtualTensor, "__getitem__", getitem.getitem)]
     return []
+
+
+_CUDA_MODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
+_ACCELERATOR_MODULES = (torch.accelerator.memory,)
+
+
+def _aliases(owner: Any, functions: dict[str, Any], modules: tuple[Any, ...]) -> list[Replace]:
+    """Return the replacements of the same names in the modules that define them, or that import them."""
+    return [
+        Replace(module, name, function)
+        for module in modules
+        for name, function in functions.items()
+        if name in vars(module) and vars(module)[name] is vars(owner).get(name)
+    ]
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
