@@ -138,7 +138,7 @@ class Meta(NamedTuple):
     """Operating system whose driver places the segments of a replay (`allocator.placement`)."""
 
 
-_COLUMNS: dict[str, Any] = {
+COLUMNS: dict[str, Any] = {
     "time": np.int64,
     "action": np.uint8,
     "address": np.int64,
@@ -151,12 +151,6 @@ _COLUMNS: dict[str, Any] = {
     "module": np.int32,
     "stack": np.int32,
 }
-
-
-def _meta(values: dict[str, Any]) -> Meta:
-    """Return metadata from its JSON object; files of earlier releases lack some fields."""
-    typed = {"source": Source, "ending": Ending, "os": Os, "notes": tuple, "trained_on_cpu": tuple}
-    return Meta(**{name: typed.get(name, lambda value: value)(value) for name, value in values.items()})
 
 
 def _analysis(name: str) -> Any:
@@ -218,9 +212,9 @@ class Tape:
 
         Raises ValueError for columns of different lengths, an unknown column, or an index outside its table.
         """
-        unknown = set(columns) - set(_COLUMNS)
+        unknown = set(columns) - set(COLUMNS)
         if unknown:
-            raise ValueError(f"a Tape has no columns {sorted(unknown)}; use some of {list(_COLUMNS)}")
+            raise ValueError(f"a Tape has no columns {sorted(unknown)}; use some of {list(COLUMNS)}")
         lengths = {len(values) for values in columns.values()}
         if len(lengths) > 1:
             raise ValueError(f"the columns have different lengths {sorted(lengths)}; give columns of one length")
@@ -228,7 +222,7 @@ class Tape:
         neutral = {"address": -1, "op": -1, "module": -1, "stack": -1, "size": 0, "stream": 0, "step": 0}
         neutral |= {"category": Category.UNKNOWN, "phase": Phase.OTHER, "action": Action.ALLOC}
         arrays = {}
-        for name, dtype in _COLUMNS.items():
+        for name, dtype in COLUMNS.items():
             if name in columns:
                 array = np.asarray(columns[name], dtype=dtype)
             elif name == "time":
@@ -250,7 +244,7 @@ class Tape:
 
     def __getitem__(self, rows: slice) -> Tape:
         """Return the rows of a slice, with the same tables and metadata."""
-        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def replace(self, **changes: Any) -> Tape:
         """Return a copy with some columns, tables or metadata replaced."""
@@ -264,7 +258,7 @@ class Tape:
         (True, False)
         """
         same_tables = (self.ops, self.modules, self.stacks) == (other.ops, other.modules, other.stacks)
-        columns = (name for name in _COLUMNS if name != "time")
+        columns = (name for name in COLUMNS if name != "time")
         return same_tables and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
 
     def peak(self, curve: Literal["requested", "allocated", "active", "reserved"] = "allocated") -> tuple[int, int]:
@@ -331,7 +325,7 @@ class Tape:
         """Return a DataFrame with one row per event and indices as text; `stack` is the innermost ``file:line``."""
         import pandas
 
-        frame = pandas.DataFrame({name: getattr(self, name) for name in _COLUMNS})
+        frame = pandas.DataFrame({name: getattr(self, name) for name in COLUMNS})
         for name, words in (
             ("action", [action.name.lower() for action in Action]),
             ("category", [category.text for category in Category]),
@@ -354,7 +348,7 @@ class Tape:
         stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in self.stacks]
         tables = {"ops": self.ops, "modules": self.modules, "frames": list(frames), "stacks": stacks}
         meta = self.meta._asdict() | {"versions": dict(self.meta.versions)}
-        table = pyarrow.table({name: getattr(self, name) for name in _COLUMNS})
+        table = pyarrow.table({name: getattr(self, name) for name in COLUMNS})
         table = table.replace_schema_metadata(
             {"memexplore.tape": json.dumps(meta), "memexplore.tables": json.dumps(tables)}
         )
@@ -362,29 +356,8 @@ class Tape:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tape:
-        """Return the tape in a file that `save` wrote.
+        """Return the tape in a file that `save` wrote (`tape_file`).
 
         Raises ValueError for a damaged file or a file that `save` did not write.
         """
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            table = pyarrow.parquet.read_table(os.fspath(path))
-            metadata = table.schema.metadata or {}
-            meta = json.loads(metadata[b"memexplore.tape"])
-            tables = json.loads(metadata[b"memexplore.tables"])
-            frames = [Frame(*frame) for frame in tables["frames"]]
-            return cls.from_columns(
-                {name: table.column(name).to_numpy() for name in _COLUMNS},
-                meta=_meta(meta),
-                ops=tables["ops"],
-                modules=tables["modules"],
-                stacks=[tuple(frames[number] for number in stack) for stack in tables["stacks"]],
-            )
-        except FileNotFoundError:
-            raise
-        except (pyarrow.ArrowException, KeyError, TypeError, ValueError, IndexError, OSError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} is not a readable tape ({error}); give a file that Tape.save wrote"
-            ) from error
+        return importlib.import_module("memexplore.tape_file").read_tape(os.fspath(path))

@@ -31,4 +31,14 @@ def _growing() -> Make:
     return make
 
 
-KINDS: dict[str, Callable[[], Make]] = {"snapshots": _snapshots, "growing": _growing}
+def _tapes() -> Make:
+    from tests.fuzz import reading, tapes
+
+    def make(number: int) -> Input:
+        data = tapes.make(number)
+        return Input(data, len(data), lambda: reading.read_bytes(data, random.Random(number)))
+
+    return make
+
+
+KINDS: dict[str, Callable[[], Make]] = {"snapshots": _snapshots, "growing": _growing, "tapes": _tapes}

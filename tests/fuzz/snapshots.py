@@ -48,6 +48,10 @@ SCALARS: tuple[Any, ...] = (
 )
 
 
+LARGE = 4
+"""The number of the content that has steps, layers and stacks; its file has 20 kB, the others have 1 kB."""
+
+
 @functools.cache
 def contents() -> tuple[Any, ...]:
     """Return the contents of snapshots that can be read: small ones, each with something that the others lack."""
@@ -78,19 +82,29 @@ def files() -> tuple[bytes, ...]:
     return tuple(pickle.dumps(content, protocol) for content in contents() for protocol in (0, 2, 4))
 
 
+def _new_content(rng: random.Random) -> Any:
+    """Return the content of a snapshot that may be changed; unlike a deep copy this takes no time."""
+    return pickle.loads(files()[3 * _content(rng) + 2])
+
+
+def _content(rng: random.Random) -> int:
+    """Return the number of a content; the large one is one of 30."""
+    return LARGE if not rng.randrange(30) else rng.choice([at for at in range(len(contents())) if at != LARGE])
+
+
 def damaged(number: int) -> bytes:
     """Return a snapshot file with some bytes changed, removed, repeated or taken from another one."""
     rng = random.Random(number)
-    data = bytearray(rng.choice(files()))
+    data = bytearray(files()[3 * _content(rng) + rng.randrange(3)])
     packed = rng.random() < 0.05
     if packed:
         data = bytearray(gzip.compress(data, 1, mtime=0))
-    damage(data, rng, OPCODES)
+    damage(data, rng, OPCODES, files())
     return bytes(data) if packed or rng.random() < 0.95 else gzip.compress(data, 1, mtime=0)
 
 
-def damage(data: bytearray, rng: random.Random, favourites: bytes) -> None:
-    """Change 1 to 8 places of a file."""
+def damage(data: bytearray, rng: random.Random, favourites: bytes, sources: tuple[bytes, ...]) -> None:
+    """Change 1 to 8 places of a file: to any byte or a favourite, or to a piece of another file."""
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         at = rng.randrange(len(data) + 1)
         length = rng.choice((1, 1, 2, 4, 8, 50))
@@ -106,7 +120,7 @@ def damage(data: bytearray, rng: random.Random, favourites: bytes) -> None:
             case 4:
                 data[at:at] = data[at : at + length] * rng.choice((1, 2, 30))
             case 5:
-                source = rng.choice(files())
+                source = rng.choice(sources)
                 start = rng.randrange(len(source))
                 data[at : at + length] = source[start : start + length]
             case _:
@@ -116,7 +130,7 @@ def damage(data: bytearray, rng: random.Random, favourites: bytes) -> None:
 def changed(number: int) -> bytes:
     """Return a snapshot whose structure was changed in some places, as a pickle of protocol 2 to 4."""
     rng = random.Random(number)
-    content = copy.deepcopy(rng.choice(contents()))
+    content = _new_content(rng)
     for _ in range(rng.choice((1, 1, 2, 3, 6))):
         _change(content, rng)
     return pickle.dumps(content, rng.choice((2, 3, 4, 4, 4)))
@@ -124,7 +138,7 @@ def changed(number: int) -> bytes:
 
 def _change(content: Any, rng: random.Random) -> None:
     """Change one entry of a list or dictionary at a random depth."""
-    holder, key = _place(content, rng)
+    holder, key = place_in(content, rng)
     if holder is None:
         return
     match rng.randrange(8):
@@ -135,7 +149,7 @@ def _change(content: Any, rng: random.Random) -> None:
         case 2 if type(holder) is list:
             rng.shuffle(holder)
         case 3:
-            other, name = _place(content, rng)
+            other, name = place_in(content, rng)
             if other is not None:
                 holder[key] = other[name]  # shared, perhaps with what holds it
         case 4 if type(holder) is dict:
@@ -148,7 +162,7 @@ def _change(content: Any, rng: random.Random) -> None:
             holder[key] = rng.choice(SCALARS)
 
 
-def _place(content: Any, rng: random.Random) -> tuple[Any, Any]:
+def place_in(content: Any, rng: random.Random) -> tuple[Any, Any]:
     """Return a list or dictionary somewhere inside, and one of its keys; None without one."""
     place: tuple[Any, Any] = (None, None)
     current = content
@@ -164,10 +178,10 @@ PLACE = "@@%d@@"
 def hostile(number: int) -> bytes:
     """Return a snapshot with 1 to 3 values that only opcodes can describe: nested, shared, endless."""
     rng = random.Random(number)
-    content = copy.deepcopy(rng.choice(contents()))
+    content = _new_content(rng)
     count = rng.choice((1, 1, 2, 3))
     for index in range(count):
-        holder, key = _place(content, rng)
+        holder, key = place_in(content, rng)
         if holder is not None:
             holder[key] = PLACE % index
     data = pickle.dumps(content, 4)
