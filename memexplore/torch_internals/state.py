@@ -103,6 +103,21 @@ def compiler_is_imported() -> bool:
     return _COMPILER in sys.modules
 
 
+def compiler_rules() -> Any:
+    """Module with the rules of `torch.compile` for functions of torch, which `init_process_group` clears."""
+    return importlib.import_module("torch._dynamo.trace_rules")
+
+
+TABLE.append(
+    Internal(
+        "torch._dynamo.trace_rules.clear_lru_cache",
+        "the rules are made once, by the functions of an unpatched torch",
+        "torch.compile after `init_process_group` on a virtual GPU",
+        lambda: hasattr(compiler_rules(), "clear_lru_cache"),
+    )
+)
+
+
 def compiler_stance() -> Any:
     """The stance of `torch.compile`. Imports the compiler, which takes seconds the first time."""
     return importlib.import_module(_COMPILER)._stance

@@ -32,7 +32,7 @@ from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
-from memexplore.virtual_gpu.tensors import tensor, values
+from memexplore.virtual_gpu.tensors import local_device, tensor, values
 
 _active: VirtualGpu | None = None
 _plans: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
@@ -151,6 +151,8 @@ class VirtualGpu:
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             Replace(state, "gpu_name", self.gpu.name),
+            Replace(state, "cuda", local_device.from_environment()),
+            Replace(state, "ranks", 1),
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),

@@ -29,6 +29,7 @@ from memexplore.torch_internals.distributed import (
 from memexplore.virtual_gpu.distributed import ranks
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
 from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 
 ASSUMED = "every rank of a process group has tensors of the same sizes and values as this rank"
 _EXCEPTION_HOOK = "_distributed_excepthook"
@@ -99,7 +100,9 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
             use_custom_backend(group)
             world.pg_map[group] = (backend, world.pg_map[group][1])
             world.pg_backend_config[group] = str(requested)
-            if size > 1:
+            if not members:
+                DeviceState.ranks = size
+            if size > 1 and not members:
                 values.note(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
         return made
 

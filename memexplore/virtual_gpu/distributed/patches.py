@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE
+from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE, c10d
+from memexplore.torch_internals.state import compiler_is_imported, compiler_rules
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.distributed import data_parallel, groups, works
 from memexplore.virtual_gpu.patches import install
@@ -17,8 +20,11 @@ def patches(runner: PlanRunner) -> list[Patch]:
     """Return the patches of process groups, collectives and DistributedDataParallel."""
     if not AVAILABLE:
         return []
-    dtensors = _DTensorPatches()
+    dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
+    modules = (torch.distributed, c10d, torch.distributed.device_mesh)
+    start = _starting(torch.distributed.init_process_group, rules)
     return [
+        *(Replace(module, "init_process_group", start) for module in modules),
         Replace(ACCELERATOR.owner, ACCELERATOR.name, _accelerator),
         *groups.patches(dtensors.install),
         *works.patches(),
@@ -27,21 +33,41 @@ def patches(runner: PlanRunner) -> list[Patch]:
     ]
 
 
-class _DTensorPatches:
-    """The patches of DTensor, which are made at most once for a block: importing DTensor takes 0.5 s."""
+def _starting(original: Callable[..., Any], rules: _Once) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if compiler_is_imported():
+            rules.install()
+        return original(*args, **kwargs)
 
-    def __init__(self) -> None:
+    return init_process_group
+
+
+def _of_dtensor() -> list[Patch]:
+    # Importing DTensor takes 0.5 s.
+    from memexplore.virtual_gpu.distributed import dtensor
+
+    return dtensor.patches()
+
+
+def _of_compiler_rules() -> list[Patch]:
+    return [Replace(compiler_rules(), "clear_lru_cache", lambda: None)]
+
+
+class _Once:
+    """Patches that are made at most once for a block, when it needs them."""
+
+    def __init__(self, make: Callable[[], list[Patch]]) -> None:
+        self._make = make
         self._made = False
 
     def patches(self) -> list[Patch]:
         """Return the patches, and remember that they are made."""
-        from memexplore.virtual_gpu.distributed import dtensor
-
         self._made = True
-        return dtensor.patches()
+        return self._make()
 
     def install(self) -> None:
-        """Install the patches for the running block."""
+        """Install the patches for the running block, unless they are made."""
         if not self._made:
             install.add(self.patches())
 

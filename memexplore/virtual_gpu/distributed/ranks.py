@@ -9,9 +9,6 @@ import os
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlparse
 
-GPUS_OF_A_NODE = 8
-"""GPUs of one machine where nothing says how many there are: a node of DGX or HGX systems has eight."""
-
 
 class Rank(NamedTuple):
     """One rank of a group."""
@@ -39,17 +36,6 @@ def of_rendezvous(url: str, rank: int = -1, world: int = -1) -> Rank:
             "or WORLD_SIZE to the number of processes"
         )
     return Rank(number, size)
-
-
-def local_rank() -> int:
-    """Return the number of this process on its machine, LOCAL_RANK; 0 where the environment does not say."""
-    return _number("", {}, "LOCAL_RANK", 0)
-
-
-def gpus_of_this_machine() -> int:
-    """Return the number of GPUs that a script started by torchrun finds: LOCAL_WORLD_SIZE, else WORLD_SIZE up to 8."""
-    local = _number("", {}, "LOCAL_WORLD_SIZE", 0) or min(_number("", {}, "WORLD_SIZE", 1), GPUS_OF_A_NODE)
-    return max(local, local_rank() + 1)
 
 
 def _number(name: str, query: dict[str, list[str]], variable: str, default: int) -> int:

@@ -18,8 +18,9 @@ from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.patches import cuda_objects, streams
 from memexplore.virtual_gpu.patches.cuda_objects import Cudart, DeviceContext, Properties, refused
-from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.patches.device_names import index_of
+from memexplore.virtual_gpu.tensors import local_device
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 
 _READ_PROPERTIES = frozenset(
@@ -58,11 +59,15 @@ def _always(answer: Any) -> Callable[..., Any]:
     return function
 
 
+def _current_device() -> int:
+    return DeviceState.cuda.index
+
+
 def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
     """Return `answer` as a function of a device, which it checks."""
 
     def function(device: Any = None) -> Any:
-        renamed(device)
+        index_of(device)
         return answer()
 
     return function
@@ -92,7 +97,7 @@ def functions(device: Device) -> dict[str, Any]:
     fraction = [1.0]
 
     def set_fraction(value: float, device: Any = None) -> None:
-        renamed(device)
+        index_of(device)
         fraction[0] = value
         allocator.set_memory_fraction(value)
 
@@ -102,7 +107,7 @@ def functions(device: Device) -> dict[str, Any]:
         sync_mode[0] = {"default": 0, "warn": 1, "error": 2}.get(mode, 0) if isinstance(mode, str) else mode
 
     def allocate(size: int, device: Any = None, stream: Any = None) -> int:
-        renamed(device)
+        index_of(device)
         with runner.lock:
             return run.allocate(size, "caching_allocator_alloc")
 
@@ -118,7 +123,7 @@ def functions(device: Device) -> dict[str, Any]:
             )
 
     def processes(device: Any = None) -> str:
-        renamed(device)
+        index_of(device)
         return f"GPU:0\nprocess {os.getpid():>10d} uses {allocator.reserved / 1024**2:>12.3f} MB GPU memory"
 
     def state(device: Any = None) -> torch.Tensor:
@@ -130,9 +135,9 @@ def functions(device: Device) -> dict[str, Any]:
         IS_IN_BAD_FORK.name: _always(False),
         LAZY_INIT.name: _pass,
         "init": _pass,
-        "device_count": _always(1),
-        "current_device": _always(0),
-        "set_device": _of_device(_pass),
+        "device_count": local_device.count,
+        "current_device": _current_device,
+        "set_device": lambda device: local_device.choose(index_of(device)),
         "device": DeviceContext,
         "device_of": DeviceContext,
         EXCHANGE_DEVICE.name: _always(0),
@@ -227,8 +232,8 @@ def accelerator(functions: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: functions[name] for name in names},
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": _always(0),
-        "current_device_idx": _always(0),
+        "current_device_index": _current_device,
+        "current_device_idx": _current_device,
         "set_device_index": functions["set_device"],
         "set_device_idx": functions["set_device"],
         "device_index": DeviceContext,

@@ -10,8 +10,8 @@ import torch
 
 from memexplore.gpu_catalogue import Gpu
 from memexplore.virtual_gpu.kernels.cuda_build import Build
-from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors.tensor import CUDA
+from memexplore.virtual_gpu.patches.device_names import index_of, renamed
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 
 _L2 = (
@@ -72,8 +72,7 @@ class DeviceContext:
     """`with torch.cuda.device(0):`; the one device is always current."""
 
     def __init__(self, device: Any = None) -> None:
-        renamed(device)
-        self.idx = self.prev_idx = 0
+        self.idx = self.prev_idx = index_of(device)
 
     def __enter__(self) -> None:
         pass
@@ -122,7 +121,7 @@ class _CudaGenerator(_RealGenerator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
+        return DeviceState.cuda
 
 
 class _GeneratorMeta(type):
@@ -150,7 +149,7 @@ def tensor_type(name: str, dtype: torch.dtype) -> type:
     def make(cls: Any, *sizes_or_data: Any) -> torch.Tensor:
         first = sizes_or_data[0] if len(sizes_or_data) == 1 else None
         if isinstance(first, torch.Tensor):
-            return first.to(CUDA, dtype)
+            return first.to(DeviceState.cuda, dtype)
         if isinstance(first, list | tuple) and not isinstance(first, torch.Size):
             return torch.tensor(sizes_or_data[0], dtype=dtype, device="cuda")
         return torch.empty(*(sizes_or_data or (0,)), dtype=dtype, device="cuda")

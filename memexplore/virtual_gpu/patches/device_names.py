@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from memexplore.torch_internals.cuda import device_constructors, device_module
 from memexplore.torch_internals.dispatch import function_mode_stack
 from memexplore.torch_internals.tensors import without_functorch
-from memexplore.virtual_gpu.tensors.tensor import CUDA, META, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors import local_device
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor
 
 _Tensor = torch.Tensor
 
@@ -33,11 +34,23 @@ def renamed(device: Any) -> Any:
         device = torch.device("cuda", device)
     elif not isinstance(device, torch.device) or device.type != "cuda":
         return device
-    if device.index not in (None, 0):
-        raise RuntimeError(
-            f"CUDA error: invalid device ordinal: the code uses {device}, and a virtual GPU is one device, cuda:0"
-        )
+    if device.index is not None:
+        local_device.use(device.index)
     return META
+
+
+def index_of(device: Any) -> int:
+    """Return the index that a name of a GPU has: that of the virtual GPU where the name has none.
+
+    Raises RuntimeError for the index of a GPU that the machine does not have.
+    """
+    if isinstance(device, str):
+        device = torch.device(device)
+    index = device.index if isinstance(device, torch.device) else device
+    if not isinstance(index, int) or index < 0:
+        return DeviceState.cuda.index
+    local_device.check(index)
+    return index
 
 
 def _is_device_name(value: Any) -> bool:
@@ -76,7 +89,7 @@ def _cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = rest.pop(0) if rest else kwargs.pop("device", None)
     if rest:
         kwargs["non_blocking"] = rest[0]
-    return _to((tensor, CUDA if device is None else device), kwargs)
+    return _to((tensor, DeviceState.cuda if device is None else device), kwargs)
 
 
 def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:

@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from memexplore.torch_internals.modules import HOOKS_BEFORE_FORWARD, buffers_of, parameters_of
 from memexplore.torch_internals.tensors import raw_device_of
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import CUDA, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 _Mixin: Any = parameters.UninitializedTensorMixin  # type: ignore[attr-defined]
 
@@ -44,7 +44,7 @@ class LazyModules:
                 tensor.__class__ = tensor.cls_to_become
 
         def device_of(tensor: Any) -> torch.device:
-            return CUDA if id(tensor) in self._restored else raw_device_of(tensor)
+            return DeviceState.cuda if id(tensor) in self._restored else raw_device_of(tensor)
 
         return [
             Replace(_Mixin, "materialize", materialize),

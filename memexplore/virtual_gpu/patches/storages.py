@@ -16,7 +16,7 @@ from memexplore.torch_internals.tensors import storage_key, storage_resize
 from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import CUDA, live_storages, storage_address
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, live_storages, storage_address
 
 _Storage = torch.UntypedStorage
 
@@ -45,7 +45,7 @@ def _resize(runner: PlanRunner) -> Callable[[Any, Any], Any]:
 
 def _device(original: Any) -> Callable[[Any], torch.device]:
     def device(self: torch.UntypedStorage) -> torch.device:
-        return CUDA if storage_key(self) in live_storages else original.__get__(self)
+        return DeviceState.cuda if storage_key(self) in live_storages else original.__get__(self)
 
     return device
 

@@ -17,21 +17,28 @@ import torch
 from memexplore.torch_internals.cuda import CUDA_DEVICE_TYPE
 from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.dispatch.work import LAUNCH
-from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors.tensor import CUDA
+from memexplore.virtual_gpu.patches.device_names import index_of
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 
 _numbers = itertools.count(1)
 
 
-class VirtualStream:
+class _OfTheGpu:
+    """An object that names the virtual GPU as its device."""
+
+    @property
+    def device(self) -> torch.device:
+        """The virtual GPU."""
+        return DeviceState.cuda
+
+
+class VirtualStream(_OfTheGpu):
     """A CUDA stream of a device that runs all work in order."""
 
-    device = CUDA
-    device_index = 0
     device_type = CUDA_DEVICE_TYPE
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        renamed(device)
+        index_of(device)
         self.priority = priority
         self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else next(_numbers)
         self.cuda_stream = self.native_handle = kwargs.get("stream_ptr", self.stream_id)
@@ -40,6 +47,11 @@ class VirtualStream:
     def priority_range() -> tuple[int, int]:
         """Return the lowest and the highest priority of a stream."""
         return 0, -5
+
+    @property
+    def device_index(self) -> int:
+        """Index of the virtual GPU."""
+        return DeviceState.cuda.index
 
     def synchronize(self) -> None:
         """Return at once: no work is pending."""
@@ -77,13 +89,12 @@ class VirtualStream:
         return hash(self.cuda_stream)
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.cuda_stream:#x}>"
+        return f"<torch.cuda.Stream device={DeviceState.cuda} cuda_stream={self.cuda_stream:#x}>"
 
 
-class VirtualEvent:
+class VirtualEvent(_OfTheGpu):
     """A CUDA event; its time is the roofline time of the ops that ran before it."""
 
-    device = CUDA
     cuda_event = event_id = 0
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, **kwargs: Any) -> None:
@@ -138,7 +149,7 @@ def functions() -> dict[str, Any]:
     current = _CurrentStream(default)
 
     def current_stream(device: Any = None) -> VirtualStream:
-        renamed(device)
+        index_of(device)
         return current.value
 
     def set_stream(stream: VirtualStream | None) -> None:

@@ -33,7 +33,7 @@ from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backw
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
-from memexplore.virtual_gpu.tensors.tensor import CUDA, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 
 def rows(
@@ -156,6 +156,7 @@ def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
         groups = original(tensors, with_indices)
         if not any(device.type == "meta" for device, _ in groups):
             return groups
-        return {(CUDA if device.type == "meta" else device, dtype): group for (device, dtype), group in groups.items()}
+        cuda = DeviceState.cuda
+        return {(cuda if device.type == "meta" else device, dtype): group for (device, dtype), group in groups.items()}
 
     return group

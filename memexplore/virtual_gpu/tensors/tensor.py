@@ -59,6 +59,10 @@ class DeviceState:
     """Identifiers of the threads that have the dispatch mode of the virtual GPU that is on."""
     run_without_mode: Callable[..., Any] | None = None
     """Runs an op in any other thread; None while no virtual GPU is on."""
+    cuda: torch.device = CUDA
+    """Name of the virtual GPU: of another index in one rank of a distributed run (local_device.py)."""
+    ranks = 1
+    """Size of the default process group."""
     gpu_name: str | None = None
     """Name of the virtual GPU that is on, None while none is on."""
 
@@ -91,7 +95,7 @@ class VirtualTensor(FakeTensor):
     def device(self) -> torch.device:  # type: ignore[override, misc]
         if DeviceState.in_fake_kernel and in_fake_kernel():
             return META if self.fake_mode.in_kernel_invocation else fake_device_of(self)
-        return HOST if self.host else CUDA
+        return HOST if self.host else DeviceState.cuda
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -106,7 +110,7 @@ class VirtualTensor(FakeTensor):
         return bool(DeviceState.in_fake_kernel) and in_fake_kernel()
 
     def get_device(self) -> int:  # type: ignore[override]
-        return -1 if self.host else 0
+        return -1 if self.host else DeviceState.cuda.index
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
         if dtype is None:
@@ -114,7 +118,7 @@ class VirtualTensor(FakeTensor):
             return name if self.host else name.replace("torch.", "torch.cuda.")
         if isinstance(dtype, str):
             target = torch.empty(0).type(dtype.replace("torch.cuda.", "torch.")).dtype
-            return self.to(CUDA if "cuda" in dtype else HOST, target)
+            return self.to(DeviceState.cuda if "cuda" in dtype else HOST, target)
         return self.to(dtype)
 
     def is_pinned(self, *args: Any) -> bool:  # type: ignore[override]

@@ -176,3 +176,12 @@ def test_a_real_group_of_real_processes_keeps_working(tmp_path):
         process.join(60)
     # 1 + 2, each of the four times
     assert found == [(rank, [3.0] * 4, "gloo", 2) for rank in range(2)]
+
+
+def test_compiled_code_runs_after_a_group_was_made():
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+    with mx.virtual("T4"):
+        dist.init_process_group("nccl")
+        model = torch.compile(torch.nn.Linear(2, 2).cuda())
+        model(torch.ones(1, 2, device="cuda")).sum().backward()
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))

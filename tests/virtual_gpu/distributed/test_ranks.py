@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memexplore.virtual_gpu.distributed.ranks import Rank, gpus_of_this_machine, local_rank, of_rendezvous
+from memexplore.virtual_gpu.distributed.ranks import Rank, of_rendezvous
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -44,13 +44,3 @@ def test_a_variable_that_is_no_number_is_refused(environment):
     environment.setenv("WORLD_SIZE", "two")
     with pytest.raises(ValueError, match="WORLD_SIZE is 'two': set it to a whole number"):
         of_rendezvous("env://")
-
-
-def test_a_machine_has_the_gpus_of_its_ranks(environment):
-    assert (local_rank(), gpus_of_this_machine()) == (0, 1)
-    environment.setenv("WORLD_SIZE", "1024")
-    assert gpus_of_this_machine() == 8  # of a node, where nothing says more
-    environment.setenv("LOCAL_WORLD_SIZE", "4")
-    assert gpus_of_this_machine() == 4
-    environment.setenv("LOCAL_RANK", "5")
-    assert (local_rank(), gpus_of_this_machine()) == (5, 6)
