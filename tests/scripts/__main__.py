@@ -25,8 +25,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--show", action="store_true", help="print the output of scripts that do not pass")
+    parser.add_argument("--left", action="store_true", help="run only scripts that have not passed in the last run")
     options = parser.parse_args()
-    chosen = scripts(options.part)
+    good_before = {name for name, found in table.read().items() if table.passed(found)} if options.left else set()
+    chosen = [script for script in scripts(options.part) if script.name not in good_before]
     lacking = {name for script in chosen for name in script.missing}
     if lacking:
         parser.error(f"not installed: {', '.join(sorted(lacking))}; pip install -r tests/scripts/requirements.txt")

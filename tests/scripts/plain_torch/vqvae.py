@@ -59,6 +59,8 @@ for step in range(4):
     loss.backward()
     optimizer.step()
     usage = torch.bincount(ids.flatten(), minlength=32)
+    share = usage / usage.sum()
+    perplexity = torch.exp(-(share * (share + 1e-10).log()).sum())
     print(
-        f"step {step} codes {usage.numel()} assigned {int(usage.sum())} loss {loss.item():.4f} mse {recon_loss.item():.5f}"
+        f"step {step} codes {usage.numel()} perplexity {perplexity.item():.3f} loss {loss.item():.4f} mse {recon_loss.item():.5f}"
     )
