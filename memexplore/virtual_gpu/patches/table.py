@@ -27,6 +27,7 @@ from memexplore.virtual_gpu.patches import (
     higher_order,
     torch_c,
     torch_names,
+    triton_kernels,
 )
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backward, is_virtual
@@ -53,6 +54,7 @@ def rows(
         *_aliases(torch.accelerator, accelerator, _ACCELERATOR_MODULES),
         *torch_c.rows(device.mode, functions),
         *torch_names.rows(device, functions),
+        *triton_kernels.rows(),
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),

@@ -1,0 +1,36 @@
+"""Triton kernels on the virtual GPU: a launch with virtual tensors runs nothing.
+
+In: the classes of Triton that launch kernels, if Triton is installed. Out: rows of the patch table. A kernel writes
+into tensors that exist already, so that a launch makes no request to the allocator. The 256 MiB buffer with which
+Triton's autotuner empties the cache of a real GPU, once per kernel and set of shapes, is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+
+def rows() -> list[Replace]:
+    """Return the replacements of Triton's launches; none if Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    return [Replace(launcher, "run", _launch(launcher.run)) for launcher in (JITFunction, Autotuner)]
+
+
+def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(value, VirtualTensor) for value in (*args, *kwargs.values())):
+            return original(self, *args, **kwargs)
+        return None
+
+    return run
