@@ -8,6 +8,7 @@ order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the to
 - cublas_workspace.py: size and lifetime of cuBLAS workspaces, by compute capability and torch release.
 - One file per subject: products, grouped_mm, convolutions, attention (choice of the kernel) and attention_memory,
   reductions, normalization, losses, indexing, elementwise, random_numbers, rnn, ctc, sampling (grid_sample), transfers.
+- sparse.py: sparse tensors and their ops.
 - without_fake_kernel.py: ops for which torch has no fake kernel, and the note on solvers.
 - composites.py: composite ops that branch on the device in C++; composite_dispatch.py registers them with torch.
 - encoder.py: nn.TransformerEncoderLayer's fast path; data_dependent.py: ops whose output shape depends on values.

@@ -36,6 +36,7 @@ from memexplore.virtual_gpu.kernels import (
     reductions,
     rnn,
     sampling,
+    sparse,
     transfers,
     without_fake_kernel,
 )
@@ -241,6 +242,9 @@ _OPS: _Rows = [
         "transformers/cuda/attention.cu",
         [_aten._native_multi_head_attention.default],
     ),
+    (sparse.make, "sparse/SparseTensor.cpp", [_aten._sparse_coo_tensor_with_dims_and_tensors.default]),
+    (sparse.from_dense, "TensorConversions.cpp", [_aten._to_sparse.default, _aten._to_sparse.sparse_dim]),
+    (sparse.embedding_bag_backward, "EmbeddingBag.cpp", [_aten._embedding_bag_backward.default]),
     (rnn.backward, "cudnn/RNN.cpp", [_aten._cudnn_rnn_backward.default]),
     (rnn.flatten_weight, "cudnn/RNN.cpp", [_aten._cudnn_rnn_flatten_weight.default]),
 ]

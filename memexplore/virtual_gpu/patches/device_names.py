@@ -68,12 +68,23 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _Tensor.to(*args, **kwargs)
     if _is_meta(device):
         return _to_users_meta(args, kwargs)
+    if args[0].layout is torch.sparse_coo and not is_virtual(args[0]):
+        return _sparse_to(args[0], device, args[1:], kwargs)
     if args[0].is_meta and renamed(device) is not device:
         raise NotImplementedError(
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
             "torch.nn.Module.to() when moving module from meta to a different device."
         )
     return _Tensor.to(*args, **kwargs)
+
+
+def _sparse_to(source: torch.Tensor, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Move a real sparse tensor by its indices and values: on the virtual GPU they are not one C++ tensor."""
+    dtype = kwargs.get("dtype") or next((value for value in args if isinstance(value, torch.dtype)), source.dtype)
+    whole = source.detach().coalesce()
+    moved = _to((whole.indices(), device), {}), _to((whole.values(), device, dtype), {})
+    result = torch.sparse_coo_tensor(*moved, source.shape, is_coalesced=True, check_invariants=False)
+    return result.requires_grad_(source.requires_grad)
 
 
 def _to_users_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,274 @@
+"""Sparse COO tensors on the virtual GPU: gradients of `nn.Embedding(sparse=True)`, and matrices of graphs.
+
+In: virtual indices and values. Out: `SparseTensor`, a sparse tensor to autograd; its memory is that of its indices and
+values, and its ops are ops on these. Sources are below aten/src/ATen/native/sparse. Which indices are equal depends on
+values: `coalesce` finds none, as a note on the tape says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, make_subclass, schema_of
+from memexplore.virtual_gpu.kernels.indexing import sort_size
+from memexplore.virtual_gpu.kernels.plan import OpRunner
+from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor, wrap
+
+_aten = torch.ops.aten
+
+
+def _name(func: Any) -> str:
+    return schema_of(func).name.split("::")[-1]
+
+
+class SparseTensor(VirtualTensor):
+    """A sparse COO tensor of the virtual GPU."""
+
+    parts: tuple[torch.Tensor, torch.Tensor]
+    """Indices, shape (sparse dimensions, count), and values, shape (count, ...)."""
+    coalesced: bool
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        # Its presence makes the dispatch mode leave ops to this class.
+        raise NotImplementedError("torch.compile does not trace a sparse tensor of a virtual GPU")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return (
+            f"virtual(shape={tuple(self.shape)}, nnz={self.parts[1].shape[0]}, dtype={self.dtype}, layout=sparse_coo)"
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        name = _name(func)
+        handler = _HANDLERS.get(name)
+        if handler is not None:
+            with DisableTorchFunction():
+                result = handler(func, *args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        raise values.NotSimulated(
+            f"{func} of a sparse tensor cannot be simulated on a virtual GPU; profile it on a real GPU"
+        )
+
+
+def new(size: Any, indices: torch.Tensor, contents: torch.Tensor, coalesced: bool) -> SparseTensor:
+    """Return a sparse tensor with given indices and values."""
+    with disable_current_modes(), DisableTorchFunction():
+        shape = [tuple(part.shape) for part in (indices, contents)]
+        plain = torch.sparse_coo_tensor(
+            torch.empty(shape[0], dtype=indices.dtype, device="meta"),
+            torch.empty(shape[1], dtype=contents.dtype, device="meta"),
+            tuple(size),
+            check_invariants=False,
+        )
+        result: Any = make_subclass(SparseTensor, plain, False, dispatch_device=False, device_for_backend_keys=BACKEND)
+        result.__dict__.update(wrap(torch.empty(0, device="meta"), host=False).__dict__)
+    result.parts, result.coalesced = (indices, contents), coalesced
+    return result  # type: ignore[no-any-return]
+
+
+# --- rules of the table: ops on dense tensors that make sparse ones -------------------------------------------------
+
+
+def make(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_sparse_coo_tensor_with_dims_and_tensors keeps the indices and values that it gets."""
+    _, _, size, indices, contents = args
+    return new(size, indices, contents, bool(kwargs.get("is_coalesced")))
+
+
+def from_dense(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """to_sparse: indices and values of the elements that are not 0, dense_to_sparse in TensorConversions.cpp."""
+    source = args[0]
+    if (len(args) > 1 and args[1] != source.dim()) or kwargs.get("layout") not in (None, torch.sparse_coo):
+        raise values.NotSimulated(f"{func} to that layout cannot be simulated on a virtual GPU; use torch.sparse_coo")
+    with runner:
+        indices = _aten.nonzero.default(source)
+        contents = _aten.index.Tensor(source, list(indices.unbind(1)))
+        return new(source.shape, _aten.t.default(indices), contents, True)
+
+
+def embedding_bag_backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_embedding_bag_backward with sparse=True: _embedding_bag_sparse_backward_symint in EmbeddingBag.cpp."""
+    gradient, indices, _, bags, sizes, _, rows, _, kind, sparse = args[:10]
+    if not sparse:
+        return NotImplemented
+    with runner:
+        taken = _aten.index_select.default(gradient, 0, bags)
+        if kind == 1:
+            taken = _aten.div.Tensor(taken, _aten.index_select.default(sizes, 0, bags).to(taken.dtype).unsqueeze(1))
+        weights = args[10] if len(args) > 10 else kwargs.get("per_sample_weights")
+        if weights is not None:
+            taken = _aten.mul.Tensor(taken, weights.unsqueeze(1))
+        return new((rows, gradient.shape[1]), indices.reshape(1, -1), taken, False)
+
+
+# --- ops on sparse tensors ------------------------------------------------------------------------------------------
+
+
+def _with_values(tensor: SparseTensor, contents: torch.Tensor) -> SparseTensor:
+    return new(tensor.shape, tensor.parts[0], contents, tensor.coalesced)
+
+
+def _detach(func: Any, tensor: Any) -> Any:
+    return _with_values(tensor, tensor.parts[1])
+
+
+def _clone(func: Any, tensor: Any, **_: Any) -> Any:
+    indices, contents = tensor.parts
+    return new(tensor.shape, indices.clone(), contents.clone(), tensor.coalesced)
+
+
+def _to_copy(func: Any, tensor: Any, **options: Any) -> Any:
+    contents = tensor.parts[1]
+    device = options.get("device")
+    if device is not None and device.type == "cpu":
+        raise values.NotSimulated("a sparse tensor of a virtual GPU has no values and cannot be copied to the CPU")
+    return new(
+        tensor.shape,
+        tensor.parts[0].clone(),
+        contents.to(options.get("dtype") or contents.dtype, copy=True),
+        tensor.coalesced,
+    )
+
+
+def _coalesce(func: Any, tensor: Any) -> Any:
+    """Sorted flat indices, their order, and new indices and values: _coalesce_sparse_cuda in SparseCUDATensor.cu."""
+    indices, contents = tensor.parts
+    count = contents.shape[0]
+    if count < 2:
+        return new(tensor.shape, indices, contents, True)
+    values.assume("coalesce finds no index twice")
+    flat = indices.new_empty(count)
+    order, offsets = torch.empty_like(flat), torch.empty_like(flat)
+    sorting = indices.new_empty(sort_size(count, 8), dtype=torch.uint8)
+    del sorting
+    made = torch.empty_like(contents, memory_format=torch.contiguous_format)
+    new_indices = flat.unsqueeze(0) if indices.shape[0] == 1 else torch.empty_like(indices)
+    del order, offsets
+    return new(tensor.shape, new_indices, made, True)
+
+
+def _marked(func: Any, tensor: Any, coalesced: bool) -> Any:
+    tensor.coalesced = coalesced
+    return tensor
+
+
+def _to_dense(func: Any, tensor: Any, dtype: Any = None, **_: Any) -> Any:
+    return tensor.parts[1].new_zeros(tensor.shape, dtype=dtype or tensor.dtype)
+
+
+def _of_values(func: Any, tensor: Any, *rest: Any, **options: Any) -> Any:
+    """Apply an elementwise op to the values."""
+    if not isinstance(tensor, SparseTensor) or any(isinstance(value, torch.Tensor) and value.dim() for value in rest):
+        return NotImplemented
+    result = func(tensor.parts[1], *rest, **options)
+    return tensor if _name(func).endswith("_") else _with_values(tensor, result)
+
+
+def _total(func: Any, tensor: Any, *rest: Any, **options: Any) -> Any:
+    """Reduce the values: that of the tensor, if no index occurs twice."""
+    packet = _aten.linalg_vector_norm if "norm" in _name(func) else _aten.sum
+    return packet(tensor.parts[1], *rest[:1], **options)
+
+
+def _add(func: Any, first: Any, second: Any, alpha: Any = 1) -> Any:
+    """Dense and sparse: the dense result; two sparse ones: all indices and values of both (SparseCUDATensorMath.cu)."""
+    in_place = _name(func).endswith("_")
+    if not isinstance(first, SparseTensor):
+        return first if in_place else torch.empty_like(first)
+    if not isinstance(second, SparseTensor):
+        return torch.empty_like(second)
+    scaled = second.parts[1] if alpha == 1 else second.parts[1] * alpha
+    indices, contents = torch.cat([first.parts[0], second.parts[0]], 1), torch.cat([first.parts[1], scaled])
+    if not in_place:
+        return new(first.shape, indices, contents, False)
+    first.parts, first.coalesced = (indices, contents), False
+    return first
+
+
+def _nothing(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    indices, contents = tensor.parts
+    return indices.new_empty((indices.shape[0], 0)), contents.new_empty((0, *contents.shape[1:]))
+
+
+def _zero(func: Any, tensor: Any) -> Any:
+    tensor.parts, tensor.coalesced = _nothing(tensor), True
+    return tensor
+
+
+def _transposed(func: Any, tensor: Any, first: int = 0, second: int = 1) -> Any:
+    size = list(tensor.shape)
+    size[first], size[second] = size[second], size[first]
+    return new(size, tensor.parts[0].clone(), tensor.parts[1], False)
+
+
+def _product(func: Any, matrix: Any, dense: Any) -> Any:
+    """Sparse times dense: s_addmm_out_sparse_dense_cuda in SparseCUDABlas.cpp; cuSPARSE's buffer is not counted."""
+    if not isinstance(matrix, SparseTensor) or isinstance(dense, SparseTensor):
+        return NotImplemented
+    values.note("workspaces of cuSPARSE are not counted: their sizes are not public")
+    return dense.new_empty((matrix.shape[0], *dense.shape[1:]))
+
+
+def _added_product(func: Any, added: Any, matrix: Any, dense: Any, **_: Any) -> Any:
+    result = _product(func, matrix, dense)
+    return added if _name(func).endswith("_") else result
+
+
+def _masked(func: Any, tensor: Any, mask: Any) -> Any:
+    """The elements of a dense tensor at the indices of a sparse one: sparse_mask in SparseTensor.cpp."""
+    indices, contents = mask.parts
+    taken = tensor.new_empty((contents.shape[0], *tensor.shape[indices.shape[0] :]))
+    return new(mask.shape, indices.clone(), taken, mask.coalesced)
+
+
+def _like(func: Any, tensor: Any, **options: Any) -> Any:
+    indices, contents = tensor.parts
+    return new(
+        tensor.shape, indices.new_empty((indices.shape[0], 0)), contents.new_empty((0, *contents.shape[1:])), True
+    )
+
+
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    "_indices": lambda func, tensor: tensor.parts[0].detach(),
+    "_values": lambda func, tensor: tensor.parts[1].detach(),
+    "indices": lambda func, tensor: tensor.parts[0].detach(),
+    "values": lambda func, tensor: tensor.parts[1].detach(),
+    "_nnz": lambda func, tensor: tensor.parts[1].shape[0],
+    "sparse_dim": lambda func, tensor: tensor.parts[0].shape[0],
+    "dense_dim": lambda func, tensor: tensor.parts[1].dim() - 1,
+    "_dimI": lambda func, tensor: tensor.parts[0].shape[0],
+    "_dimV": lambda func, tensor: tensor.parts[1].dim() - 1,
+    "is_coalesced": lambda func, tensor: tensor.coalesced,
+    "is_same_size": lambda func, first, second: first.shape == second.shape,
+    "_coalesced_": _marked,
+    "_coalesce": _coalesce,
+    "detach": _detach,
+    "alias": _detach,
+    "clone": _clone,
+    "_to_copy": _to_copy,
+    "_to_dense": _to_dense,
+    "add": _add,
+    "add_": _add,
+    "zero_": _zero,
+    "zeros_like": _like,
+    "empty_like": _like,
+    "t": _transposed,
+    "transpose": _transposed,
+    "mm": _product,
+    "mv": _product,
+    "addmm": _added_product,
+    "addmm_": _added_product,
+    "_sparse_addmm": _added_product,
+    "sparse_mask": _masked,
+    "norm": _total,
+    "native_norm": _total,
+    "sum": _total,
+    "_sparse_sum": _total,
+    **dict.fromkeys(("mul", "mul_", "div", "div_", "neg", "neg_", "abs", "pow", "sqrt", "sqrt_", "sign"), _of_values),
+}
+"""Name of an op -> its rule: the op and its arguments go in, the result comes out."""

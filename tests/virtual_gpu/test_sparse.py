@@ -1,0 +1,112 @@
+"""Sparse COO tensors: their memory is that of indices and values, as gradients of embeddings and in products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from memexplore import capture
+from memexplore.tape import Action
+from memexplore.virtual_gpu.tensors.values import NotSimulated
+from tests.small import allocated, on_a_t4
+
+ROWS, WIDTH, TAKEN = 100_000, 64, 512
+VALUES, INDICES = TAKEN * WIDTH * 4, TAKEN * 8
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> Iterator[Any]:
+    yield from on_a_t4()
+
+
+def words() -> torch.Tensor:
+    return torch.randint(ROWS, (TAKEN,), device="cuda")
+
+
+def test_the_gradient_of_a_sparse_embedding_is_as_large_as_the_batch() -> None:
+    table, batch = nn.Embedding(ROWS, WIDTH, sparse=True).cuda(), words()
+    before = allocated()
+    table(batch).sum().backward()
+    assert table.weight.grad.is_sparse
+    # The indices are a copy of the batch.
+    assert allocated() - before == VALUES + INDICES
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SparseAdam(p),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+    ],
+)
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_optimizers_step_with_sparse_gradients(layer: Any, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    table = layer(ROWS, WIDTH, sparse=True).cuda()
+    optimizer = make(table.parameters())
+    for _ in range(2):
+        table(words().view(8, -1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weight = ROWS * WIDTH * 4
+    (state,) = optimizer.state.values() or [{}]
+    states = sum(isinstance(value, torch.Tensor) and value.shape == table.weight.shape for value in state.values())
+    assert allocated() == weight * (1 + states)
+
+
+def test_sparse_adam_has_two_dense_states_and_makes_no_dense_temporary() -> None:
+    table = nn.Embedding(ROWS, WIDTH, sparse=True).cuda()
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    table(words()).sum().backward()
+    optimizer.step()
+    with capture.record() as recording:
+        optimizer.step()
+    tape = recording.tape
+    assert max(tape.size[tape.action == Action.ALLOC].tolist()) == VALUES
+
+
+def test_coalescing_copies_indices_and_values_and_is_noted() -> None:
+    gradient = torch.sparse_coo_tensor(words()[None], torch.ones(TAKEN, WIDTH, device="cuda"), (ROWS, WIDTH))
+    before = allocated()
+    with capture.record() as recording:
+        coalesced = gradient.coalesce()
+    assert allocated() - before == INDICES + VALUES
+    assert (coalesced.is_coalesced(), coalesced.indices().shape, coalesced.values().shape) == (
+        True,
+        (1, TAKEN),
+        (TAKEN, WIDTH),
+    )
+    assert any("coalesce finds no index twice" in note for note in recording.tape.meta.notes)
+
+
+def test_gradients_of_two_batches_are_kept_side_by_side() -> None:
+    table = nn.Embedding(ROWS, WIDTH, sparse=True).cuda()
+    for _ in range(2):
+        table(words()).sum().backward()
+    assert table.weight.grad._nnz() == 2 * TAKEN
+
+
+def test_a_sparse_matrix_of_the_cpu_multiplies_on_the_gpu() -> None:
+    matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.ones(3), (2, 3)).cuda()
+    dense = torch.randn(3, 4, device="cuda", requires_grad=True)
+    result = torch.sparse.mm(matrix, dense)
+    result.sum().backward()
+    assert (result.shape, dense.grad.shape, (matrix @ dense).shape) == ((2, 4), (3, 4), (2, 4))
+
+
+def test_clones_and_copies_have_memory_of_their_own() -> None:
+    matrix = torch.sparse_coo_tensor(words()[None], torch.ones(TAKEN, device="cuda"), (ROWS,))
+    before = allocated()
+    copied = matrix.clone()
+    assert allocated() - before == INDICES + TAKEN * 4
+    assert (copied * 2).to_dense().shape == (ROWS,)
+
+
+def test_an_op_that_is_not_known_says_so() -> None:
+    matrix = torch.sparse_coo_tensor(words()[None], torch.ones(TAKEN, device="cuda"), (ROWS,))
+    with pytest.raises(NotSimulated, match="of a sparse tensor cannot be simulated"):
+        matrix.log1p()
