@@ -7,6 +7,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from memexplore import cloud_gpus
 from memexplore.outside_allocator import bytes_outside
 from memexplore.units import parse_size, size_text
 
@@ -108,6 +109,13 @@ _ADA = "NVIDIA Ada GPU architecture whitepaper; tensor rates with fp32 accumulat
 _BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper; tensor rates with fp32 accumulation"
 _A100 = "NVIDIA A100 datasheet"
 _H100 = "NVIDIA H100 datasheet; tensor rates halved, it prints them with sparsity"
+_PRO = "NVIDIA RTX Blackwell PRO architecture whitepaper"
+_PRO_SCALED = "; tensor rates in proportion to those of the Workstation Edition"
+_INSTINCT = " data sheet, rates without sparsity"
+_AMD_NOTE = (
+    "AMD GPU: its memory and PyTorch's caching allocator, which builds for ROCm have too, are modelled. Assumed, not "
+    "proven: kernels, hipBLAS and MIOpen allocate what those of CUDA allocate on a GPU of compute capability 8.0."
+)
 
 
 def _gpu(
@@ -144,6 +152,20 @@ def _gpu(
 def _tensor(fp32: float, tf32: float, half: float) -> tuple[float, float, float, float]:
     """Return the TFLOP/s of a GPU whose fp16 and bf16 rates are equal."""
     return fp32, tf32, half, half
+
+
+def _amd(
+    key: str,
+    mib: float,
+    total_source: str,
+    units: int,
+    gigabytes_per_second: float,
+    teraflops: tuple[float | None, float | None, float | None, float | None],
+) -> Gpu:
+    """Return a catalogue entry of an AMD GPU; `units` is the number of its compute units."""
+    name = f"AMD Instinct {key}"
+    gpu = _gpu(key, name, mib, total_source, (8, 0), units, gigabytes_per_second, teraflops, name + _INSTINCT)
+    return dataclasses.replace(gpu, note=_AMD_NOTE, estimated=(*gpu.estimated, "compute_capability"))
 
 
 # fmt: off
@@ -192,7 +214,14 @@ _CATALOGUE: tuple[Gpu, ...] = (
          (8, 9), 142, 960, _tensor(91.1, 182.1, 364.2), _ADA),
     _gpu("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 97247, _LLAMA + "2026; 94.97 GiB in "
          "OutOfMemoryError texts, torch 2.11", (12, 0), 188, 1792,
-         _tensor(126.0, 251.9, 503.8), "NVIDIA RTX Blackwell PRO architecture whitepaper", "RTX PRO 6000 Blackwell"),
+         _tensor(126.0, 251.9, 503.8), _PRO, "RTX PRO 6000 Blackwell"),
+    _gpu("RTX PRO 6000 Max-Q", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97247,
+         _LIKE + "the RTX PRO 6000; 97 249 MiB in a public log", (12, 0), 188, 1792, _tensor(110, 219.9, 439.8),
+         "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet" + _PRO_SCALED),
+    _gpu("RTX PRO 6000 Server", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97250, "total_memory=97250MB printed "
+         "by torch 2.7", (12, 0), 188, 1597, _tensor(120, 239.9, 479.8),
+         "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet" + _PRO_SCALED, "RTX PRO 6000 Server Edition",
+         "RTX PRO 6000 Blackwell Server"),
     # Data centre, Pascal to Turing
     _gpu("P100", "Tesla P100-PCIE-16GB", 16269, _ULTRALYTICS + "torch 2.11",
          (6, 0), 56, 732, (9.3, None, 18.7, None), _PASCAL),
@@ -221,6 +250,10 @@ _CATALOGUE: tuple[Gpu, ...] = (
          (8, 0), 108, 2039, _tensor(19.5, 156, 312), _A100, "A100 SXM 80GB"),
     _gpu("A100 PCIe 80GB", "NVIDIA A100 80GB PCIe", 81154, _ULTRALYTICS + "torch 2.6",
          (8, 0), 108, 1935, _tensor(19.5, 156, 312), _A100),
+    _gpu("A800 SXM", "NVIDIA A800-SXM4-80GB", 81152, _LIKE + "the A100 80GB, of which it is a variant",
+         (8, 0), 108, 2039, _tensor(19.5, 156, 312), _A100 + "; an A800 differs in NVLink only", "A800"),
+    _gpu("A800 PCIe", "NVIDIA A800 80GB PCIe", 81051, _ULTRALYTICS + "torch 2.8",
+         (8, 0), 108, 1935, _tensor(19.5, 156, 312), _A100 + "; an A800 differs in NVLink only"),
     # Data centre, Hopper and Blackwell
     _gpu("H100 PCIe", "NVIDIA H100 PCIe", 81008, "total_memory=81008MB printed by torch",
          (9, 0), 114, 2039, _tensor(51.2, 378, 756), _H100),
@@ -229,6 +262,12 @@ _CATALOGUE: tuple[Gpu, ...] = (
          "H100"),
     _gpu("H100 NVL", "NVIDIA H100 NVL", 95320, _ULTRALYTICS + "torch 2.13; 93.09 GiB in OutOfMemoryError texts",
          (9, 0), 132, 3938, _tensor(60, 417.5, 835.5), _H100),
+    _gpu("H800 SXM", "NVIDIA H800", 81081, _LIKE + "the H100 SXM; nvidia-smi prints 81 559 MiB for both",
+         (9, 0), 132, 3352, _tensor(66.9, 494.7, 989.4), _H100 + "; an H800 differs in NVLink and fp64 only"),
+    _gpu("H800 PCIe", "NVIDIA H800 PCIe", 81008, _LIKE + "the H100 PCIe, of which it is a variant",
+         (9, 0), 114, 2039, _tensor(51.2, 378, 756), _H100 + "; an H800 differs in NVLink and fp64 only"),
+    _gpu("H20", "NVIDIA H20", 97285, "total_memory=97285MB, 78 multiprocessors printed by torch; 95.00 GiB in a public "
+         "log", (9, 0), 78, 4000, _tensor(44, 74, 148), "NVIDIA H20 datasheet, without sparsity"),
     _gpu("GH200", "NVIDIA GH200 480GB", 96768, _OOM + "94.50 GiB on 96 GB Hopper GPUs",
          (9, 0), 132, 4000, _tensor(67, 494, 990),
          "NVIDIA GH200 datasheet, 96 GB HBM3; tensor rates halved, it prints them with sparsity"),
@@ -237,10 +276,19 @@ _CATALOGUE: tuple[Gpu, ...] = (
          "NVIDIA H200 datasheet; tensor rates halved, it prints them with sparsity"),
     _gpu("B200", "NVIDIA B200", 182630, _OOM + "178.35 GiB", (10, 0), 148, 8000, _tensor(80, 1100, 2250),
          "NVIDIA Blackwell datasheet, HGX B200, per GPU without sparsity"),
+    # AMD, data centre
+    _amd("MI210", 65520, _LIKE + "a die of the MI250X of the same size", 104, 1638, (22.6, None, 181, 181)),
+    _amd("MI250X", 65520, "total_memory=65520MB printed by torch for one of its two dies", 110, 1638,
+         (23.9, None, 191.5, 191.5)),
+    _amd("MI300X", 196592, "total_memory=196592MB printed by torch 2.6 (github ROCm/ROCm, issue 4203); 191.98 GiB in "
+         "OutOfMemoryError texts", 304, 5300, _tensor(163.4, 653.7, 1307.4)),
+    _amd("MI325X", 262124, _OOM + "255.98 GiB", 304, 6000, _tensor(163.4, 653.7, 1307.4)),
+    _amd("MI350X", 294892, _OOM + "287.98 GiB", 256, 8000, (144.2, None, 2306.9, 2306.9)),
+    _amd("MI355X", 294892, _OOM + "287.98 GiB", 256, 8000, (157.3, None, 2516.6, 2516.6)),
 )
 # fmt: on
 
-_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|generation|workstation edition|[^a-z0-9]")
+_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|amd|instinct|generation|workstation edition|[^a-z0-9]")
 _NAME_AND_SIZE = re.compile(r"(.+?)[\s_-]+(\d+)\s*gi?b\s*", re.IGNORECASE)
 
 
@@ -266,15 +314,20 @@ def find(text: str) -> Gpu:
     """Return the GPU of a catalogue name, an alias or a size; case, spaces and hyphens are ignored.
 
     A family name is the first GPU of that family: ``A100`` the 40 GB one, ``V100`` the 16 GB one. The marketed size can
-    follow the name (``RTX 4090 24GB``). A size without a name is an unknown GPU of compute capability 8.0 whose
-    allocator can use all of it, as its ``note`` says.
+    follow the name (``RTX 4090 24GB``), and a count can stand before or after it (``8xH100``). An instance type of a
+    cloud provider is one of its GPUs (`cloud_gpus`). A size without a name is an unknown GPU of compute capability 8.0
+    whose allocator can use all of it, as its ``note`` says.
 
     >>> find("rtx4090").name, find("24GiB").compute_capability
     ('NVIDIA GeForce RTX 4090', (8, 0))
 
+    >>> find("p4d.24xlarge").key, find("MI300X").name
+    ('A100 40GB', 'AMD Instinct MI300X')
+
     Raises ValueError, with the most similar catalogue names, for any other text.
     """
     names = _names()
+    text = cloud_gpus.key_of(text) or text
     gpu = names.get(_normalised(text))
     if gpu is not None:
         return gpu
@@ -283,6 +336,8 @@ def find(text: str) -> Gpu:
         # torch reports between 14.5 and 16 GiB for a GPU sold with 16 GB.
         if gpu is not None and 0.88 < gpu.total / (int(parts[2]) * 1024**3) <= 1:
             return gpu
+    if (one := cloud_gpus.one_of(text)) is not None:
+        return find(one)
     try:
         size = parse_size(text)
     except ValueError:

@@ -156,8 +156,15 @@ READINGS: tuple[Reading, ...] = (
     Reading("RTX 5090", "2.9-2.10", "", _text(31.33, 30.81, 33.90 / 1024), _CONTEXT,
             _OOM + "loading for quantization"),
     Reading("RTX PRO 6000", "2.11", "", 655, _TRAINING, _LINYUN + "0.63 to 0.65 GiB", tolerance=10),
+    # AMD
+    Reading("MI300X", "2.2+", "", _text(191.98, 191.53, 0.52 / 1024), _FORWARD, _OOM + "generation with transformers"),
+    Reading("MI300X", "2.2+", "", _text(191.69 - 186.02, 4.89, 2.25 / 1024), _FORWARD,
+            _OOM + "KernelBench on a 191.69 GiB GPU"),
 )
 # fmt: on
+
+_AMD_WITH_READING = "MI300X"
+"""The AMD GPU whose readings stand for all AMD GPUs: the line of CUDA contexts does not apply to ROCm."""
 
 RESIDENT_THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
 """Maximum resident threads per multiprocessor by compute capability, 1536 if missing (CUDA programming guide)."""
@@ -210,6 +217,9 @@ def bytes_outside(
     wanted = _NEWEST if release is None else _parse_release(release)
     of_gpu = [reading for reading in READINGS if reading.gpu == gpu]
     computing = [reading for reading in of_gpu if reading.workload is not Workload.CONTEXT]
+    if gpu.startswith("MI") and not computing:
+        held = bytes_outside(_AMD_WITH_READING, capability, multiprocessors, release)
+        return held._replace(estimated=True, source=f"estimate: as on the {_AMD_WITH_READING}, {held.source}")
     if not computing:
         return _estimate(capability, multiprocessors, next(iter(of_gpu), None))
     best = min(

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore import gpu_catalogue
+from memexplore import cloud_gpus, gpu_catalogue
 from memexplore.gpu_catalogue import find, gpus
 
 GIB = 1024**3
 ENTRIES = gpu_catalogue._CATALOGUE
+AMD = [gpu for gpu in ENTRIES if gpu.name.startswith("AMD")]
+NVIDIA = [gpu for gpu in ENTRIES if gpu not in AMD]
 
 
 @pytest.mark.parametrize("text", ["T4", "t4", " T 4 ", "Tesla T4", "tesla-t4", "NVIDIA T4"])
@@ -40,6 +42,26 @@ def test_find_ignores_case_spaces_and_brand(text):
         ("H200 141GB", "H200"),
         ("B200 192GB", "B200"),
         ("H100 NVL 94GB", "H100 NVL"),
+        ("A800", "A800 SXM"),
+        ("NVIDIA A800-SXM4-80GB", "A800 SXM"),
+        ("H800", "H800 SXM"),
+        ("NVIDIA H800 PCIe", "H800 PCIe"),
+        ("H20 96GB", "H20"),
+        ("RTX PRO 6000 Blackwell Max-Q", "RTX PRO 6000 Max-Q"),
+        ("RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Server"),
+        ("MI300X", "MI300X"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("instinct mi250x", "MI250X"),
+        ("8xH100", "H100 SXM"),
+        ("T4 x2", "T4"),
+        ("A100:4", "A100 40GB"),
+        ("A100 80GB GPU", "A100 80GB"),
+        ("p4d.24xlarge", "A100 40GB"),
+        ("g5.xlarge", "A10G"),
+        ("Standard_NC24ads_A100_v4", "A100 PCIe 80GB"),
+        ("nvidia-tesla-v100", "V100 16GB"),
+        ("NVIDIA_H100_80GB", "H100 SXM"),
+        ("nvidia-h200-141gb", "H200"),
     ],
 )
 def test_find_accepts_names_and_aliases(text, key):
@@ -98,14 +120,14 @@ def test_totals_agree_with_out_of_memory_texts(text, printed):
     assert f"{find(text).total / GIB:.2f}" == printed
 
 
-def test_catalogue_spans_8_to_192_gib():
+def test_catalogue_spans_8_to_288_gib():
     totals = sorted(gpu.total for gpu in ENTRIES)
     assert totals[0] < 8 * GIB
-    assert 178 * GIB < totals[-1] < 192 * GIB
+    assert 287 * GIB < totals[-1] < 288 * GIB
     assert len(ENTRIES) >= 25
 
 
-@pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
+@pytest.mark.parametrize("gpu", NVIDIA, ids=lambda gpu: gpu.key)
 def test_bf16_and_tf32_need_compute_capability_8(gpu):
     has_both = gpu.flops.tf32 is not None and gpu.flops.bf16 is not None
     assert has_both == (gpu.compute_capability >= (8, 0))
@@ -114,7 +136,9 @@ def test_bf16_and_tf32_need_compute_capability_8(gpu):
 @pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
 def test_fp32_rate_agrees_with_multiprocessors(gpu):
     # 2 FLOP per cycle and core; 64 cores on 6.0, 7.x and 8.0, else 128: the resulting clock is a realistic one.
-    cores = 64 if gpu.compute_capability in {(6, 0), (7, 0), (7, 5), (8, 0)} else 128
+    # A compute unit of the MI200 series has 64, of the MI300 series 128.
+    few = gpu.key.startswith("MI2") if gpu in AMD else gpu.compute_capability in {(6, 0), (7, 0), (7, 5), (8, 0)}
+    cores = 64 if few else 128
     clock = gpu.flops.fp32 / (2 * cores * gpu.multiprocessors)
     assert 1.2e9 < clock < 2.8e9
 
@@ -128,6 +152,31 @@ def test_capacity_of_a_size_is_the_whole_size():
 @given(st.integers(1, 2000))
 def test_any_size_in_gib_is_a_gpu(count):
     assert find(f"{count} GiB").capacity == count * GIB
+
+
+@pytest.mark.parametrize("gpu", AMD, ids=lambda gpu: gpu.key)
+def test_amd_gpus_say_what_is_not_proven(gpu):
+    assert "not proven: kernels, hipBLAS and MIOpen" in gpu.note
+    assert "compute_capability" in gpu.estimated
+
+
+def test_every_cloud_name_is_an_entry():
+    keys = {key for _, key in (*cloud_gpus._WHOLE, *cloud_gpus._PARTIAL)}
+    assert keys <= {gpu.key for gpu in ENTRIES}
+
+
+def test_a_part_of_a_gpu_is_refused():
+    with pytest.raises(ValueError, match="NV6ads_A10_v5 has a part of one A10: give the size of its memory"):
+        find("Standard_NV6ads_A10_v5")
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("MI300A", "MI300X"), ("H800 NVL", "H800"), ("RTX PRO 5000 Blackwell", "RTX PRO 6000"), ("L40", "L40S")],
+)
+def test_a_card_outside_the_catalogue_suggests_the_nearest(text, nearest):
+    with pytest.raises(ValueError, match=f"no GPU '{text}' in the catalogue: did you mean .*{nearest}"):
+        find(text)
 
 
 def test_unknown_name_raises_with_similar_names():
