@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from memexplore import capture
+from memexplore.tape import Os
 from tests.data.kept import PUBLISHED_PEAKS
 from tests.fidelity import formulas, models, operations, others
 
@@ -43,11 +44,12 @@ class Case(NamedTuple):
     settings: str = ""
     short: Callable[[], float] | None = None
     """`run` with fewer warm-up steps, for tools that take half a minute a step."""
+    os: Os = Os.LINUX
 
     def predicted(self) -> str:
         """Return the virtual GPU's answer, printed like the row."""
         try:
-            with capture.virtual(self.gpu, release=self.torch, settings=self.settings):
+            with capture.virtual(self.gpu, release=self.torch, settings=self.settings, os=self.os):
                 size = self.run()
         except torch.OutOfMemoryError:
             return "OOM"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from memexplore import capture
 from memexplore.gpu_catalogue import Gpu
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Os, Tape
 from tests.data import kept
 from tests.fidelity import models
 
@@ -29,6 +29,8 @@ class RecordedRun(NamedTuple):
     """From the measured tape to the recorded address of each new segment, if the addresses decide what is split."""
     absorbed_before: int = 0
     """Bytes at the peak that the file lacks: blocks freed in it had absorbed them before its history."""
+    os: Os = Os.LINUX
+    """The system of the recording, by its addresses."""
 
 
 def requests(tape: Tape) -> list[int]:
@@ -58,7 +60,7 @@ def measured(case: RecordedRun) -> Tape:
 @contextlib.contextmanager
 def virtual_gpu(case: RecordedRun) -> Iterator[None]:
     """Switch on a virtual GPU like the recorded one."""
-    with capture.virtual(case.gpu, release=case.torch) as gpu:
+    with capture.virtual(case.gpu, release=case.torch, os=case.os) as gpu:
         if case.segment_addresses is not None:
             gpu.allocator.choose_address = case.segment_addresses(measured(case))
         yield

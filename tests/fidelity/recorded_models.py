@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from memexplore import gpu_catalogue
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Os, Tape
 from tests.fidelity import cellular, models, norm_lm, paired_lm, regressor, small_lm
 from tests.fidelity.recorded import RecordedRun, Recording
 
@@ -184,6 +184,7 @@ RECORDED = [
         "2.6",
         functools.partial(_small_forward, context=100, dtype=None),
         as_recorded,
+        os=Os.WSL,
     ),
     RecordedRun(
         "small-lm-forward-seq200-bf16",
@@ -191,9 +192,14 @@ RECORDED = [
         "2.6",
         functools.partial(_small_forward, context=200, dtype=torch.bfloat16),
         as_recorded,
+        os=Os.WSL,
     ),
-    RecordedRun("small-lm-train-seq100", "RTX 3090", "2.6", functools.partial(_small_train, context=100), as_recorded),
-    RecordedRun("small-lm-train-seq200", "RTX 3090", "2.6", functools.partial(_small_train, context=200), as_recorded),
+    RecordedRun(
+        "small-lm-train-seq100", "RTX 3090", "2.6", functools.partial(_small_train, context=100), as_recorded, os=Os.WSL
+    ),
+    RecordedRun(
+        "small-lm-train-seq200", "RTX 3090", "2.6", functools.partial(_small_train, context=200), as_recorded, os=Os.WSL
+    ),
     RecordedRun("lm-forward-fp32-seq128", "RTX 3090", "2.6", _norm_forward),
     RecordedRun("lm-xl-forward-seq128", "RTX PRO 6000", "2.11", _xl_forward),
     # The releases of the next three follow from the line numbers in their frames.

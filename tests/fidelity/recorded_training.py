@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Os, Tape
 from tests.fidelity import models
 from tests.fidelity.recorded import RecordedRun
 
@@ -331,6 +331,7 @@ RECORDED = [
         "2.11",
         functools.partial(_medium_step, context=128, dtype=None),
         AddressesWithGap,
+        os=Os.WINDOWS,
     ),
     RecordedRun(
         _medium.format(512),
@@ -340,6 +341,7 @@ RECORDED = [
         AddressesWithGap,
         # Two gradients of 40 960 000 bytes in segments of 40 MiB and one block of 4 MiB.
         absorbed_before=3 * 983_040,
+        os=Os.WINDOWS,
     ),
     RecordedRun(
         _large.format("forward-seq128"),

@@ -80,7 +80,7 @@ def _recording(name: str, case: recorded.RecordedRun) -> Case:
     size = peak(recorded.measured(case))[0]
     run = functools.partial(recorded.peak, case)
     short = functools.partial(recorded.peak, case._replace(run=_without_others(case.run)))
-    return Case(name, case.gpu, case.torch, str(size), "B", run, _estimated, short=short)
+    return Case(name, case.gpu, case.torch, str(size), "B", run, _estimated, short=short, os=case.os)
 
 
 def _without_others(run: Callable) -> Callable:
