@@ -326,8 +326,8 @@ class Recorder:
     def _ref(self, tensor: torch.Tensor) -> Any:
         try:
             key = storage_key(untyped_storage(tensor))
-        except NotImplementedError:
-            # The tensors of `torch.func` are wrappers without memory of their own.
+        except (NotImplementedError, ValueError):
+            # The tensors of `torch.func` are wrappers without memory, and uninitialized parameters have none yet.
             return None
         ref = self.live.get(key)
         return self._adopt(tensor) if ref is None and self._adopt is not None else ref

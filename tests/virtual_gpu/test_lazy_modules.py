@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import memexplore as mx
+from memexplore.analysis import curves
+from memexplore.tape import Category
 from memexplore.torch_internals.modules import HOOKS_BEFORE_FORWARD, buffers_of, parameters_of
 from tests.small import allocated
 
@@ -99,3 +102,20 @@ def test_a_model_that_only_moved_is_lazy_again_too() -> None:
     with mx.virtual("T4"):
         model.cuda()
     assert all(is_lazy(parameter) and parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def test_a_copy_of_a_lazy_model_is_lazy_on_the_same_device() -> None:
+    with mx.virtual("T4"):
+        model = copy.deepcopy(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2)).cuda())
+        assert {str(parameter.device) for parameter in model.parameters()} == {"cuda:0"}
+        assert model(torch.randn(2, 3, device="cuda")).is_cuda
+
+
+def test_a_recording_tags_the_parameters_once_they_have_memory() -> None:
+    def train() -> None:
+        model = nn.LazyLinear(256).cuda()
+        model(torch.randn(2, 512, device="cuda")).sum().backward()
+
+    tape = mx.simulate(train, gpu="T4")
+    # weight 256 x 512 x 4 B and bias 256 x 4 B
+    assert curves.by_category(tape)[Category.PARAMETER].max() == 256 * 512 * 4 + 256 * 4

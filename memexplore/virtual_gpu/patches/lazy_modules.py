@@ -7,6 +7,7 @@ a virtual tensor has a class of its own, and torch recognises what is uninitiali
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -46,10 +47,17 @@ class LazyModules:
         def device_of(tensor: Any) -> torch.device:
             return DeviceState.cuda if id(tensor) in self._restored else raw_device_of(tensor)
 
+        def deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
+            """`UninitializedParameter.__deepcopy__`, which reads the device of `data`."""
+            if id(tensor) not in memo:
+                memo[id(tensor)] = type(tensor)(tensor.requires_grad, device_of(tensor), tensor.dtype)
+            return memo[id(tensor)]
+
         return [
             Replace(_Mixin, "materialize", materialize),
             Replace(_Mixin, "device", property(device_of)),
             Replace(_Mixin, "is_cuda", property(lambda tensor: device_of(tensor).type == "cuda")),
+            Replace(UninitializedParameter, "__deepcopy__", deep_copy),
             Replace(UninitializedParameter, "__new__", self._making(UninitializedParameter.__new__)),
             Replace(UninitializedBuffer, "__new__", self._making(UninitializedBuffer.__new__)),
         ]
@@ -57,10 +65,19 @@ class LazyModules:
     def _making(self, original: Callable[..., Any]) -> staticmethod[..., Any]:
         """Return `__new__` of a class of uninitialized tensors, which makes those of the virtual device on the CPU."""
 
-        def new(cls: Any, *args: Any, device: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+        requires_grad_by_default = inspect.signature(original).parameters["requires_grad"].default
+
+        def new(
+            cls: Any,
+            requires_grad: bool = requires_grad_by_default,
+            device: Any = None,
+            dtype: Any = None,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
             data = torch.empty(0, device=device, dtype=dtype)
             is_virtual = isinstance(data, VirtualTensor)
-            made = original(cls, *args, device="cpu" if is_virtual else device, dtype=data.dtype, **kwargs)
+            made = original(cls, requires_grad, "cpu" if is_virtual else device, data.dtype, *args, **kwargs)
             if is_virtual:
                 self._enter(made, False)
             return made
