@@ -12,6 +12,7 @@ from memexplore.torch_internals.table import (
     NO_IN_PLACE,
     NO_RECORDING,
     NO_VIRTUAL_GPU,
+    Attribute,
     attribute_of,
     look_up,
 )
@@ -132,6 +133,8 @@ make_subclass: Callable[..., Any] = look_up(
 
 FLATTEN = "__tensor_flatten__"
 """Method of tensor classes that wrap other tensors; a documented protocol of torch.compile."""
+
+MAKE_SUBCLASS = Attribute(torch.Tensor, "_make_subclass")
 
 # --- operators and dispatch keys ------------------------------------------------------------------------------------
 

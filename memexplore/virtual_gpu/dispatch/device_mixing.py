@@ -48,13 +48,18 @@ def check(func: Any, tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         if type(tensor) is VirtualTensor and not tensor.host:
             on_gpu = True
-        elif tensor.dim():
+        elif tensor.dim() and not is_managed(tensor):
             on_cpu = True
     if not (on_gpu and on_cpu) or func in _COPIES:
         return
     if func in _ACCEPT_CPU_TENSORS and _is_on_gpu(tensors[0]):
         return
     raise error(func, tensors)
+
+
+def is_managed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is in CUDA's managed memory, as the states of bitsandbytes' paged optimizers are."""
+    return bool(getattr(tensor, "is_paged", False))
 
 
 def error(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:

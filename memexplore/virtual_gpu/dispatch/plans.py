@@ -12,6 +12,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor, schema_of
 from memexplore.torch_internals.tensors import set_conj, storage_key, untyped_storage
+from memexplore.virtual_gpu.dispatch.device_mixing import is_managed
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, PlannedOutput, View
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
@@ -46,7 +47,9 @@ def extend_key(key: list[Any], tensors: list[torch.Tensor], arguments: Any) -> N
 
 def real_targets(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
     """Return the positions in `tensors` of real tensors that the op writes to."""
-    real = {id(tensor): position for position, tensor in enumerate(tensors) if is_real(tensor)}
+    real = {
+        id(tensor): position for position, tensor in enumerate(tensors) if is_real(tensor) and not is_managed(tensor)
+    }
     if not real:
         return ()
     targets: list[int] = []

@@ -13,6 +13,7 @@ order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the to
 - composites.py: composite ops that branch on the device in C++; composite_dispatch.py registers them with torch.
 - encoder.py: nn.TransformerEncoderLayer's fast path; data_dependent.py: ops whose output shape depends on values.
 - autograd_in_place.py: ops that autograd's formulas run in place on a real GPU.
+- bitsandbytes.py: ops of LLM.int8().
 - cuda_build.py: the torch release and GPU of the CUDA build that the virtual GPU imitates.
 
 To change the cuBLAS workspace rule, edit cublas_workspace.py. To add an op: write its rule in the file of its subject,

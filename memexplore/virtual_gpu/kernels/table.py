@@ -19,6 +19,7 @@ import torch
 from memexplore.virtual_gpu.kernels import (
     attention,
     attention_memory,
+    bitsandbytes,
     collectives,
     composites,
     convolutions,
@@ -76,7 +77,11 @@ class Entry(NamedTuple):
 
 def find(op: Any, kind: Kind) -> Any:
     """Return the rule of a kind for an op, None if the table has none."""
-    entry = TABLE.get(op, {}).get(kind)
+    entries = TABLE.get(op)
+    if entries is None:
+        # Libraries register their ops when they are imported.
+        entries = TABLE.get(str(op), {})
+    entry = entries.get(kind)
     return entry.rule if entry is not None else None
 
 
@@ -175,6 +180,7 @@ _REQUESTS: _Rows = [
     (transfers.to_copy, "cuda/Copy.cu", [_aten._to_copy.default]),
 ]
 
+_BITSANDBYTES = "bitsandbytes/backends/cuda/ops.py"
 _PLANS: _Rows = [
     (grouped_mm.product, "cuda/GroupedBlas.cpp", [_aten._grouped_mm.default]),
     (
@@ -212,6 +218,8 @@ _PLANS: _Rows = [
     (sampling.forward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler.default]),
     (sampling.backward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler_backward.default]),
     *without_fake_kernel.PLANS,
+    (bitsandbytes.vectorwise_quant, _BITSANDBYTES, ["bitsandbytes.int8_vectorwise_quant.default"]),
+    (bitsandbytes.double_quant, _BITSANDBYTES, ["bitsandbytes.int8_double_quant.default"]),
     (elementwise.fused_sgd, "cuda/FusedSgdKernel.cu", [_aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr]),
 ]
 
@@ -236,6 +244,8 @@ _OPS: _Rows = [
     (collectives.run, "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp", collectives.OPS),
     (ctc.answer_use_cudnn, "cudnn/LossCTC.cpp", [_aten._use_cudnn_ctc_loss.default, _aten._use_cudnn_ctc_loss.Tensor]),
     (ctc.with_tensor_lengths, "LossCTC.cpp", [_aten._ctc_loss.Tensor, _aten._ctc_loss_backward.Tensor]),
+    (bitsandbytes.scaled_mm, _BITSANDBYTES, ["bitsandbytes.int8_scaled_mm.default"]),
+    (bitsandbytes.mixed_scaled_mm, _BITSANDBYTES, ["bitsandbytes.int8_mixed_scaled_mm.default"]),
     (encoder.layer, "transformers/transformer.cpp", [_aten._transformer_encoder_layer_fwd.default]),
     (
         encoder.multi_head_attention,

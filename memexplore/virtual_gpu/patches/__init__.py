@@ -4,6 +4,7 @@
 - `install.py`: the kinds of patches, and the context that installs all of them or none and restores in reverse order.
 - `cuda_api.py`, `cuda_objects.py`, `streams.py`: the functions and objects of `torch.cuda` and `torch.accelerator`.
 - `torch_names.py`: `torch.device(0)`, `torch.Stream` and other names of `torch`; `torch_c.py`: those of `torch._C`.
+- `bitsandbytes.py`: the native library and the parameters of bitsandbytes.
 - `device_names.py`: the function mode that replaces `cuda` in arguments. `modes.py`: restored modes of torch.
 - `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards. `lazy_modules.py`: lazy
   modules.

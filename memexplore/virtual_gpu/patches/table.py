@@ -21,6 +21,7 @@ from memexplore.torch_internals.higher_order import HIGHER_ORDER_CALL
 from memexplore.virtual_gpu.kernels import encoder, rnn
 from memexplore.virtual_gpu.patches import (
     autocast,
+    bitsandbytes,
     cuda_api,
     cuda_objects,
     getitem,
@@ -53,6 +54,7 @@ def rows(
         ),
         *_aliases(torch.accelerator, accelerator, _ACCELERATOR_MODULES),
         *torch_c.rows(device.mode, functions),
+        *bitsandbytes.rows(),
         *torch_names.rows(device, functions),
         *triton_kernels.rows(),
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),

@@ -1,0 +1,125 @@
+"""The native library of bitsandbytes on a virtual GPU: loading it needs CUDA's own libraries, which may be missing.
+
+In: nothing. Out: rows for the table of patches. The ops of bitsandbytes arrive in the dispatch mode as all others;
+only managed memory, of which paged optimizers make their states, is the library's own. Its classes of parameters
+quantize a parameter when it moves to the GPU; a virtual one stays a `VirtualTensor` that has their methods.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.dispatch import MAKE_SUBCLASS
+from memexplore.torch_internals.tensors import PARAMETER_MARK
+from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
+
+_PREFIX = "libbitsandbytes_cuda"
+_NO_RESERVE = 0x4000
+"""MAP_NORESERVE of Linux: pages that nobody writes take no memory."""
+_managed: list[tuple[mmap.mmap, Any]] = []
+"""Managed memory, which bitsandbytes does not free either."""
+
+
+class _Function:
+    """A function of the library; bitsandbytes sets `argtypes` and `restype`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any) -> Any:
+        if DeviceState.gpu_name is None:
+            raise NotSimulated(
+                "bitsandbytes was imported while a virtual GPU was on, and has no native library: restart Python to "
+                "use it without one"
+            )
+        if self._name == "cget_managed_ptr":
+            return _managed_memory(int(args[0].value))
+        if self._name in ("get_context", "cprefetch") or self._name.startswith("cfill_"):
+            return 0
+        raise NotSimulated(
+            f"{self._name} of bitsandbytes cannot be simulated on a virtual GPU: leave it out, or profile on a real GPU"
+        )
+
+
+class _Library:
+    """The library, as `ctypes` returns it."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, _Function] = {}
+
+    def __getattr__(self, name: str) -> _Function:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._functions.setdefault(name, _Function(name))
+
+    def __getitem__(self, name: str) -> _Function:
+        return getattr(self, name)
+
+
+def _managed_memory(size: int) -> int:
+    """Return the address of memory that takes no space until it is written."""
+    values.note("paged optimizer states are in managed memory, outside the allocator, and are not counted")
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE} if sys.platform == "linux" else {}
+    memory = mmap.mmap(-1, max(size, 1), **flags)
+    view = ctypes.c_char.from_buffer(memory)
+    _managed.append((memory, view))
+    return ctypes.addressof(view)
+
+
+def _moving(kind: type, name: str, tensor: Any) -> Callable[..., Any]:
+    """Return a method of a class of parameters, for a virtual tensor that it has not quantized yet."""
+
+    def move(*args: Any, **kwargs: Any) -> Any:
+        quantized = tensor.dtype is torch.int8 or tensor.__dict__.get("bnb_quantized", False)
+        return getattr(VirtualTensor if quantized else kind, name)(tensor, *args, **kwargs)
+
+    return move
+
+
+def _make_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.Tensor._make_subclass`, with which bitsandbytes makes its parameters, for virtual tensors too."""
+
+    def make(kind: type, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
+        if type(data) is not VirtualTensor or not kind.__module__.startswith("bitsandbytes."):
+            return original(kind, data, require_grad, **kwargs)
+        result = data.detach().requires_grad_(require_grad)
+        setattr(result, PARAMETER_MARK, True)
+        for name in _MOVES & vars(kind).keys():
+            result.__dict__[name] = _moving(kind, name, result)
+        return result
+
+    return make
+
+
+_MOVES = {"to", "cuda", "cpu", "_quantize"}
+
+
+def rows() -> list[Replace]:
+    """Return the replacements: how the library is loaded, and the one that bitsandbytes has loaded already."""
+    library = _Library()
+
+    def load_library(loader: Any, name: Any) -> Any:
+        if _PREFIX in str(name):
+            return library
+        return original(loader, name)
+
+    original: Callable[..., Any] = ctypes.LibraryLoader.LoadLibrary
+    loaded = [
+        Replace(module, "lib", library)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "bitsandbytes" and "lib" in vars(module)
+    ]
+    return [
+        Replace(ctypes.LibraryLoader, "LoadLibrary", load_library),
+        Replace(*MAKE_SUBCLASS, staticmethod(_make_subclass(MAKE_SUBCLASS.value))),
+        *loaded,
+    ]
