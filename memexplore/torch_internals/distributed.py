@@ -79,6 +79,11 @@ REBUILD_BUCKETS = replaceable(
     "reads the bucket of each parameter back from the GPU",
     NO_DATA_PARALLEL,
 )
+COPY_STREAMS = replaceable(
+    "torch.nn.parallel._functions._streams",
+    "a stream for each GPU by which inputs are copied, made once in a process; virtual ones are left to nobody",
+    NO_DATA_PARALLEL,
+)
 object_to_tensor: Callable[..., tuple[torch.Tensor, torch.Tensor]] = look_up(
     "torch.distributed.distributed_c10d._object_to_tensor",
     "the tensors by which a collective of objects sends one",
@@ -95,4 +100,9 @@ look_up(
     "torch.distributed.ProcessGroup._set_default_backend",
     "tells a group that names other backends that it has the backend `fake`",
     NO_PROCESS_GROUPS,
+)
+device_of_objects: Callable[[Any], str] = look_up(
+    "torch.distributed.distributed_c10d._get_object_coll_device",
+    "the device of the tensors by which a collective of objects sends them",
+    "collectives of objects on a virtual GPU",
 )

@@ -6,6 +6,7 @@ requests to the allocator are those of the same rank on a real machine with NCCL
 - `ranks.py`: this rank and the size of the group, from arguments, the URL or the environment.
 - `groups.py`: process groups that communicate with nobody, removed when the virtual GPU is turned off.
 - `works.py`: works, which release what an asynchronous collective keeps. Its memory: kernels/collectives.py.
+- `objects.py`: collectives of Python objects. `spawned.py`: rank 0 of `torch.multiprocessing.spawn`.
 - `data_parallel.py`: what the C++ part of DistributedDataParallel reads back from the GPU.
 - `dtensor.py`: DTensor, hence FSDP2 and tensor parallelism; patched when the first group is made.
 - `patches.py`: all of these as patches.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.distributed import REBUILD_BUCKETS, VERIFY_PARAMETERS
+from memexplore.torch_internals.distributed import COPY_STREAMS, REBUILD_BUCKETS, VERIFY_PARAMETERS
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
@@ -22,6 +22,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
     return [
         Replace(VERIFY_PARAMETERS.owner, VERIFY_PARAMETERS.name, _verify(VERIFY_PARAMETERS.value)),
         Replace(REBUILD_BUCKETS.owner, REBUILD_BUCKETS.name, _rebuild(REBUILD_BUCKETS.value, runner)),
+        Replace(*COPY_STREAMS, None),
         # Statistics of times, which C++ has for the CPU and CUDA only, and warns.
         Replace(torch.distributed.Logger, "set_runtime_stats_and_log", lambda logger: None),
     ]

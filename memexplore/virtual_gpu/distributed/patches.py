@@ -11,7 +11,7 @@ import torch
 from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE, c10d
 from memexplore.torch_internals.state import compiler_is_imported, compiler_rules
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
-from memexplore.virtual_gpu.distributed import data_parallel, groups, works
+from memexplore.virtual_gpu.distributed import data_parallel, groups, objects, spawned, works
 from memexplore.virtual_gpu.patches import install
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 
@@ -28,6 +28,8 @@ def patches(runner: PlanRunner) -> list[Patch]:
         Replace(ACCELERATOR.owner, ACCELERATOR.name, _accelerator),
         *groups.patches(dtensors.install),
         *works.patches(),
+        *objects.patches(),
+        *spawned.patches(),
         *data_parallel.patches(runner),
         *(dtensors.patches() if torch.distributed.is_initialized() else []),
     ]

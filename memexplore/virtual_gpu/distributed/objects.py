@@ -1,0 +1,151 @@
+"""Collectives of Python objects: the requests of torch's own functions, and the object of this rank for every rank.
+
+In: objects that can be pickled. Out: copies of them. What another rank alone knows is not received: a list keeps what
+this rank has in it, and a note says so. Groups of real processes keep torch's own functions. Source: the functions of
+the same names in torch/distributed/distributed_c10d.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memexplore.torch_internals.distributed import c10d, device_of_objects, object_to_tensor
+from memexplore.virtual_gpu.distributed.groups import is_ours
+from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors import values
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the collectives that read objects back from the GPU."""
+    functions: tuple[Callable[..., Any], ...] = (_all_gather, _gather, _broadcast, _scatter, _receive)
+    names = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "recv_object_list")
+    return [
+        Replace(module, name, _in_virtual_groups(getattr(dist, name), function))
+        for name, function in zip(names, functions, strict=True)
+        for module in (dist, c10d)
+    ]
+
+
+def _in_virtual_groups(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        positional = (value for value in args if isinstance(value, dist.ProcessGroup))
+        group = kwargs.get("group") or next(positional, None)
+        return function(*args, **kwargs) if is_ours(group) else original(*args, **kwargs)
+
+    return call
+
+
+def _all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    data, world = _gather_sizes(obj, group)
+    received = data.new_empty(data.numel() * world)
+    dist.all_gather(list(received.split(data.numel())), data, group=group)
+    object_list[:world] = [_copy(obj) for _ in range(world)]
+
+
+def _gather(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    group_dst: Any = None,
+) -> None:
+    target = _rank_in(group, dst, group_dst)
+    data, world = _gather_sizes(obj, group)
+    if dist.get_rank(group) != target:
+        dist.gather(data, group_dst=target, group=group)
+        return
+    received = data.new_empty(data.numel() * world)
+    dist.gather(data, list(received.split(data.numel())), group_dst=target, group=group)
+    if object_gather_list is None:
+        raise ValueError("the rank that gathers needs a list: pass object_gather_list of the size of the group")
+    object_gather_list[:world] = [_copy(obj) for _ in range(world)]
+
+
+def _broadcast(
+    object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: Any = None
+) -> None:
+    source = _rank_in(group, src, group_src)
+    tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
+    sizes = torch.cat([size for _, size in tensors])
+    dist.broadcast(sizes, group_src=source, group=group)
+    data = tensors[0][0] if len(tensors) == 1 else torch.cat([data for data, _ in tensors])
+    dist.broadcast(data, group_src=source, group=group)
+    if dist.get_rank(group) != source:
+        _keep_own("broadcast_object_list", source)
+
+
+def _scatter(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: Any = None,
+) -> None:
+    source, rank = _rank_in(group, src, group_src), dist.get_rank(group)
+    sends = rank == source
+    objects = scatter_object_input_list if sends and scatter_object_input_list else scatter_object_output_list[:1]
+    tensors = [object_to_tensor(obj, device_of_objects(group), group) for obj in objects]
+    largest = max(data.numel() for data, _ in tensors)
+    for data, _ in tensors:
+        data.resize_(largest)
+    size = tensors[0][1]
+    dist.broadcast(size, group_src=source, group=group)
+    for output, inputs in (
+        (tensors[0][0].new_empty(largest), [data for data, _ in tensors]),
+        (torch.zeros_like(size), [size for _, size in tensors]),
+    ):
+        dist.scatter(output, inputs if sends else None, group_src=source, group=group)
+    if sends:
+        scatter_object_output_list[0] = _copy(objects[rank])
+    else:
+        _keep_own("scatter_object_list", source)
+
+
+def _receive(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: Any = None,
+    use_batch: bool = False,
+) -> int:
+    tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
+    source = 0 if src is None and group_src is None else _rank_in(group, src, group_src)
+    dist.recv(torch.cat([size for _, size in tensors]), group_src=source, group=group)
+    dist.recv(torch.cat([data for data, _ in tensors]), group_src=source, group=group)
+    _keep_own("recv_object_list", source)
+    return source
+
+
+def _gather_sizes(obj: Any, group: Any) -> tuple[torch.Tensor, int]:
+    """Gather the sizes of the objects of all ranks; return the object as bytes, and the number of ranks."""
+    data, size = object_to_tensor(obj, device_of_objects(group), group)
+    world = dist.get_world_size(group)
+    sizes = list(torch.zeros(world, dtype=torch.long, device=data.device).split(1))
+    dist.all_gather(sizes, size, group=group)
+    for other in sizes[1:]:
+        # The maximum, by which torch resizes the buffers.
+        other.gt(sizes[0])
+    return data, world
+
+
+def _rank_in(group: Any, rank: int | None, group_rank: int | None) -> int:
+    """Return the number in a group of the rank given by its global number or by that in the group, 0 by default."""
+    if group_rank is not None:
+        return group_rank
+    return (rank or 0) if group is None else dist.get_group_rank(group, rank or 0)
+
+
+def _copy(obj: Any) -> Any:
+    return pickle.loads(pickle.dumps(obj))
+
+
+def _keep_own(name: str, source: int) -> None:
+    values.assume(f"{name} received what this rank has in its list: the objects of rank {source} are not known")

@@ -1,0 +1,86 @@
+"""Collectives of Python objects in a virtual group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import memexplore as mx
+
+WORLD = 4
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    with mx.virtual("T4"):
+        dist.init_process_group("nccl", rank=1, world_size=WORLD)
+        yield
+
+
+def peak_of(run: Any) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    assert torch.cuda.memory_allocated() == before
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_every_rank_has_the_object_of_this_rank():
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, {"loss": [1.5, 2]})
+    assert found == [{"loss": [1.5, 2]}] * WORLD
+    assert found[0] is not found[1]
+
+
+def test_the_bytes_of_all_ranks_are_gathered_twice():
+    data = bytes(10**6)
+    # This rank's bytes (and some of pickle), those of four ranks, and the flat buffer of four; each a block
+    sizes = peak_of(lambda: dist.all_gather_object([None] * WORLD, data))
+    assert 9 * 10**6 < sizes < 9 * 10**6 + 3 * 2**20
+
+
+def test_the_gathering_rank_alone_gets_the_objects():
+    found: list[Any] = [None] * WORLD
+    dist.gather_object("mine", found, dst=1)
+    assert found == ["mine"] * WORLD
+    dist.gather_object("mine", dst=0)
+
+
+def test_the_sender_keeps_its_objects():
+    objects = [1, {"a": 2}]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [1, {"a": 2}]
+    output = [None]
+    dist.scatter_object_list(output, ["r0", "r1", "r2", "r3"], src=1)
+    assert output == ["r1"]
+    dist.send_object_list([1, 2], dst=0)
+
+
+@pytest.mark.parametrize(
+    "receive",
+    [
+        lambda own: dist.broadcast_object_list(own, src=0),
+        lambda own: dist.scatter_object_list(own, None, src=0),
+        lambda own: dist.recv_object_list(own, src=0),
+    ],
+)
+def test_what_another_rank_sends_is_noted_as_not_known(receive):
+    from memexplore.virtual_gpu.tensors import values
+
+    own = ["own"]
+    receive(own)
+    assert own == ["own"]
+    assert any("the objects of rank 0 are not known" in note for note in values.assumptions)
+
+
+def test_a_subgroup_has_its_own_numbers():
+    pair = dist.new_group([1, 3])
+    found: list[Any] = [None, None]
+    dist.all_gather_object(found, 7, group=pair)
+    assert found == [7, 7]
+    dist.gather_object(8, found, dst=1, group=pair)
+    assert found == [8, 8]

@@ -1,0 +1,35 @@
+"""`torch.multiprocessing.spawn` on a virtual GPU: rank 0 in the same process."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+import memexplore as mx
+
+MIB = 2**20
+
+
+def _train(rank: int, world: int) -> None:
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    torch.cuda.set_device(rank)
+    model = DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).to(rank), device_ids=[rank])
+    model(torch.ones(2, 1024, device=rank)).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_the_first_process_runs_on_the_virtual_gpu():
+    tape = mx.simulate(lambda: multiprocessing.spawn(_train, args=(8,), nprocs=8), gpu="H100")
+    # Parameter, bucket and gradient, and a cuBLAS workspace for each of two threads
+    assert 3 * 4 * MIB + 2 * 32 * MIB <= tape.peak()[0] < 3 * 4 * MIB + 2 * 32 * MIB + MIB
+    assert any("of 8 processes the first one ran" in note for note in tape.meta.notes)
+
+
+def test_the_processes_of_an_unfinished_spawn_have_ended():
+    ran = []
+    with mx.virtual("T4"):
+        context = multiprocessing.spawn(lambda rank: ran.append(rank), nprocs=2, join=False)
+        assert context.join() is True
+    assert ran == [0]
