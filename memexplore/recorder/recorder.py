@@ -70,6 +70,8 @@ class Recorder:
         self._marked = (0, _OTHER)
         """Step and phase of the last mark."""
         self._step_ended = True
+        self._uninitialized = False
+        """Whether a parameter without memory was met, so that its model is tagged again after its call."""
         self._tagged_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -270,6 +272,9 @@ class Recorder:
             self.stacks.leave(before)
             if identity == id(module):
                 break
+        if self._uninitialized and not here.calls:
+            self._uninitialized = False
+            self.tag_model(module)
         if not here.calls and here.phase == _FORWARD and not here.gradients(None):
             here.phase = _OTHER
 
@@ -326,8 +331,12 @@ class Recorder:
     def _ref(self, tensor: torch.Tensor) -> Any:
         try:
             key = storage_key(untyped_storage(tensor))
-        except (NotImplementedError, ValueError):
-            # The tensors of `torch.func` are wrappers without memory, and uninitialized parameters have none yet.
+        except NotImplementedError:
+            # The tensors of `torch.func` are wrappers without memory of their own.
+            return None
+        except ValueError:
+            # The parameters of lazy modules get memory in the first forward pass.
+            self._uninitialized = True
             return None
         ref = self.live.get(key)
         return self._adopt(tensor) if ref is None and self._adopt is not None else ref
