@@ -17,6 +17,7 @@ from memexplore.torch_internals.table import (
     attribute_of,
     look_up,
     method_of,
+    replaceable,
 )
 
 
@@ -125,6 +126,12 @@ def without_functorch(tensor: Any) -> Any:
     return tensor
 
 
+nested_int: Callable[[int, Any], Any] = look_up(
+    "torch._C._get_nested_int", "the symbol for the lengths of a nested tensor", "nested tensors on a virtual GPU"
+)
+MAKE_WRAPPER = replaceable(
+    "torch.Tensor._make_wrapper_subclass", "wrappers on the virtual GPU have the device meta in C++", NO_VIRTUAL_GPU
+)
 _device: Any = look_up("torch._C.TensorBase.device", "a tensor's device, whatever its class overrides", NO_VIRTUAL_GPU)
 
 

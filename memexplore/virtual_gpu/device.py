@@ -27,7 +27,7 @@ from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
-from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, storages, table, threads
+from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, storages, table, threads, wrappers
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
@@ -157,6 +157,7 @@ class VirtualGpu:
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),
             *storages.rows(self.mode),
+            *wrappers.rows(),
             *moves.lazy.rows(moves.exchange),
             *table.rows_of_release(release),
             *threads.Threads(self.mode, renaming).patches(),

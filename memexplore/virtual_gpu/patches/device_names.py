@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from memexplore.torch_internals.cuda import device_constructors, device_module
 from memexplore.torch_internals.dispatch import function_mode_stack
 from memexplore.torch_internals.tensors import without_functorch
+from memexplore.virtual_gpu.patches import wrappers
 from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor
 
@@ -70,7 +71,7 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _to_users_meta(args, kwargs)
     if args[0].layout is torch.sparse_coo and not is_virtual(args[0]):
         return _sparse_to(args[0], device, args[1:], kwargs)
-    if args[0].is_meta and renamed(device) is not device:
+    if args[0].is_meta and not wrappers.is_on_gpu(args[0]) and renamed(device) is not device:
         raise NotImplementedError(
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
             "torch.nn.Module.to() when moving module from meta to a different device."
@@ -171,7 +172,9 @@ def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inner = without_functorch(args[0])
-        return getattr(inner, name) if is_virtual(inner) else descriptor.__get__(args[0])
+        if inner is not args[0]:
+            return getattr(inner, name)
+        return wrappers.place(inner, name, descriptor.__get__)
 
     return read
 

@@ -7,6 +7,7 @@ the storages with memory on the device; `DeviceState` is the state that all virt
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,8 +16,15 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import FAKE_DEVICE, FakeTensor, FakeTensorMode, fake_device_of, make_subclass
-from memexplore.torch_internals.tensors import PARAMETER_MARK, storage_key, untyped_storage
+from memexplore.torch_internals.dispatch import (
+    FAKE_DEVICE,
+    FLATTEN,
+    FakeTensor,
+    FakeTensorMode,
+    fake_device_of,
+    make_subclass,
+)
+from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors import values
 
 CUDA = torch.device("cuda", 0)
@@ -46,6 +54,10 @@ class _Calls(threading.local):
     """Number of running calls in which the user's code names the device `meta`."""
     cuda_on_meta = 0
     """Number of running calls in which the user's code names the device `cuda` for meta tensors of its own."""
+
+
+_nested_numbers = itertools.count(1 << 30)
+"""Numbers of tensors of offsets; torch counts those of real ones from 0."""
 
 
 class DeviceState:
@@ -136,6 +148,11 @@ class VirtualTensor(FakeTensor):
     def data_ptr(self) -> int:
         return address_of(self) + int(self.storage_offset()) * self.element_size()
 
+    def get_nested_int(self, *, coeff: Any = 1) -> Any:
+        """Return the symbol for the lengths that a tensor of offsets says, for nested tensors."""
+        number = self.__dict__.setdefault("nested_number", next(_nested_numbers))
+        return nested_int(number, coeff)
+
     # Values: see values.py.
 
     def item(self) -> Any:  # type: ignore[override]
@@ -210,6 +227,8 @@ class VirtualTensor(FakeTensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is _PRIM_DEVICE:
             return META if in_fake_kernel() and args[0].fake_mode.in_kernel_invocation else fake_device_of(args[0])
+        if any(kind is not cls and hasattr(kind, FLATTEN) for kind in types):
+            return NotImplemented
         if in_fake_kernel():
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         run = DeviceState.run_without_mode
