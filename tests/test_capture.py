@@ -133,3 +133,20 @@ def test_the_blocks_own_exception_comes_through_where_the_history_of_a_gpu_canno
     ]
     with pytest.raises(OSError, match="no space"), real.watch():
         pass
+
+
+@pytest.mark.parametrize(
+    ("system", "first"), [("linux", 0x7EFF_FE00_0000), ("wsl", 0x5_0200_0000), ("windows", 0x7_0000_0000)]
+)
+def test_the_operating_system_decides_where_segments_lie(system: str, first: int) -> None:
+    tape = mx.simulate(lambda: torch.zeros(10, device="cuda"), gpu="T4", os=system)
+    # On Linux the first range of 32 MiB ends at 0x7F00_0000_0000.
+    assert tape.address[tape.action == Action.SEGMENT_ALLOC].tolist() == [first]
+    assert tape.meta.os == system
+
+
+def test_an_unknown_operating_system_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="'macos' is not an operating system of a GPU driver; write linux, wsl, windows"
+    ):
+        mx.virtual("T4", os="macos").__enter__()

@@ -197,6 +197,8 @@ def test_run_writes_tape_and_page(write, tmp_path):
         (["run", "missing.py"], "no script 'missing.py'"),
         (["run", __file__, "--gpu", "RTX 4091"], "did you mean RTX 4090"),
         (["run", __file__, "--release", "new"], "not a torch release"),
+        (["run", __file__, "--os", "macos"], "invalid choice: 'macos'"),
+        (["run", __file__, "--gpu", "cpu", "--os", "wsl"], "--os needs a virtual GPU"),
         (["run", __file__, "--epochs", "3"], "after --"),
         (["run", __file__, "--html", "/no/such/folder/page.html"], "no folder"),
         (["gpus", "banana"], "no GPU 'banana'"),

@@ -16,6 +16,8 @@ RANGE = 32 << 20
 """Bytes: on Linux the driver reserves addresses in multiples of this size, at multiples of it."""
 END = 0x7F00_0000_0000
 """First address beyond those that a placement gives out."""
+_LINUX_ABOVE = 1 << 44
+"""Segments of cudaMalloc lie above this address on Linux and below it under WSL and Windows."""
 _FIRST_ADDRESS = {Os.WSL: 0x5_0200_0000, Os.WINDOWS: 0x7_0000_0000}
 
 
@@ -190,6 +192,17 @@ def system_of(text: str) -> Os:
         return Os(text.lower())
     except ValueError:
         raise ValueError(f"{text!r} is not an operating system of a GPU driver; write {', '.join(Os)}") from None
+
+
+def system_of_address(address: int) -> Os:
+    """Return the operating system of the lowest segment that cudaMalloc gave.
+
+    >>> [system_of_address(address).value for address in (0x7F2062000000, 0x502000000, 0x704400000)]
+    ['linux', 'wsl', 'windows']
+    """
+    if address > _LINUX_ABOVE:
+        return Os.LINUX
+    return Os.WINDOWS if address >= _FIRST_ADDRESS[Os.WINDOWS] else Os.WSL
 
 
 class _Range(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import keyword
 import pathlib
@@ -93,7 +94,7 @@ def _parser() -> MagicArgumentParser:
     parser.add_argument("--gpu", help="a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB")
     parser.add_argument("--release", help="the PyTorch release whose rules the virtual GPU follows, such as 2.13")
     parser.add_argument(
-        "--os", type=system_of, help="the system whose driver places segments: linux (default), wsl or windows"
+        "--os", type=_system, help="the system whose driver places segments: linux (default), wsl or windows"
     )
     parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
@@ -125,6 +126,13 @@ def slider(text: str) -> tuple[str, list[Any]]:
     count = int((high - low) / step + 1e-9)
     values = [low + step * number for number in range(count + 1)]
     return name, [value if isinstance(value, int) else round(value, 12) for value in values]
+
+
+def _system(text: str) -> Os:
+    try:
+        return system_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(text: str) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 
 from memexplore import gpu_catalogue, snapshot
 from memexplore.gpu_catalogue import Gpu
-from memexplore.tape import Action, Category, Meta, Source, Tape
+from memexplore.tape import Action, Category, Meta, Os, Source, Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY
 
 MAX_EVENTS = 4_000_000
@@ -36,7 +38,19 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
         total=total,
         settings=os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
         versions=dict(versions),
+        os=operating_system(sys.platform, platform.release()),
     )
+
+
+def operating_system(system: str, kernel: str) -> Os:
+    """Return the operating system from `sys.platform` and `platform.release()`; the kernel of WSL names Microsoft.
+
+    >>> operating_system("linux", "5.15.167.4-microsoft-standard-WSL2").value, operating_system("win32", "11").value
+    ('wsl', 'windows')
+    """
+    if system == "win32":
+        return Os.WINDOWS
+    return Os.WSL if "microsoft" in kernel.lower() else Os.LINUX
 
 
 def catalogue_gpu(device: torch.device) -> Gpu:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import block_sizes
+from memexplore.allocator.placement import system_of_address
 from memexplore.analysis.segments import MappedRanges
 from memexplore.snapshot.imported import annotate
 from memexplore.snapshot.recorded import Recorded
 from memexplore.snapshot.stacks import Stacks
-from memexplore.tape import Action, Meta, Source, Tape
+from memexplore.tape import Action, Meta, Os, Source, Tape
 
 _LATEST = 1 << 53
 """Microseconds, 285 years: no clock shows more, and nanoseconds of more do not fit into 64 bits."""
@@ -40,6 +41,13 @@ def history(recorded: Recorded) -> str:
     return "late" if _initial_regions(recorded) or _initial_blocks(recorded) else "complete"
 
 
+def _operating_system(recorded: Recorded) -> Os:
+    """Return the operating system by the lowest segment, Linux for a file with expandable segments only."""
+    new = recorded.address[recorded.action == Action.SEGMENT_ALLOC].tolist()
+    addresses = [*new, *(segment.address for segment in recorded.segments if not segment.expandable)]
+    return system_of_address(min(addresses)) if addresses else Os.LINUX
+
+
 def tape_of(recorded: Recorded) -> Tape:
     """Return the Tape of a device: rows for the initial segments and blocks, then the recorded events.
 
@@ -47,7 +55,9 @@ def tape_of(recorded: Recorded) -> Tape:
     initial blocks are preexisting rows behind them. An empty preexisting block, freed at once, marks the end of a
     block whose size does not follow from its request and neighbours. `imported` infers steps, phases and categories.
     """
-    meta = Meta(Source.IMPORTED, f"cuda:{recorded.device}", settings=str(recorded.settings))
+    meta = Meta(
+        Source.IMPORTED, f"cuda:{recorded.device}", settings=str(recorded.settings), os=_operating_system(recorded)
+    )
     stacks = Stacks(recorded)
     first: list[tuple[int, int, int, int, int]] = []
     late = history(recorded) != "complete"

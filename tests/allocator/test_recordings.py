@@ -143,3 +143,16 @@ def actions(row: dict[str, str]) -> dict[str, int]:
     """How often each action occurs, from the index."""
     pairs = (pair.split(":") for pair in row["actions"].strip("{}").split(",") if pair)
     return {name.strip(" '"): int(count) for name, count in pairs}
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        ("lm-2.7b-train-seq128-h100", "linux"),
+        ("small-lm-train-seq100", "wsl"),
+        ("lm-medium-train-seq128", "windows"),
+        ("expandable-3gpu-oom", "linux"),
+    ],
+)
+def test_the_operating_system_follows_from_the_addresses(name: str, system: str) -> None:
+    assert kept.tape(name).meta.os == system

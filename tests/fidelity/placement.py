@@ -19,13 +19,11 @@ from memexplore.allocator.placement import (
     Downwards,
     Placement,
     placement_on,
+    system_of_address,
 )
 from memexplore.tape import Action, Os
 from tests.data import kept
 from tests.fidelity.followed import Followed, FollowedFirstFit, FollowedPlacement, FollowedSpare
-
-_LINUX_ABOVE = 1 << 44
-"""Segments of cudaMalloc lie above this address on Linux, below it under WSL and Windows."""
 
 
 class SegmentEvent(NamedTuple):
@@ -47,7 +45,7 @@ class Recorded(NamedTuple):
     @property
     def on_linux(self) -> bool:
         """Whether the addresses are those of Linux."""
-        return max(event.address for event in self.events) > _LINUX_ABOVE
+        return system_of_address(min(event.address for event in self.events)) is Os.LINUX
 
 
 def recorded(name: str, device: int = 0) -> Recorded:

@@ -93,6 +93,8 @@ def test_second_run_gives_the_same_tape(shell: Shell) -> None:
         ("--gpu", "expected one argument"),
         ("--gpu T44", "no GPU 'T44' in the catalogue"),
         ("--gpu T4 --release 1.0", "1.0"),
+        ("--gpu T4 --os macos", "'macos' is not an operating system of a GPU driver; write linux, wsl, windows"),
+        ("--gpu cpu --os wsl", "--os has no effect on a real device"),
         ("-o 3", "'3' is not a variable name"),
         ("-o class", "'class' is not a variable name"),
         ("--html nowhere/page.html", "the folder nowhere does not exist"),
@@ -105,6 +107,11 @@ def test_wrong_option_stops_the_cell(shell: Shell, options: str, words: str) -> 
     assert words in str(result.error_in_exec)
     assert "ran" not in shell.shell.user_ns
     assert shell.shown == []
+
+
+def test_operating_system_of_a_profile(shell: Shell) -> None:
+    shell.run(f"%%memprofile --gpu T4 --os wsl\nx = {ONES}").raise_error()
+    assert shell.shown[0].meta.os == "wsl"
 
 
 def test_page_is_written(shell: Shell, tmp_path: pathlib.Path) -> None:

@@ -176,3 +176,9 @@ def test_error_of_a_setting_is_in_its_row():
     found = sweep(Step(torch.nn.Linear(8, 4), torch.zeros(4, 8), loss=loss), [Knobs(batch=2)], progress=None)
     assert "failed   RuntimeError: first line\n" in f"{found}\n"
     assert found.to_pandas()["error"].tolist() == ["RuntimeError: first line"]
+
+
+@pytest.mark.parametrize("executor", [None, SameThread()], ids=["here", "executor"])
+def test_every_run_has_the_operating_system_of_the_sweep(executor):
+    done = sweep(step(), [Knobs(batch=2)], gpu="T4", os="wsl", executor=executor, progress=None)
+    assert {trial.tape.meta.os for trial in done.trials.values()} == {"wsl"}

@@ -228,3 +228,10 @@ def test_knobs_that_do_not_apply_to_a_cell() -> None:
 def test_cell_that_awaits_is_an_error() -> None:
     with pytest.raises(ValueError, match="take the await out"):
         Cell("import asyncio\nawait asyncio.sleep(0)", NAMES)
+
+
+def test_the_operating_system_is_that_of_the_run():
+    cell = Cell("import torch\nx = torch.zeros(10, device='cuda')", {})
+    trial, outcome = cell.run_outcome(gpu="T4", os="wsl")
+    assert trial.tape.meta.os == "wsl"
+    assert outcome.fits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -156,3 +157,12 @@ def test_code_that_reads_the_memory_of_the_gpu_is_traced_on_every_gpu():
 def test_unknown_gpu_is_a_value_error():
     with pytest.raises(ValueError, match="no GPU"):
         run(step_of(), gpu="T5000")
+
+
+def test_the_operating_system_changes_addresses_only_and_needs_no_new_trace():
+    step = Step(nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
+    linux, wsl = (run(step, gpu="T4", os=system).tape for system in ("linux", "wsl"))
+    assert (linux.meta.os, wsl.meta.os) == ("linux", "wsl")
+    assert linux.size.tolist() == wsl.size.tolist()
+    assert wsl.equals(traced(step, gpu="T4", os="wsl").tape)
+    assert not np.array_equal(linux.address, wsl.address)
