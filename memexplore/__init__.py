@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from memexplore.steps.step import Step
     from memexplore.tape import Tape
     from memexplore.units import size_text
+    from memexplore.virtual_gpu.value_setting import Values
 
 _HOMES = {
     "Knobs": "knobs.knobs",
     "Settings": "allocator",
     "Step": "steps.step",
     "Tape": "tape",
+    "Values": "virtual_gpu.value_setting",
     "advise": "search.advise",
     "apply": "knobs.apply",
     "diff": "analysis.groups",
@@ -61,6 +63,7 @@ __all__ = [
     "Settings",
     "Step",
     "Tape",
+    "Values",
     "advise",
     "apply",
     "diff",

@@ -26,7 +26,8 @@ from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches.install import Patched
 from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.values import assumptions
+from memexplore.virtual_gpu.value_setting import Values
 
 _running: list[Recorder] = []
 
@@ -107,26 +108,37 @@ class Recording:
 
 
 def virtual(
-    gpu: str | Gpu = "T4", *, release: str | None = None, settings: str = "", os: str = Os.LINUX
+    gpu: str | Gpu = "T4",
+    *,
+    release: str | None = None,
+    settings: str = "",
+    os: str = Os.LINUX,
+    values: str | Values = Values.KNOWN,
 ) -> Patched[VirtualGpu]:
-    """Run the block on a virtual GPU: `cuda` is available, and tensors on it have shapes but no values.
+    """Run the block on a virtual GPU: `cuda` is available, and tensors on it take no memory.
 
     `gpu` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`. `release` is the torch release whose rules
     apply, by default the installed one. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, by default the
     environment's. `os` is the operating system whose driver places the segments: ``linux``, ``wsl`` or ``windows``.
+    `values` says which values of tensors are computed, see `memexplore.Values`.
 
     >>> import torch
     >>> with virtual("T4"):
     ...     x = torch.ones(1000, 1000, device="cuda")
     ...     torch.cuda.memory_allocated()
     4000256
+    >>> with virtual("T4"):
+    ...     torch.tensor([3, 5, 7]).cuda().max().item()
+    7
 
-    Raises ValueError for an unknown GPU, release or operating system, RuntimeError if a virtual GPU is already on.
+    Raises ValueError for an unknown GPU, release, operating system or setting of `values`, RuntimeError if a virtual
+    GPU is already on.
     """
 
     def make() -> VirtualGpu:
         entry = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
-        return VirtualGpu(entry, release_or_installed(release), settings_of(settings), system_of(os))
+        system, compute = system_of(os), Values.of(values)
+        return VirtualGpu(entry, release_or_installed(release), settings_of(settings), system, compute)
 
     return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 
@@ -182,7 +194,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
 
     def finish() -> Tape:
         recorder.finish()
-        notes = (*meta.notes, *((*values.assumptions, *session.report()) if virtual_gpu is not None else ()))
+        notes = (*meta.notes, *((*assumptions, *session.report()) if virtual_gpu is not None else ()))
         end = recording._end
         tape = tape_builder.build(recorder, meta._replace(notes=notes, ending=end.ending, error=end.error))
         if meta.capacity is not None:
@@ -226,6 +238,7 @@ def simulate(
     release: str | None = None,
     settings: str = "",
     os: str = Os.LINUX,
+    values: str | Values = Values.KNOWN,
 ) -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
@@ -239,13 +252,13 @@ def simulate(
     >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
     True
     """
-    with virtual(gpu, release=release, settings=settings, os=os):
+    with virtual(gpu, release=release, settings=settings, os=os, values=values):
         recording = record()
         try:
             with contextlib.suppress(torch.OutOfMemoryError), recording as running:
                 function()
         except Exception as error:
-            for note in values.assumptions:
+            for note in assumptions:
                 error.add_note(f"On the virtual {gpu}, {note}")
             raise
     if verdict.verdict(running.tape) is verdict.Verdict.NOT_ON_GPU:

@@ -22,6 +22,7 @@ from memexplore.cli.report_text import report_text, text_table
 from memexplore.doctor import INSTALL_LAB
 from memexplore.tape import Os
 from memexplore.units import size_text
+from memexplore.virtual_gpu.value_setting import Values
 
 if TYPE_CHECKING:
     from memexplore.tape import Tape
@@ -93,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=[system.value for system in Os],
         metavar="SYSTEM",
         help="the system whose driver places segments; up to torch 2.11 this can change peaks; default: linux",
+    )
+    running.add_argument(
+        "--values",
+        choices=[setting.value for setting in Values],
+        help="values of virtual tensors that are computed: none, those that follow from known ones (the default), or "
+        "real: all of them, on the CPU",
     )
     running.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
     running.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")

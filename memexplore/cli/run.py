@@ -15,6 +15,7 @@ from memexplore import script
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_ON_GPU, OOM, UsageError, check_release, find_gpu
 from memexplore.cli.report_text import report_text
 from memexplore.tape import Os
+from memexplore.virtual_gpu.value_setting import Values
 
 if TYPE_CHECKING:
     from memexplore.tape import Tape
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             program = script.module(options.module, arguments)
         else:
             program = script.script(options.script, arguments)
-        tape, error = _record(program, options.gpu, options.release, options.os)
+        tape, error = _record(program, options)
     except UsageError:
         raise
     except BaseException as failure:
@@ -104,9 +105,7 @@ def _private_stdout() -> Any:
     return private
 
 
-def _record(
-    program: Callable[[], None], gpu: str | None, release: str | None, system: str | None
-) -> tuple[Tape, BaseException | None]:
+def _record(program: Callable[[], None], options: argparse.Namespace) -> tuple[Tape, BaseException | None]:
     """Return the tape of a program and the exception that ended it, if any.
 
     Default: the real GPU if usable, else a virtual T4.
@@ -114,18 +113,20 @@ def _record(
     from memexplore import capture, targets
     from memexplore.virtual_gpu.files import session
 
-    target, device = gpu or targets.default_target(), None
+    target, device = options.gpu or targets.default_target(), None
     if targets.is_real(target):
-        for option, value in (("--release", release), ("--os", system)):
-            if value is not None:
-                raise UsageError(f"{option} needs a virtual GPU; name one with --gpu")
+        for name in ("release", "os", "values"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name} needs a virtual GPU; name one with --gpu")
         try:
             device = targets.real_device(target)
         except ValueError as error:
             raise UsageError(str(error)) from None
         virtual: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     else:
-        virtual = capture.virtual(target, release=release, os=system or Os.LINUX)
+        virtual = capture.virtual(
+            target, release=options.release, os=options.os or Os.LINUX, values=options.values or Values.KNOWN
+        )
     ended_by = None
     with session.every_file(), virtual:
         recording = capture.record(device)

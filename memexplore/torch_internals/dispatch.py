@@ -179,6 +179,19 @@ SetExcludeDispatchKeyGuard: Any = look_up(
     "a detached tensor that counts versions with the original",
     "selective checkpointing",
 )
+ForceDispatchKeyGuard: Any = look_up(
+    "torch._C._ForceDispatchKeyGuard", "autograd inside an operator of a virtual GPU", "values='real' on a virtual GPU"
+)
+include_set: Callable[[], Any] = look_up(
+    "torch._C._dispatch_tls_local_include_set",
+    "autograd inside an operator of a virtual GPU",
+    "values='real' on a virtual GPU",
+)
+exclude_set: Callable[[], Any] = look_up(
+    "torch._C._dispatch_tls_local_exclude_set",
+    "autograd inside an operator of a virtual GPU",
+    "values='real' on a virtual GPU",
+)
 sdp_priority_order: Callable[[], list[int]] = look_up(
     "torch._C._get_sdp_priority_order",
     "the order in which attention kernels are tried",

@@ -22,17 +22,29 @@ from memexplore.torch_internals.state import (
     PARAMETER_REGISTRATION_HOOKS,
 )
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
-from memexplore.virtual_gpu.dispatch import mode, runner, work
+from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, work
+from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
 from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
-from memexplore.virtual_gpu.patches import autocast, install, modes, serialization, storages, table, threads, wrappers
+from memexplore.virtual_gpu.patches import (
+    autocast,
+    cuda_objects,
+    install,
+    modes,
+    serialization,
+    storages,
+    table,
+    threads,
+    wrappers,
+)
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
 from memexplore.virtual_gpu.tensors import local_device, tensor, values
+from memexplore.virtual_gpu.value_setting import Values
 
 _active: VirtualGpu | None = None
 _plans: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
@@ -95,7 +107,14 @@ def release_of(text: str) -> tuple[int, int]:
 class VirtualGpu:
     """One virtual GPU while it is on: its allocator, its dispatch mode and the recorders that watch it."""
 
-    def __init__(self, gpu: Gpu, release: str, settings: Settings, os: Os = Os.LINUX) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        release: str,
+        settings: Settings,
+        os: Os = Os.LINUX,
+        compute: Values = Values.KNOWN,
+    ) -> None:
         check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
         tensor.fake_mode()
@@ -112,7 +131,11 @@ class VirtualGpu:
         """Everything that kernels are chosen by: under equal rules the same code makes the same requests."""
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""
-        self.mode = mode.VirtualMode(self.allocator, self.workspaces, _plans_under(self.rules))
+        self.values = compute
+        self.generator = cuda_objects.Generator("cuda")
+        """The default generator of the GPU's random numbers."""
+        lane = None if compute is Values.NONE else ValueLane(compute, self.generator)
+        self.mode = mode.VirtualMode(self.allocator, self.workspaces, _plans_under(self.rules), lane)
         self.mode.seconds_of = work.seconds_on(gpu)
         self._moves = ModuleMoves()
         self._recorders: list[Any] = []
@@ -129,6 +152,7 @@ class VirtualGpu:
         self._reset_tensors()
         values.reset()
         composite_dispatch.register()
+        cpu_ops.remember_keys()
         release, moves = release_of(self.release), self._moves
         compiling = EagerCompile()
         renaming = DeviceRenaming(moves.exchange)

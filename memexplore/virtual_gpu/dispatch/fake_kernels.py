@@ -42,7 +42,7 @@ def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tenso
             result, stand_ins = replacement(*args, **kwargs), tensors
         elif shape_rules.runs_on_meta(func, tensors):
             stand_ins = [shape_rules.meta_stand_in(tensor) for tensor in tensors]
-            args, kwargs = _replace_tensors(args, kwargs, tensors, stand_ins)
+            args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
             result = func(*args, **kwargs)
         else:
             result, stand_ins = execute(func, types, args, kwargs, tensors)
@@ -83,7 +83,7 @@ def execute(
             fake_cpu_tensor(tensor.shape, tensor.dtype, tensor.stride()) if is_real(tensor) else tensor
             for tensor in tensors
         ]
-        args, kwargs = _replace_tensors(args, kwargs, tensors, stand_ins)
+        args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
     previous = DeviceState.in_fake_kernel
     DeviceState.in_fake_kernel = threading.get_ident()
     try:
@@ -102,9 +102,10 @@ def is_real(tensor: torch.Tensor) -> bool:
     )
 
 
-def _replace_tensors(
+def replace_tensors(
     args: Any, kwargs: Any, tensors: list[torch.Tensor], stand_ins: list[torch.Tensor]
 ) -> tuple[Any, Any]:
+    """Return an op's arguments with each of its tensors replaced by the stand-in at the same position."""
     replacements = {id(tensor): stand_in for tensor, stand_in in zip(tensors, stand_ins, strict=True)}
     return _replaced(args, replacements), {name: _replaced(value, replacements) for name, value in kwargs.items()}
 

@@ -17,6 +17,7 @@ from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, T
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
     autograd_engine,
+    cpu_ops,
     device_mixing,
     fake_kernels,
     planning,
@@ -26,13 +27,17 @@ from memexplore.virtual_gpu.dispatch import (
 )
 from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
+from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
+from memexplore.virtual_gpu.kernels import data_dependent
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
-from memexplore.virtual_gpu.kernels.plan import Plan
+from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, StorageRef, VirtualTensor, fake_cpu_tensor, live_storages
+from memexplore.virtual_gpu.value_setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
+_INDEX = torch.ops.aten.index.Tensor
 _ADD = torch.ops.aten.add.Tensor
 _inference_is_on = torch.is_inference_mode_enabled
 
@@ -43,11 +48,21 @@ FAKE_FROM = 1 << 20
 class VirtualMode(PlanRunner, TorchDispatchMode):
     """Runs ops on the virtual device; ops on CPU tensors only run for real."""
 
-    def __init__(self, allocator: Allocator, workspaces: Workspaces, cached_plans: dict[tuple[Any, ...], Plan]) -> None:
+    def __init__(
+        self,
+        allocator: Allocator,
+        workspaces: Workspaces,
+        cached_plans: dict[tuple[Any, ...], Plan],
+        lane: ValueLane | None,
+    ) -> None:
         PlanRunner.__init__(self, allocator, workspaces)
         TorchDispatchMode.__init__(self)
         self._traits: dict[Any, OpTraits] = {}
         self._plans = cached_plans
+        self.lane = lane
+        """Computes known values; None: every value counts as 1."""
+        self._fakes_modules = lane is None or lane.setting is not Values.REAL
+        """Whether large CPU tensors that a module's constructor makes take no memory and have no values."""
         self._zeros: dict[int, StorageRef | None] = {}
         """Thread -> the storage that its last such op made and filled with zeros."""
         autograd_engine.sole_owner_counts()
@@ -85,7 +100,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 return func(*fake_kernels.with_meta_tensors(args), **(kwargs or {}))
             elif DeviceState.calls.cuda_on_meta or not (host and _has_meta_tensor(args)):
                 host = False
-        elif host and traits.factory and _builds_module(args, kwargs or {}):
+        elif host and traits.factory and self._fakes_modules and _builds_module(args, kwargs or {}):
             return fake_cpu_tensor(args[0], kwargs.get("dtype") if kwargs else None)
         if kwargs and kwargs.get("pin_memory"):
             # Pinned memory is host memory, and its allocator needs a device.
@@ -103,6 +118,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if traits.reads_engine and autograd_engine.called_from_engine(3):
             if func is _ADD:
                 if autograd_engine.accumulates(args):
+                    if self.lane is not None:
+                        self.lane.add_in_place(args[0], args[1])
                     return args[0]
             elif traits.in_place.node is not None:
                 func = autograd_engine.in_place_op(func, traits.in_place, args)
@@ -126,12 +143,17 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if self.has_earlier_tensors:
             for tensor in tensors:
                 self.reallocate(tensor)
+        lane = self.lane
+        inputs = None if lane is None else lane.inputs(traits.lane, args, tensors)
         if traits.handler is not None:
-            result = traits.handler(self, func, args, kwargs or {})
+            result = self._run_handler(traits, func, args, kwargs or {}, tensors, inputs)
             if result is not NotImplemented:
                 return result
         if not traits.cached:
-            return self._run_uncached(func, types, args, kwargs or {}, tensors)
+            result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None)
+            if lane is not None:
+                result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
+            return result
         hashable = tuple(key)
         plan = self._plans.get(hashable)
         if plan is None:
@@ -142,7 +164,9 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         elif plan.notes:
             for note in plan.notes:
                 values.note(note)
-        result = self.run_plan(plan, func, args, tensors)
+        result = self.run_plan(plan, func, args, tensors, inputs is not None)
+        if lane is not None:
+            result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
         if traits.makes_zeros:
             self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
         return result
@@ -161,7 +185,65 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             traits = self._traits[func] = OpTraits(func)
         return traits
 
-    def _run_uncached(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    def _run_handler(
+        self,
+        traits: OpTraits,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        inputs: list[torch.Tensor] | None,
+    ) -> Any:
+        """Run an op by its handler, or on known values if its result's shape depends on them."""
+        lane = self.lane
+        if lane is None or inputs is None:
+            return traits.handler(self, func, args, kwargs)
+        if traits.data_dependent:
+            result = self._run_on_known_values(lane, func, args, kwargs, tensors, inputs)
+            if result is not NotImplemented:
+                return result
+        result = traits.handler(self, func, args, kwargs)
+        if result is not NotImplemented and func in cpu_ops.OPS:
+            result = lane.follow(func, traits.lane, args, kwargs, tensors, inputs, result)
+        return result
+
+    def _run_on_known_values(
+        self,
+        lane: ValueLane,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+    ) -> Any:
+        """Run an op whose result's shape depends on known values; NotImplemented if the CPU has no kernel for it."""
+        if func is _INDEX:
+            # Masks among the indices become known indices, with the memory that this takes on a GPU.
+            return NotImplemented
+        try:
+            computed = lane.compute(func, args, kwargs, tensors, inputs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return NotImplemented
+        flat = computed if isinstance(computed, list | tuple) else (computed,)
+        if not any(isinstance(value, torch.Tensor) for value in flat):
+            return computed
+        on_host = data_dependent.HOST_RESULTS.get(func, ())
+        outputs: list[PlannedOutput] = [
+            NewTensor(tuple(value.shape), value.stride(), 0, value.dtype, untyped_storage(value).nbytes(), False)
+            for number, value in enumerate(flat)
+            if number not in on_host
+        ]
+        results = self.run_plan(Plan(outputs, list), func, args, tensors)
+        for number in on_host:
+            results.insert(number, flat[number])
+        for result, value in zip(results, flat, strict=True):
+            if result is not value:
+                known_values.put(result, value)
+        return type(computed)(results) if flat is computed else results[0]
+
+    def _run_uncached(
+        self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], values_known: bool
+    ) -> Any:
         """Run an op that changes the metadata or storage of its arguments, such as `resize_`."""
         device_mixing.check(func, tensors)
         sizes = [untyped_storage(tensor).nbytes() for tensor in tensors]
@@ -171,7 +253,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 self.resize(tensor, size, func, args)
         outputs, returns = plans.describe(result, stand_ins)
         plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
-        return self.run_plan(plan, func, args, tensors)
+        return self.run_plan(plan, func, args, tensors, values_known)
 
 
 def _is_storage_of(ref: StorageRef | None, tensor: torch.Tensor) -> bool:

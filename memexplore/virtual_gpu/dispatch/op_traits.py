@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import can_decompose, schema_or_none
+from memexplore.virtual_gpu.dispatch import value_lane
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.autograd_in_place import MAKES_ZEROS
 from memexplore.virtual_gpu.kernels.table import Kind
@@ -31,7 +32,17 @@ _UNCACHED_NAMES = ("resize_", "set_", "resize_as_", "_resize_output_", "rename_"
 class OpTraits:
     """Facts about an op that the dispatch mode needs."""
 
-    __slots__ = ("cached", "composite", "factory", "handler", "in_place", "makes_zeros", "reads_engine")
+    __slots__ = (
+        "cached",
+        "composite",
+        "data_dependent",
+        "factory",
+        "handler",
+        "in_place",
+        "lane",
+        "makes_zeros",
+        "reads_engine",
+    )
 
     def __init__(self, func: Any) -> None:
         tags = getattr(func, "tags", ())
@@ -43,6 +54,10 @@ class OpTraits:
         self.composite = schema is not None and can_decompose(func)
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
+        self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None
+        """Whether shape or result depend on values."""
+        self.lane = value_lane.lane_traits(func)
+        """Facts for the value lane."""
         self.handler = table.find(func, Kind.DATA_DEPENDENT) or table.find(func, Kind.OPS)
         """A rule that runs the op by other ops or plans, or None."""
         self.in_place = table.find(func, Kind.IN_PLACE)

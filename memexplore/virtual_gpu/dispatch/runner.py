@@ -31,7 +31,7 @@ from memexplore.virtual_gpu.kernels.plan import (
     Scratch,
     View,
 )
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.tensor import StorageRef, live_storages, storage_ref
 
 
@@ -130,8 +130,12 @@ class PlanRunner:
             self._free(address, self.workspaces.size)
         self.workspaces.kept.clear()
 
-    def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
+    def run_plan(
+        self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor], values_known: bool = False
+    ) -> Any:
         """Allocate the memory of a plan and return its outputs.
+
+        Real tensors that the op writes to get the value 1, unless the values that it writes are known.
 
         Raises torch.OutOfMemoryError where a request does not fit; then none of the outputs stays allocated.
         """
@@ -171,7 +175,7 @@ class PlanRunner:
             results.append(result)
         if plan.set_hints is not None:
             plan.set_hints(tensors, results)
-        if plan.real_targets and not self.keeps_real_targets:
+        if plan.real_targets and not (values_known or self.keeps_real_targets):
             values.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
             for position in plan.real_targets:
                 tensors[position].fill_(1)
@@ -334,6 +338,7 @@ def free_waiting() -> None:
 def _free_dead_storage(ref: StorageRef) -> None:
     if live_storages.get(ref.key) is ref:
         del live_storages[ref.key]
+        known_values.forget_storage(ref.key)
     runner = _active
     if runner is None:
         return

@@ -13,11 +13,17 @@ import torch
 
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.virtual_gpu.kernels.plan import NewTensor, OpRunner, Plan
-from memexplore.virtual_gpu.tensors import value_hints, values
+from memexplore.virtual_gpu.kernels.shapes import argument
+from memexplore.virtual_gpu.tensors import known_values, value_hints, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+HOST_RESULTS: dict[Any, tuple[int, ...]] = {
+    _aten._pack_padded_sequence.default: (1,),
+    _aten._pad_packed_sequence.default: (1,),
+}
+"""Numbers of the results that are on the CPU."""
 
 
 def _new(runner: OpRunner, func: Any, args: Any, host: bool, *shapes: tuple[tuple[int, ...], torch.dtype]) -> list[Any]:
@@ -31,6 +37,9 @@ def _new(runner: OpRunner, func: Any, args: Any, host: bool, *shapes: tuple[tupl
 
 def _count_true(mask: torch.Tensor, assumption: str) -> int:
     """Return the number of elements that a mask keeps: all, or the share in its value hints; note the assumption."""
+    known = known_values.of(mask) if isinstance(mask, VirtualTensor) else mask
+    if known is not None:
+        return int(known.count_nonzero())
     share = value_hints.of(mask).share
     if share == 1:
         values.assume(assumption)
@@ -90,8 +99,10 @@ def pack_padded_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) ->
     tensor, lengths, batch_first = args
     longest = tensor.shape[1 if batch_first else 0]
     if isinstance(lengths, VirtualTensor):
-        values.assume("every sequence has full length")
-        lengths = torch.full((lengths.numel(),), longest)
+        known = known_values.of(lengths)
+        if known is None:
+            values.assume("every sequence has full length")
+        lengths = torch.full((lengths.numel(),), longest) if known is None else known
     sizes = (lengths[None] > torch.arange(int(lengths.max()))[:, None]).sum(1)
     shape = (int(lengths.sum()), *tensor.shape[2:])
     return _new(runner, func, args, tensor.host, (shape, tensor.dtype))[0], sizes
@@ -122,8 +133,15 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """bincount: `minlength` bins, at least one."""
     tensor = args[0]
     minlength = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    values.assume("bincount finds no value beyond minlength")
-    return _new(runner, func, args, tensor.host, ((max(1, minlength),), torch.int64))[0]
+    known = known_values.of(tensor)
+    if known is None:
+        values.assume("bincount finds no value beyond minlength")
+        size = max(1, minlength)
+    else:
+        size = max(minlength, int(known.max()) + 1 if known.numel() else 0)
+    weights = argument(args, kwargs, 1, "weights", None)
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return _new(runner, func, args, tensor.host, ((size,), dtype))[0]
 
 
 def index(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels.plan import Constant, Free, OpRunner, Output, Plan, Scratch
 from memexplore.virtual_gpu.kernels.shapes import is_contiguous, new
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors import known_values, values
 
 _aten = torch.ops.aten
 
@@ -170,6 +170,8 @@ def flatten_weight(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     count = weight_count(kind, width, hidden, projected, layers, 2 if bidirectional else 1)
     plan = Plan([new((count,), weights[0].dtype)], None, None)
     buffer = runner.run_plan(plan, func, args, [])
+    known = [known_values.of(weight) for weight in weights]
+    all_known = all(value is not None for value in known)
     start = 0
     with torch.no_grad():
         for weight in weights:
@@ -177,6 +179,9 @@ def flatten_weight(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
                 part = buffer[start : start + weight.numel()].view(weight.shape)
                 weight.set_(part)
             start += weight.numel()
+        for weight, value in zip(weights, known, strict=True):
+            if value is not None and all_known:
+                known_values.put(weight, value)
     return buffer
 
 

@@ -39,6 +39,7 @@ class Device(Protocol):
     allocator: Allocator
     workspaces: Workspaces
     properties_read: bool
+    generator: torch.Generator
 
     @property
     def mode(self) -> runner.PlanRunner:
@@ -126,8 +127,11 @@ def functions(device: Device) -> dict[str, Any]:
         index_of(device)
         return f"GPU:0\nprocess {os.getpid():>10d} uses {allocator.reserved / 1024**2:>12.3f} MB GPU memory"
 
-    def state(device: Any = None) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8)
+    generator = device.generator
+
+    def set_state(state: torch.Tensor, device: Any = None) -> None:
+        index_of(device)
+        generator.set_state(state)
 
     replacements: dict[str, Any] = {
         "is_available": _always(True),
@@ -185,16 +189,14 @@ def functions(device: Device) -> dict[str, Any]:
         "list_gpu_processes": processes,
         "device_memory_used": _of_device(lambda: gpu.outside + allocator.reserved),
         "memory_usage": _of_device(_always(0)),
-        "manual_seed": _pass,
-        "manual_seed_all": _pass,
-        "seed": _pass,
-        "seed_all": _pass,
-        "initial_seed": _always(0),
-        "get_rng_state": state,
-        "get_rng_state_all": lambda: [state()],
-        "set_rng_state": _pass,
-        "set_rng_state_all": _pass,
-        "default_generators": (cuda_objects.Generator("cuda"),),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
+        **dict.fromkeys(("seed", "seed_all"), lambda: generator.seed()),
+        "initial_seed": generator.initial_seed,
+        "get_rng_state": _of_device(generator.get_state),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state": set_state,
+        "set_rng_state_all": lambda states: set_state(states[0]),
+        "default_generators": (generator,),
         **{name: cuda_objects.tensor_type(name, dtype) for name, dtype in cuda_objects.TENSOR_TYPES.items()},
         **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"), refused("a CUDA graph")),
         **dict.fromkeys(("MemPool", "use_mem_pool"), refused("a memory pool")),

@@ -189,7 +189,7 @@ class VirtualTensor(FakeTensor):
         return complex(self.item())
 
     def __format__(self, spec: str) -> str:
-        return format(values.number(torch.float32), spec) if self.dim() == 0 and spec else values.text(self)
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return values.text(self)

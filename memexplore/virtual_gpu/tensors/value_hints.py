@@ -8,6 +8,7 @@ chose one of them is true for 1/n of its elements.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor
+from memexplore.virtual_gpu.tensors import known_values
 
 _aten = torch.ops.aten
 _ATTRIBUTE = "value_hints"
@@ -23,7 +25,7 @@ _ATTRIBUTE = "value_hints"
 class ValueHints(NamedTuple):
     """Known facts about the values of a virtual tensor."""
 
-    value: int = 1
+    value: float = 1
     """The value of each element."""
     choices: int = 0
     """Number of candidates from which the elements, indices, were chosen; 0 for tensors that are not indices."""
@@ -37,8 +39,19 @@ SetHints = Callable[[list[torch.Tensor], list[Any]], None]
 
 
 def of(tensor: torch.Tensor) -> ValueHints:
-    """Return the hints of a tensor, by default those of a tensor of ones."""
-    return tensor.__dict__.get(_ATTRIBUTE, _DEFAULT)
+    """Return the hints of a tensor: those of its values if they are known, by default those of a tensor of ones."""
+    known = known_values.of(tensor) if isinstance(tensor, FakeTensor) else tensor
+    return tensor.__dict__.get(_ATTRIBUTE, _DEFAULT) if known is None else _of_known(known)
+
+
+def _of_known(known: torch.Tensor) -> ValueHints:
+    if known.dtype is torch.bool:
+        share = known.float().mean().item() if known.numel() else 1.0
+        return ValueHints(int(share > 0), share=share or 1.0)
+    if known.dtype.is_complex or not known.numel():
+        return _DEFAULT
+    low, high = known.min().item(), known.max().item()
+    return ValueHints(low) if low == high else _DEFAULT
 
 
 def put(tensors: list[Any], hints: ValueHints) -> None:
@@ -79,6 +92,82 @@ def _copy_value(args: Any) -> SetHints:
         hints = tensors[0].__dict__.get(_ATTRIBUTE)
         if hints is not None and hints.value != 1:
             put(results, ValueHints(hints.value))
+
+    return set_hints
+
+
+def _copy_hints_of_unknown(args: Any) -> SetHints:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        for tensor in tensors:
+            hints = tensor.__dict__.get(_ATTRIBUTE)
+            if hints is not None:
+                put(results, hints)
+                return
+
+    return set_hints
+
+
+def _count(args: Any) -> SetHints:
+    """The number of true elements of a mask; of other tensors a value that differs from 1."""
+
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        mask, hints = tensors[0], of(tensors[0])
+        if mask.dtype is torch.bool and results[0].numel():
+            summed = mask.numel() // results[0].numel()
+            put(results, ValueHints(math.ceil(hints.value * hints.share * summed)))
+        elif hints.value != 1:
+            put(results, ValueHints(hints.value))
+
+    return set_hints
+
+
+def _integers(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints | None]:
+    """Arithmetic of an integer tensor, such as a count, whose value is not 1."""
+
+    def make(args: Any) -> SetHints | None:
+        if len(args) != 2 or not isinstance(args[1], int) or args[0].dtype.is_floating_point:
+            return None
+        number = args[1]
+
+        def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+            hints = tensors[0].__dict__.get(_ATTRIBUTE)
+            if hints is not None and hints.value != 1:
+                put(results, ValueHints(function(hints.value, number)))
+
+        return set_hints
+
+    return make
+
+
+def _where(args: Any) -> SetHints:
+    """The values of the branch that the condition's value takes."""
+
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        if len(tensors) == 3:
+            chosen = tensors[1] if of(tensors[0]).value else tensors[2]
+            hints = of(chosen)
+            if hints is not _DEFAULT:
+                put(results, hints)
+
+    return set_hints
+
+
+def _any(args: Any) -> SetHints:
+    """True if the share of true elements is one element at least."""
+
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        hints = tensors[0].__dict__.get(_ATTRIBUTE)
+        if hints is not None and (hints.value != 1 or hints.share < 1):
+            put(results, ValueHints(int(bool(hints.value) and hints.share * tensors[0].numel() >= 1)))
+
+    return set_hints
+
+
+def _all(args: Any) -> SetHints:
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        hints = tensors[0].__dict__.get(_ATTRIBUTE)
+        if hints is not None and (hints.value != 1 or hints.share < 1):
+            put(results, ValueHints(0))
 
     return set_hints
 
@@ -152,7 +241,7 @@ def _found_inf(args: Any) -> SetHints:
     return lambda tensors, results: put(tensors[-2:-1], ValueHints(0))
 
 
-RULES: dict[Any, Callable[[Any], SetHints]] = {
+RULES: dict[Any, Callable[[Any], SetHints | None]] = {
     _aten.isnan.default: _constant(0),
     _aten.isinf.default: _constant(0),
     # torch.distributions checks its arguments with it: they count as valid.
@@ -163,6 +252,10 @@ RULES: dict[Any, Callable[[Any], SetHints]] = {
     _aten.bitwise_or.Tensor: _combine(max),
     _aten.logical_and.default: _combine(min),
     _aten.bitwise_and.Tensor: _combine(min),
+    # An unknown token is none of given ones, such as the end token.
+    _aten.where.self: _where,
+    _aten.isin.Tensor_Tensor: _constant(0),
+    _aten.isin.Tensor_Scalar: _constant(0),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _found_inf,
     _aten.topk.default: _choose(1, 2),
     _aten.argmax.default: _choose(0, 1),
@@ -176,20 +269,24 @@ for _name in ("gt", "ge", "lt", "le", "eq", "ne"):
     for _overload in ("Scalar", "Tensor"):
         RULES[getattr(getattr(_aten, _name), _overload)] = _compare(getattr(operator, _name))
 for _op in (
-    _aten._is_any_true.default,
-    _aten.any.default,
-    _aten.any.dim,
-    _aten.any.dims,
-    _aten.all.default,
-    _aten.all.dim,
-    _aten.all.dims,
-    _aten.sum.default,
-    _aten.sum.dim_IntList,
-    _aten.count_nonzero.default,
     _aten.max.default,
     _aten.mean.default,
 ):
     RULES[_op] = _copy_value
+for _op in (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default, _aten.count_nonzero.dim_IntList):
+    RULES[_op] = _count
+for _op, _function in (
+    (_aten.add.Tensor, operator.add),
+    (_aten.sub.Tensor, operator.sub),
+    (_aten.mul.Tensor, operator.mul),
+):
+    RULES[_op] = _integers(_function)
+for _op in (_aten._is_any_true.default, _aten.any.default, _aten.any.dim, _aten.any.dims):
+    RULES[_op] = _any
+for _op in (_aten.all.default, _aten.all.dim, _aten.all.dims):
+    RULES[_op] = _all
+for _op in (_aten.stack.default, _aten.cat.default):
+    RULES[_op] = _copy_hints_of_unknown
 for _op in (
     _aten.clone.default,
     _aten.detach.default,
@@ -206,7 +303,7 @@ for _op in (
     _aten.squeeze.default,
     _aten.squeeze.dim,
     _aten.unbind.int,
-    _aten.stack.default,
-    _aten.cat.default,
+    _aten.gather.default,
+    _aten.index_select.default,
 ):
     RULES[_op] = _copy_hints

@@ -1,6 +1,7 @@
 """Values of virtual tensors as user code reads them: `item()`, `if tensor:`, `tolist()`, `numpy()`, printing.
 
-One rule: **every virtual value counts as 1**, so that guards such as `isfinite(loss)` pass, nothing divides by zero and
+Known values (known_values.py) are read as they are. For unknown ones there is one rule: **every unknown value counts as
+1**, so that guards such as `isfinite(loss)` pass, nothing divides by zero and
 GradScaler steps (its `found_inf` counts as 0). Printed values read `virtual`. A `while` loop whose end depends on a
 value cannot be simulated and ends in one clear error.
 
@@ -16,95 +17,11 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.tensors import value_hints, value_loops
+from memexplore.virtual_gpu.tensors import known_values, value_hints, value_loops
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated as NotSimulated
 from memexplore.virtual_gpu.tensors.value_loops import user_frame as user_frame
-
-
-def _virtual(value: Any) -> Any:
-    if type(value) is float:
-        return VirtualFloat(value)
-    return VirtualInt(value) if type(value) is int else value
-
-
-def _computing(base: Any, name: str) -> Any:
-    method = getattr(base, name)
-
-    def compute(self: Any, *others: Any) -> Any:
-        return _virtual(method(self, *others))
-
-    return compute
-
-
-def _comparing(base: Any, name: str) -> Any:
-    method = getattr(base, name)
-
-    def compare(self: Any, other: Any) -> Any:
-        return _decide_by(method(self, other))
-
-    return compare
-
-
-def _with_operators(kind: Any) -> Any:
-    """Give a class of numbers its operators: results computed from a virtual number are virtual too."""
-    base = kind.__mro__[1]
-    unary = ("neg", "pos", "abs")
-    binary = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-    for name in (*unary, *binary, *(f"r{name}" for name in binary)):
-        setattr(kind, f"__{name}__", _computing(base, f"__{name}__"))
-    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        setattr(kind, f"__{name}__", _comparing(base, f"__{name}__"))
-    kind.__bool__, kind.__hash__ = _is_nonzero, base.__hash__
-    return kind
-
-
-def _is_nonzero(self: Any) -> bool:
-    return _decide_by(self != 0)
-
-
-class _Printed:
-    """Prints as `virtual`, in the width of the format specification."""
-
-    def __repr__(self) -> str:
-        return "virtual"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        match = re.match(r"(?:.?([<>=^]))?[+\- ]?#?0?(\d*)", spec)
-        align, width = match.groups() if match else (None, "")
-        return format("virtual", f"{'>' if align in (None, '=') else align}{width}")
-
-
-@_with_operators
-class VirtualFloat(float, _Printed):
-    """The value 1.0 of a virtual tensor: prints as `virtual`; a loop whose end depends on it ends in an error."""
-
-    __repr__, __str__, __format__ = _Printed.__repr__, _Printed.__str__, _Printed.__format__
-
-    def __round__(self, ndigits: Any = None) -> Any:
-        return self
-
-
-@_with_operators
-class VirtualInt(int, _Printed):
-    """The value 1 of a virtual tensor: prints as `virtual`, and counts as an int wherever one is needed."""
-
-    __repr__, __str__, __format__ = _Printed.__repr__, _Printed.__str__, _Printed.__format__
-
-
-def number(dtype: torch.dtype, value: int = 1) -> Any:
-    """Return the Python number that stands for one element of a virtual tensor.
-
-    >>> loss = number(torch.float32)
-    >>> print(loss, f"{loss / 3:.4f}", loss > 0)
-    virtual virtual True
-    """
-    if dtype is torch.bool:
-        return bool(value)
-    if dtype.is_complex:
-        return complex(value)
-    return VirtualFloat(value) if dtype.is_floating_point else VirtualInt(value)
+from memexplore.virtual_gpu.tensors.virtual_array import VirtualArray
+from memexplore.virtual_gpu.tensors.virtual_numbers import VirtualInt, decide_by, number
 
 
 def item(tensor: torch.Tensor) -> Any:
@@ -114,9 +31,13 @@ def item(tensor: torch.Tensor) -> Any:
     """
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    value = number(tensor.dtype, value_hints.of(tensor).value)
+    known = known_values.of(tensor)
+    if known is not None:
+        return known.item()
+    hints = value_hints.of(tensor)
+    value = number(tensor.dtype, hints.value, hints.choices)
     if type(value) is bool:
-        return _decide_by(value)
+        return decide_by(value)
     value_loops.count_read(decides=False)
     if isinstance(value, VirtualInt):
         assume("the value of an integer tensor counted as 1")
@@ -130,37 +51,67 @@ def truth(tensor: torch.Tensor) -> bool:
     """
     if tensor.numel() != 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
-    return _decide_by(bool(value_hints.of(tensor).value))
+    known = known_values.of(tensor)
+    return bool(known) if known is not None else decide_by(bool(value_hints.of(tensor).value))
 
 
 def tolist(tensor: torch.Tensor) -> Any:
-    """Return nested lists of virtual numbers in the tensor's shape."""
+    """Return nested lists of the tensor's values, of virtual numbers for unknown ones."""
+    known = known_values.of(tensor)
+    if known is not None:
+        return known.tolist()
     if not tensor.is_floating_point():
         assume("the values of an integer tensor counted as 1")
 
+    hints = value_hints.of(tensor)
+
     def build(shape: tuple[int, ...]) -> Any:
         if not shape:
-            return number(tensor.dtype)
+            return number(tensor.dtype, hints.value, hints.choices)
         return [build(shape[1:]) for _ in range(shape[0])]
 
     return build(tuple(tensor.shape))
 
 
 def numpy(tensor: torch.Tensor) -> Any:
-    """Return a masked numpy array of the tensor's shape; every element is masked and prints as ``--``."""
-    import numpy
+    """Return a numpy array of the tensor's values; for unknown ones an array of the value 1 that prints as `virtual`.
 
-    dtype = numpy.float32 if tensor.dtype is torch.bfloat16 else torch.empty(0, dtype=tensor.dtype).numpy().dtype
-    return numpy.ma.masked_all(tuple(tensor.shape), dtype)
+    Raises TypeError for a dtype that numpy lacks, as torch does.
+    """
+    known = known_values.of(tensor)
+    if known is not None:
+        return known.numpy()
+    assume("unknown values count as 1 in a numpy array")
+    return VirtualArray.filled(torch.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy())
 
 
 def text(tensor: torch.Tensor) -> str:
-    """Return the text that a virtual tensor prints as: shape and dtype, never a value."""
+    """Return the text that a virtual tensor prints as: its values, or shape and dtype of unknown ones."""
+    known = known_values.of(tensor)
+    if known is not None:
+        return _text_of_known(tensor, known)
     if tensor.dim() == 0:
         return f"virtual({str(tensor.dtype).removeprefix('torch.')}, device='{tensor.device}')"
     extra = ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
     name = "Parameter containing:\n" if getattr(tensor, PARAMETER_MARK, False) else ""
     return f"{name}virtual(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}'{extra})"
+
+
+_SUFFIXES = re.compile(r"(, size=\([^)]*\))?(, dtype=[\w.]+)?\)$")
+
+
+def _text_of_known(tensor: torch.Tensor, known: torch.Tensor) -> str:
+    """Return the text that torch prints for a tensor on `cuda:0`."""
+    printed = repr(known)
+    match = _SUFFIXES.search(printed)
+    suffixes = match[0][:-1] if match else ""
+    body = printed[: match.start()] if match else printed[:-1]
+    device = "" if tensor.is_cpu else f", device='{tensor.device}'"
+    history = ", requires_grad=True" if tensor.requires_grad else ""
+    if tensor.grad_fn is not None:
+        history = f", grad_fn=<{tensor.grad_fn.name()}>"
+    name = "Parameter containing:\n" if getattr(tensor, PARAMETER_MARK, False) else ""
+    return f"{name}{body}{device}{suffixes}{history})"
 
 
 assumptions: dict[str, None] = {}
@@ -187,9 +138,3 @@ def assume(text: str) -> None:
     frame = value_loops.user_frame()
     line = f" ({value_loops.file_and_line(frame)})" if frame is not None else ""
     assumptions.setdefault(f"assumed: {text}{line}")
-
-
-def _decide_by(value: bool) -> bool:
-    """Return a virtual value by which code decides; raise NotSimulated if that makes an endless loop."""
-    value_loops.count_read()
-    return value

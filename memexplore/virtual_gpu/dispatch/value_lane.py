@@ -1,0 +1,279 @@
+"""Value lane: computes on the CPU what an op does to known values.
+
+In: an op that runs on the virtual GPU, with its arguments and virtual results. Out: known values of its results
+(tensors/known_values.py), or results whose values are unknown. An op is computed if all values that it reads are known
+and its results are within the budget; a storage that it writes otherwise becomes unknown. Views need nothing: they
+share the storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from memexplore.torch_internals.dispatch import pytree, schema_or_none
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.virtual_gpu.dispatch import cpu_ops
+from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
+from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.tensors.tensor import HOST, VirtualTensor
+from memexplore.virtual_gpu.value_setting import Values
+
+_aten = torch.ops.aten
+
+INTEGER_BYTES = 4 << 20
+"""Largest tensor of integers or booleans that is computed with `Values.KNOWN`."""
+FLOAT_BYTES = 64 << 10
+"""Largest tensor of floating-point numbers that is computed with `Values.KNOWN`."""
+TOTAL_BYTES = 256 << 20
+"""Bytes of all copies from which on nothing more is computed with `Values.KNOWN`."""
+
+_VALUE_FREE = frozenset(
+    "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided "
+    "rand_like randn_like randint_like".split()
+)
+"""Ops that read the metadata of their tensor arguments only."""
+_UNINITIALIZED = frozenset(
+    "empty empty_strided empty_like new_empty new_empty_strided empty_permuted resize_ set_ _resize_output_".split()
+)
+"""Ops whose results have no values, and ops that change storages."""
+_OVERWRITES = frozenset(
+    "fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ "
+    "_foreach_zero_ _foreach_copy_ _foreach_fill_".split()
+)
+"""In-place ops that do not read the tensor that they write."""
+
+
+class LaneTraits(NamedTuple):
+    """Facts about an op that the value lane needs, from its schema."""
+
+    ignored: bool
+    """Whether the op changes no values: it makes views or uninitialized tensors."""
+    value_free: bool
+    writes: tuple[int | str, ...]
+    """Positions, or names, of the arguments that the op writes to."""
+    overwrites: bool
+    random: bool
+
+
+def lane_traits(func: Any) -> LaneTraits:
+    """Return the facts about an op."""
+    schema = schema_or_none(func)
+    if schema is None:
+        return LaneTraits(False, False, (), False, False)
+    name = schema.name.split("::")[-1]
+    writes = tuple(
+        argument.name if argument.kwarg_only else position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    view = not writes and any(value.alias_info is not None for value in schema.returns)
+    changes_metadata = torch.Tag.inplace_view in func.tags
+    return LaneTraits(
+        view or changes_metadata or name in _UNINITIALIZED,
+        name in _VALUE_FREE,
+        writes,
+        name in _OVERWRITES,
+        torch.Tag.nondeterministic_seeded in func.tags,
+    )
+
+
+class ValueLane:
+    """The value lane of one virtual GPU; `setting` is KNOWN or REAL, `generator` draws the GPU's random numbers.
+
+    With REAL the generator of the CPU draws them, as in training on the CPU.
+    """
+
+    def __init__(self, setting: Values, generator: torch.Generator) -> None:
+        self.setting = setting
+        self._generator = generator
+        self._lost = False
+        """Whether an op was met whose values cannot be computed, with REAL."""
+
+    def inputs(self, traits: LaneTraits, args: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
+        if traits.ignored:
+            return None
+        targets = 0
+        if traits.overwrites:
+            targets = len(args[0]) if isinstance(args[0], list | tuple) else 1
+        unread = traits.value_free
+        # A first look, without making tensors: most ops of a training step have an unknown first argument.
+        if not unread:
+            for tensor in tensors[targets:]:
+                if type(tensor) is VirtualTensor:
+                    if not known_values.is_known(tensor):
+                        return None
+                elif not is_real(tensor):
+                    return None
+        found: list[torch.Tensor] = []
+        for number, tensor in enumerate(tensors):
+            if type(tensor) is not VirtualTensor:
+                found.append(tensor)
+                continue
+            values_of = known_values.of(tensor)
+            if values_of is None:
+                if unread:
+                    values_of = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                elif number < targets and _fills_storage(tensor) and not tensor.host and self._fits(tensor):
+                    known_values.make_known(tensor)
+                    values_of = known_values.of(tensor)
+                if values_of is None:
+                    return None
+            found.append(values_of)
+        return found
+
+    def _fits(self, tensor: torch.Tensor) -> bool:
+        """Return whether a new copy of a tensor's size is within the budget."""
+        if self.setting is Values.REAL:
+            return True
+        limit = FLOAT_BYTES if tensor.dtype.is_floating_point or tensor.dtype.is_complex else INTEGER_BYTES
+        size = untyped_storage(tensor).nbytes()
+        return size <= limit and known_values.total() + size <= TOTAL_BYTES
+
+    def compute(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], inputs: Any) -> Any:
+        """Return the result of an op on the values of its tensor arguments, computed on the CPU.
+
+        Raises what the op raises on the CPU.
+        """
+        args, kwargs = replace_tensors(args, kwargs, tensors, inputs)
+        if kwargs:
+            kwargs = {name: _on_cpu(name, value) for name, value in kwargs.items()}
+        function = cpu_ops.OPS.get(func, func)
+        generator = kwargs.get("generator")
+        if self.setting is Values.REAL or generator is not None or not _is_random(func):
+            return function(*args, **kwargs)
+        with _default_generator(self._generator):
+            return function(*args, **kwargs)
+
+    def follow(
+        self,
+        func: Any,
+        traits: LaneTraits,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        inputs: list[torch.Tensor] | None,
+        result: Any,
+    ) -> Any:
+        """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
+        if traits.ignored:
+            return result
+        results = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
+        if inputs is None or not all(
+            type(value) is not VirtualTensor or known_values.is_known(value) or self._fits(value) for value in results
+        ):
+            self._end(func, traits, args, kwargs)
+            return result
+        fresh = {id(value) for value in results if type(value) is VirtualTensor and not known_values.is_known(value)}
+        state = torch.default_generator.get_state() if func in cpu_ops.REPLAYED else None
+        try:
+            computed = self.compute(func, args, kwargs, tensors, inputs)
+        except IndexError:
+            # On a GPU it ends the program too: "device-side assert triggered".
+            raise
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            # The CPU has no kernel for this op or dtype.
+            self._end(func, traits, args, kwargs)
+            return result
+        if not results:
+            return result
+        forward = None if state is None else cpu_ops.Forward(state, _without_tensors(args))
+        return _joined(result, computed, _Joining(fresh, inputs, forward))
+
+    def add_in_place(self, target: torch.Tensor, addend: torch.Tensor) -> None:
+        """Compute an addition of the autograd engine into a gradient."""
+        first, second = known_values.of(target), known_values.of(addend)
+        if first is not None and second is not None:
+            first.add_(second)
+        else:
+            known_values.forget(target)
+
+    def forget_written(self, func: Any, traits: LaneTraits, args: Any, kwargs: Any) -> None:
+        """Make the storages unknown that an op writes to."""
+        positions = (*traits.writes, *_HIDDEN_WRITES.get(func, ()))
+        for position in positions:
+            value = kwargs.get(position) if isinstance(position, str) else args[position : position + 1]
+            for tensor in pytree.tree_leaves(value):
+                if type(tensor) is VirtualTensor:
+                    known_values.forget(tensor)
+
+    def _end(self, func: Any, traits: LaneTraits, args: Any, kwargs: Any) -> None:
+        if traits.writes or func in _HIDDEN_WRITES:
+            self.forget_written(func, traits, args, kwargs)
+        if self.setting is Values.REAL and not self._lost:
+            self._lost = True
+            values.assume(f"from {func} on, values are not computed: the CPU has no kernel for it")
+
+
+_HIDDEN_WRITES: dict[Any, tuple[int, ...]] = {
+    _aten.cudnn_batch_norm.default: (3, 4),
+    _aten.native_batch_norm.default: (3, 4),
+}
+"""Arguments that an op writes to though its schema does not say so: the running statistics."""
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements are all bytes of its storage."""
+    return tensor.numel() * tensor.element_size() == untyped_storage(tensor).nbytes() and 0 not in tensor.stride()
+
+
+def _on_cpu(name: str, value: Any) -> Any:
+    if name == "device":
+        return HOST
+    return False if name == "pin_memory" else value
+
+
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _without_tensors(args: Any) -> tuple[Any, ...]:
+    return tuple(None if isinstance(value, torch.Tensor | list | tuple) else value for value in args)
+
+
+@contextlib.contextmanager
+def _default_generator(generator: torch.Generator) -> Iterator[None]:
+    """Draw the numbers of the block from a generator in place of the default one."""
+    default = torch.default_generator
+    present = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(present)
+
+
+class _Joining(NamedTuple):
+    fresh: set[int]
+    """Ids of the results in storages that were unknown."""
+    inputs: list[torch.Tensor]
+    forward: cpu_ops.Forward | None
+
+
+def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
+    """Put computed values into virtual results; return the results, with the computed ones of those on the CPU."""
+    if isinstance(result, list | tuple):
+        return type(result)([_joined(one, value, joining) for one, value in zip(result, computed, strict=True)])
+    if type(result) is not VirtualTensor or id(result) not in joining.fresh:
+        return result
+    if computed is None:
+        # Only the op's own backward reads it, and computes without it.
+        computed = torch.zeros(result.shape, dtype=result.dtype)
+    if computed.shape != result.shape:
+        return result
+    if computed.dtype is not result.dtype:
+        computed = computed.to(result.dtype)
+    if result.host:
+        return computed
+    storage = storage_key(untyped_storage(computed))
+    shared = any(storage == storage_key(untyped_storage(tensor)) for tensor in joining.inputs)
+    known_values.put(result, computed.clone() if shared else computed)
+    copy = known_values.copy_of(result)
+    if joining.forward is not None and copy is not None:
+        setattr(copy, cpu_ops.FORWARD, joining.forward)
+    return result

@@ -1,0 +1,111 @@
+"""Known values: the storages on the virtual GPU whose contents are known, each with a copy of its contents on the CPU.
+
+In: virtual tensors and real results. Out: real CPU tensors with the layout of the virtual ones (`of`). A copy belongs
+to a storage, so all views of it share the copy: a write through one view is seen through the others. A storage without
+a copy is unknown.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from memexplore.torch_internals.tensors import set_conj, storage_key, untyped_storage
+
+_copies: dict[int, torch.UntypedStorage] = {}
+"""Key of a storage on the virtual GPU -> copy of its contents; removed when the storage dies."""
+
+
+class _Total:
+    nbytes = 0
+
+
+def total() -> int:
+    """Return the bytes of all copies."""
+    return _Total.nbytes
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Return whether the values of a virtual tensor are known; those of an empty one are."""
+    return storage_key(untyped_storage(tensor)) in _copies or not tensor.numel()
+
+
+def of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a virtual tensor as a real tensor in its copy's storage, None for unknown values.
+
+    Writing to the result changes the known values.
+    """
+    storage = untyped_storage(tensor)
+    copy = _copies.get(storage_key(storage))
+    if copy is None:
+        if tensor.numel():
+            return None
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if copy.nbytes() != storage.nbytes() or tensor.is_neg():
+        return None
+    real = torch.empty(0, dtype=tensor.dtype)
+    real.set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    if tensor.dtype.is_complex and tensor.is_conj():
+        set_conj(real, True)
+    return real
+
+
+def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Make the values of a virtual tensor those of a real tensor of its shape and dtype.
+
+    The storage of `values` becomes the copy where the layouts are equal: nothing else may write to it. Elements of the
+    storage outside the tensor keep their values, or are 0 in a storage that was unknown.
+    """
+    storage = untyped_storage(tensor)
+    if not tensor.numel():
+        # Nothing watches an empty storage, and its values are known without a copy.
+        return
+    copy = untyped_storage(values)
+    if (
+        storage_key(storage) not in _copies
+        and values.stride() == tensor.stride()
+        and values.storage_offset() == tensor.storage_offset()
+        and copy.nbytes() == storage.nbytes()
+        and not (values.is_conj() or values.is_neg())
+    ):
+        _insert(storage_key(storage), copy)
+    else:
+        if storage_key(storage) not in _copies:
+            make_known(tensor)
+        target = of(tensor)
+        assert target is not None
+        target.copy_(values)
+
+
+def make_known(tensor: torch.Tensor) -> None:
+    """Make the storage of a virtual tensor known, filled with zeros for the caller to overwrite."""
+    storage = untyped_storage(tensor)
+    _insert(storage_key(storage), torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage())
+
+
+def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the copy of a virtual tensor's storage, None for an unknown one."""
+    return _copies.get(storage_key(untyped_storage(tensor)))
+
+
+def _insert(key: int, copy: torch.UntypedStorage) -> None:
+    forget_storage(key)
+    _copies[key] = copy
+    _Total.nbytes += copy.nbytes()
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Make the storage of a virtual tensor unknown."""
+    forget_storage(storage_key(untyped_storage(tensor)))
+
+
+def forget_storage(key: int) -> None:
+    """Make a storage unknown, given its key: its contents were overwritten, or it died."""
+    copy = _copies.pop(key, None)
+    if copy is not None:
+        _Total.nbytes -= copy.nbytes()
+
+
+def forget_all() -> None:
+    """Make all storages unknown."""
+    _copies.clear()
+    _Total.nbytes = 0

@@ -1,0 +1,31 @@
+"""Setting of the value lane: which values of virtual tensors are computed on the CPU besides the simulation."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Values(enum.StrEnum):
+    """Which values of a virtual GPU's tensors are computed.
+
+    >>> Values.of("real") is Values.REAL
+    True
+    """
+
+    NONE = "none"
+    """None: every value counts as 1."""
+    KNOWN = "known"
+    """Small tensors that follow from values the program has: indices, masks, lengths, labels, small floats."""
+    REAL = "real"
+    """All: every op is computed on the CPU too, as training on the CPU would compute it."""
+
+    @classmethod
+    def of(cls, text: str) -> Values:
+        """Return the setting of a name.
+
+        Raises ValueError for a name that is no setting.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            raise ValueError(f"values={text!r} is not a setting; write 'none', 'known' or 'real'") from None
