@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 
 from tests.fuzz.runner import Input, Make
+
+PROGRAM = 10_000_000
+"""The length that a program counts for: 10 s."""
 
 
 def _snapshots() -> Make:
@@ -41,4 +45,24 @@ def _tapes() -> Make:
     return make
 
 
-KINDS: dict[str, Callable[[], Make]] = {"snapshots": _snapshots, "growing": _growing, "tapes": _tapes}
+def _programs() -> Make:
+    import torch
+
+    from tests.fuzz import programs
+
+    torch.set_num_threads(1)  # threads of the parent do not live in its children
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    programs.check(0)  # what torch imports at the first use
+
+    def make(number: int) -> Input:
+        return Input(b"%d" % number, PROGRAM, lambda: programs.check(number))
+
+    return make
+
+
+KINDS: dict[str, Callable[[], Make]] = {
+    "snapshots": _snapshots,
+    "growing": _growing,
+    "tapes": _tapes,
+    "programs": _programs,
+}
