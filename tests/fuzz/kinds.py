@@ -60,9 +60,24 @@ def _programs() -> Make:
     return make
 
 
+def _interruptions() -> Make:
+    import torch
+
+    from tests.fuzz import interruptions
+
+    torch.set_num_threads(1)
+    interruptions.check(0)
+
+    def make(number: int) -> Input:
+        return Input(b"%d" % number, PROGRAM, lambda: interruptions.check(number))
+
+    return make
+
+
 KINDS: dict[str, Callable[[], Make]] = {
     "snapshots": _snapshots,
     "growing": _growing,
     "tapes": _tapes,
     "programs": _programs,
+    "interruptions": _interruptions,
 }

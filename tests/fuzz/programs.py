@@ -114,7 +114,7 @@ def _line(variables: Variables, rng: random.Random) -> Line:
         return Line(f"v{source}.{name}", lambda values, device: change(values[source]))
     if kind < 0.35:
         others = [at for at in held if _has_memory(variables[at])]
-        return _two(target, source, rng.choice(others), rng)
+        return _two(target, source, rng.choice(others), rng, variables[source])
     name, function = rng.choice(list((VIEWS if kind < 0.7 else COPIES).items()))
     return Line(
         f"v{target} = v{source}.{name}", lambda values, device: _assign(values, target, function(values[source]))
@@ -140,9 +140,10 @@ def _resized(source: int, value: Tensor, rng: random.Random, back: bool = False)
     return Line(text, lambda values, device: values[source].untyped_storage().resize_(size))
 
 
-def _two(target: int, source: int, other: int, rng: random.Random) -> Line:
+def _two(target: int, source: int, other: int, rng: random.Random, value: Tensor) -> Line:
     """Return a line with two operands."""
-    match rng.randrange(5):
+    # On the virtual GPU a view of a view keeps the latter, so after `view.data = other` it keeps the memory of `other`.
+    match rng.randrange(5 if value._base is None else 4):
         case 0:
             text = f"v{target} = torch.cat([v{source}, v{other}])"
             return Line(
