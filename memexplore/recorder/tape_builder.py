@@ -74,6 +74,7 @@ def _in_order(recorder: Recorder) -> Any:
     block[is_free & (block >= 0)] = new_row[block[is_free & (block >= 0)]]
     table[preexisting, _FIELD["time"]] = 0
     recorder.tags = {int(new_row[row]): category for row, category in recorder.tags.items()}
+    recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
     # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
@@ -94,6 +95,13 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
     for row, owner in recorder.owners.items():
         if 0 <= row < count:
             module[row] = owner
+    kinds = {
+        row: Category(int(certain[row])) for row in np.flatnonzero(is_block & (certain != Category.UNKNOWN)).tolist()
+    }
+    copied = np.full(count, Category.UNKNOWN, dtype=np.int64)
+    inherited = recorder.copies.inherited({row: kind for row, kind in kinds.items() if kind != Category.INPUT})
+    for row, (kind, _) in inherited.items():
+        copied[row] = kind
     dies = np.full(count, count, dtype=np.int64)
     freed = field["call"][is_free]
     recorded = freed >= 0
@@ -108,12 +116,18 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
         field["phase"][rows],
         field["grad"][rows],
         certain[rows],
+        copied[rows],
         rows,
         dies[rows],
         ends[call[rows]],
         marks,
         field["phase"][marks],
     )
+    # A copy belongs to the layer of its source, which may be a copy as well.
+    for row in sorted(inherited):
+        kind, source = inherited[row]
+        if category[row] == kind and row not in recorder.owners:
+            module[row] = module[source]
     return category, module
 
 
