@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memexplore.analysis.curves import Rows, block_bytes, curve, lifetimes, live_rows, peak
 from memexplore.analysis.tables import NO_LAYER, user_line
 from memexplore.analysis.verdict import Verdict, caught_text, failed_request, verdict
-from memexplore.tape import Action, Category, Tape
+from memexplore.tape import Action, Category, Ending, Tape
 from memexplore.units import difference_text, size_text
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ def oom_text(tape: Tape) -> str:
     if tape.meta.capacity is not None:
         left = f"{size_text(max(tape.meta.capacity - reserved, 0))} of the device left and {left}"
     text += f": {size_text(reserved)} reserved, {left}."
+    if tape.meta.ending is Ending.COMPLETED:
+        text += " The program caught the error and allocated nothing afterwards."
     held = by_line(tape, row).head(3)
     if len(held):
         owners = [

@@ -32,19 +32,23 @@ class Verdict(enum.StrEnum):
 def failed_request(tape: Tape) -> int:
     """Return the row of the request that ended the program; -1 if no request did.
 
-    A snapshot file does not say how its program ended: there the last request that failed is the result.
+    A program that catches the error and allocates nothing afterwards has given up: that request ended it too. A
+    snapshot file does not say how its program ended: there the last request that failed is the result.
 
     >>> from memexplore.tape import Meta, Source
     >>> columns = {"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [1024, 4096]}
     >>> failed_request(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "Tesla T4")))
     1
+    >>> columns = {"action": [Action.OOM, Action.ALLOC], "address": [-1, 0], "size": [4096, 1024]}
     >>> failed_request(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "Tesla T4", ending=Ending.COMPLETED)))
     -1
     """
     rows = np.flatnonzero(tape.action == Action.OOM)
-    if not len(rows) or tape.meta.ending not in (Ending.OUT_OF_MEMORY, Ending.UNKNOWN):
+    if not len(rows) or tape.meta.ending in (Ending.ERROR, Ending.INTERRUPTED):
         return -1
-    return int(rows[-1])
+    last = int(rows[-1])
+    went_on = tape.meta.ending is Ending.COMPLETED and np.any(tape.action[last:] == Action.ALLOC)
+    return -1 if went_on else last
 
 
 def caught_requests(tape: Tape) -> list[int]:
@@ -58,7 +62,7 @@ def caught_requests(tape: Tape) -> list[int]:
     if tape.meta.ending is Ending.UNKNOWN:
         return []
     rows: list[int] = np.flatnonzero(tape.action == Action.OOM).tolist()
-    return rows[:-1] if tape.meta.ending is Ending.OUT_OF_MEMORY else rows
+    return rows[:-1] if failed_request(tape) >= 0 else rows
 
 
 def verdict(tape: Tape) -> Verdict:
@@ -79,8 +83,7 @@ def verdict(tape: Tape) -> Verdict:
         return Verdict.ERROR
     if meta.ending is Ending.INTERRUPTED:
         return Verdict.INTERRUPTED
-    used = bool(peak(tape)[0]) or bool(caught_requests(tape))
-    if meta.ending is Ending.COMPLETED and meta.capacity is not None and (meta.trained_on_cpu or not used):
+    if meta.ending is Ending.COMPLETED and meta.capacity is not None and (meta.trained_on_cpu or not peak(tape)[0]):
         return Verdict.NOT_ON_GPU
     return Verdict.FITS
 

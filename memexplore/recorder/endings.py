@@ -31,7 +31,7 @@ def end_of(error: BaseException | None) -> End:
     """Return the end of a program that raised an exception, or that came to its end (None).
 
     `sys.exit()` ends the program without an error, `sys.exit(1)` with one. An error raised `from` an out-of-memory
-    error is an out-of-memory error.
+    error is an out-of-memory error, and so is `sys.exit(1)` in its `except` block.
 
     >>> end_of(None).ending.value, end_of(SystemExit(0)).ending.value
     ('completed', 'completed')
@@ -52,7 +52,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         if isinstance(link, torch.OutOfMemoryError):
             return True
         seen.add(id(link))
-        link = link.__cause__
+        link = link.__cause__ or (link.__context__ if isinstance(link, SystemExit) else None)
     return False
 
 
@@ -74,7 +74,9 @@ def _text(error: BaseException) -> str:
 def _frames(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error's traceback, innermost first."""
     walked = traceback.walk_tb(error.__traceback__)
-    return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked)[::-1]
+    frames = [Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked][::-1]
+    # Code that a library generates, as dataclasses do, has this name, and so has `python -c`.
+    return tuple(frame for frame in frames if frame.filename != "<string>") or tuple(frames)
 
 
 def watch_threads(report: Callable[[End], None]) -> Callable[[], None]:

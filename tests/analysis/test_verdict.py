@@ -28,7 +28,9 @@ ALLOC, OOM = (Action.ALLOC, MIB), (Action.OOM, 16 * GIB)
     [
         (Ending.COMPLETED, [ALLOC], Verdict.FITS, -1, []),
         (Ending.COMPLETED, [OOM, OOM, ALLOC], Verdict.FITS, -1, [0, 1]),
-        (Ending.COMPLETED, [OOM], Verdict.FITS, -1, [0]),
+        # The program caught the last error and used the GPU no more: it has given up.
+        (Ending.COMPLETED, [OOM], Verdict.OOM, 0, []),
+        (Ending.COMPLETED, [OOM, ALLOC, OOM], Verdict.OOM, 2, [0]),
         (Ending.COMPLETED, [], Verdict.NOT_ON_GPU, -1, []),
         (Ending.OUT_OF_MEMORY, [OOM, ALLOC, OOM], Verdict.OOM, 2, [0]),
         (Ending.ERROR, [OOM, ALLOC], Verdict.ERROR, -1, [0]),
@@ -84,7 +86,7 @@ def test_caught_errors_are_listed_with_the_verdict():
 
 
 def test_long_list_of_caught_errors_is_cut():
-    assert caught_text(tape_of(*[OOM] * 8)).endswith("; and 3 more.")  # 5 of 8 are listed
+    assert caught_text(tape_of(*[OOM] * 8, ALLOC)).endswith("; and 3 more.")  # 5 of 8 are listed
 
 
 def test_assumptions_explain_an_error():

@@ -1,11 +1,14 @@
 """Ends of recorded programs: errors, interrupts, exits and threads."""
 
+import contextlib
+import dataclasses
 import threading
 
 import pytest
 import torch
 
 from memexplore import capture
+from memexplore.analysis.groups import oom_text
 from memexplore.analysis.verdict import Verdict, verdict
 from memexplore.recorder.endings import End, end_of
 from memexplore.tape import Ending
@@ -59,6 +62,37 @@ def test_error_raised_from_an_out_of_memory_error_is_one():
             raise RuntimeError("trainer failed") from error
 
     assert verdict(recorded(run)) is Verdict.OOM
+
+
+def test_exit_in_the_handler_of_an_out_of_memory_error_is_one():
+    def run():
+        try:
+            torch.empty(2**40, device="cuda")
+        except torch.OutOfMemoryError:
+            raise SystemExit(1)  # noqa: B904
+
+    assert verdict(recorded(run)) is Verdict.OOM
+
+
+def test_program_that_catches_the_error_and_gives_up_does_not_fit():
+    def run():
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.empty(2**40, device="cuda")
+
+    tape = recorded(run)
+    assert verdict(tape) is Verdict.OOM
+    assert "caught the error and allocated nothing afterwards" in oom_text(tape)
+
+
+def test_line_of_an_error_is_not_that_of_generated_code():
+    @dataclasses.dataclass
+    class Small:
+        size: int
+
+        def __post_init__(self):
+            raise ValueError("small")
+
+    assert "<string>" not in recorded(lambda: Small(1)).meta.error
 
 
 def test_caught_error_does_not_end_the_program():
