@@ -6,11 +6,14 @@ buffers, gradients or optimizer states, or a mean of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from memexplore.recorder.events import Ref
 from memexplore.tape import Category
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
 
 _ATEN = torch.ops.aten
 COPY = _ATEN.copy_.default
@@ -38,20 +41,34 @@ _KINDS = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Categor
 class Copies:
     """Rows of blocks, and the rows that their values come from."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: Mapping[int, Ref], open_rows: Mapping[int, int]) -> None:
+        self._live, self._open_rows = live, open_rows
         self._sources: dict[int, tuple[int, ...]] = {}
         self._targets: dict[int, int] = {}
         """Row of a block -> row of the block that `copy_` copied it into."""
 
-    def computed(self, row: int, sources: Iterable[int]) -> None:
-        """Note that a new block was computed from other blocks and nothing else."""
-        self._sources[row] = tuple(sources)
+    def computed(self, row: int, args: Any, size: int) -> None:
+        """Note that a new block of `size` bytes was computed from the first arguments of an op."""
+        parts = args[0] if isinstance(args[0], list | tuple) else args[:2]
+        found = [value for value in parts if isinstance(value, torch.Tensor) and value.dim()]
+        # A copy may have half or a quarter of the bytes: float32 to bfloat16 or int8.
+        fits = [size * 4 >= value.numel() * value.element_size() for value in found]
+        self._sources[row] = tuple(self._row(value) if fit else -1 for value, fit in zip(found, fits, strict=True))
 
-    def copied(self, target: int, source: int) -> None:
-        """Note that `copy_` copied a block into another one."""
+    def copied(self, into: torch.Tensor, value: torch.Tensor) -> None:
+        """Note that `copy_` copies a tensor into another one."""
+        target, source = self._row(into), self._row(value)
         if target >= 0 and source >= 0 and target != source:
             self._sources.setdefault(target, (source,))
             self._targets[source] = target
+
+    def _row(self, tensor: torch.Tensor) -> int:
+        """The row of the block of a tensor, -1 for a tensor that is not on the device or not recorded yet."""
+        try:
+            ref = self._live.get(storage_key(untyped_storage(tensor)))
+        except NotImplementedError:
+            return -1
+        return -1 if ref is None else self._open_rows.get(ref.address, -1)
 
     def renumber(self, new_row: Mapping[int, int]) -> None:
         """Change the numbers of all rows."""
@@ -63,12 +80,13 @@ class Copies:
 
         `certain` has the categories of the blocks whose category is certain.
 
-        >>> copies = Copies()
-        >>> copies.computed(5, [2])
-        >>> copies.computed(7, [5, 2])
-        >>> copies.copied(2, 9)  # a loaded checkpoint
+        >>> from types import SimpleNamespace
+        >>> weight = torch.zeros(4)
+        >>> ref = SimpleNamespace(address=0)
+        >>> copies = Copies({storage_key(weight.untyped_storage()): ref}, {0: 2})  # its block is that of row 2
+        >>> copies.computed(5, (weight,), size=16)
         >>> {row: kind.text for row, (kind, _) in copies.inherited({2: Category.PARAMETER}).items()}
-        {5: 'parameter', 7: 'parameter', 9: 'parameter'}
+        {5: 'parameter'}
         """
         found: dict[int, tuple[Category, int]] = {}
 

@@ -78,7 +78,7 @@ class Recorder:
         )
         """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
         self.training = CpuTraining()
-        self.copies = Copies()
+        self.copies = Copies(live, self.open_rows)
         self._epoch = time.perf_counter_ns()
 
     # -- called by the dispatch mode
@@ -103,7 +103,7 @@ class Recorder:
                 # AccumulateGrad detaches the incoming gradient to keep it: accumulate_grad.h.
                 self._tag(args[0], Category.GRADIENT, self._owner(node.variable))
         elif func is COPY and not here.calls:
-            self.copies.copied(self._row(args[0]), self._row(args[1]))
+            self.copies.copied(*args[:2])
 
     def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category) -> None:
         """Record an allocated block."""
@@ -113,7 +113,7 @@ class Recorder:
             self.tags[row] = Category.GRADIENT
             call = -1
         elif func in COPYING and call < 0 and phase in (_OTHER, _FORWARD):
-            self.copies.computed(row, self._sources(args, size))
+            self.copies.computed(row, args, size)
         now, number = time.perf_counter_ns() - self._epoch, self._op_number(func)
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 
@@ -369,21 +369,6 @@ class Recorder:
         self.tags[row] = category
         if owner is not None and owner >= 0:
             self.owners[row] = owner
-
-    def _row(self, tensor: torch.Tensor) -> int:
-        """The row of the block of a tensor, -1 for a tensor that is not on the device or not recorded yet."""
-        try:
-            ref = self.live.get(storage_key(untyped_storage(tensor)))
-        except NotImplementedError:
-            return -1
-        return -1 if ref is None else self.open_rows.get(ref.address, -1)
-
-    def _sources(self, args: Any, size: int) -> list[int]:
-        """The rows of the blocks of an op's tensors; -1 for one that is too large to be copied into `size` bytes."""
-        parts = args[0] if isinstance(args[0], list | tuple) else args[:2]
-        found = [value for value in parts if isinstance(value, torch.Tensor) and value.dim()]
-        # A copy may have half or a quarter of the bytes: float32 to bfloat16 or int8.
-        return [self._row(value) if size * 4 >= value.numel() * value.element_size() else -1 for value in found]
 
     def _owner(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
         """The number of the module that owns the block of a tensor."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 import memexplore as mx
 from memexplore.recorder.copies import Copies
 from memexplore.tape import Category, Tape
+from memexplore.torch_internals.tensors import storage_key
 
 SIZE = 256
 WEIGHTS = (
@@ -179,19 +181,36 @@ def test_short_lived_copy_is_temporary() -> None:
     assert set(tape.category[tape.op == clones[0]].tolist()) == {Category.TEMPORARY}
 
 
+class Blocks:
+    """Tensors, each in a block of its own row."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.tensors = {row: torch.zeros(4) for row in rows}
+        refs = {storage_key(one.untyped_storage()): SimpleNamespace(address=row) for row, one in self.tensors.items()}
+        self.copies = Copies(refs, {row: row for row in rows})
+
+    def computed(self, row: int, *sources: int) -> None:
+        self.copies.computed(row, tuple(self.tensors.get(source, torch.zeros(4)) for source in sources), size=16)
+
+
 def test_copies_of_copies_inherit_and_strangers_do_not() -> None:
-    copies = Copies()
-    copies.computed(3, [1])
-    copies.computed(4, [3, 1])
-    copies.computed(5, [3, -1])  # one source is not on the device
-    copies.computed(6, [])
-    copies.copied(1, 8)
-    found = copies.inherited({1: Category.PARAMETER})
+    blocks = Blocks([1, 3, 4, 5, 8])
+    blocks.computed(3, 1)
+    blocks.computed(4, 3, 1)
+    blocks.computed(5, 3, -1)  # one source is not on the device
+    blocks.copies.copied(blocks.tensors[1], blocks.tensors[8])
+    found = blocks.copies.inherited({1: Category.PARAMETER})
     assert {row: kind for row, (kind, _) in found.items()} == dict.fromkeys((3, 4, 8), Category.PARAMETER)
 
 
 def test_renumbered_rows_keep_their_sources() -> None:
-    copies = Copies()
-    copies.computed(1, [0])
-    copies.renumber({0: 1, 1: 0, -1: -1})
-    assert copies.inherited({1: Category.BUFFER}) == {0: (Category.BUFFER, 1)}
+    blocks = Blocks([0, 1])
+    blocks.computed(1, 0)
+    blocks.copies.renumber({0: 1, 1: 0, -1: -1})
+    assert blocks.copies.inherited({1: Category.BUFFER}) == {0: (Category.BUFFER, 1)}
+
+
+def test_reduction_is_no_copy() -> None:
+    blocks = Blocks([0])
+    blocks.copies.computed(1, (blocks.tensors[0],), size=2)  # 4 floats of 16 bytes do not fit, even as int8
+    assert blocks.copies.inherited({0: Category.PARAMETER}) == {}
