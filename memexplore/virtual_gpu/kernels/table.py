@@ -1,8 +1,8 @@
 """Table of kernels: op -> facts about its CUDA kernel beyond the outputs of torch's fake kernel.
 
 Each entry has a kind, a rule and the file in PyTorch that the rule follows; the path is below aten/src/ATen/native
-unless it begins with aten/ or torch/. An op may have entries of several kinds. An op without an entry requests the
-storages of its outputs, in order, and nothing else.
+unless it begins with aten/, torch/ or the name of another library. An op may have entries of several kinds. An op
+without an entry requests the storages of its outputs, in order, and nothing else.
 
 Two kinds of facts have tables of their own, because they are not about memory: tensors/value_hints.py (values) and
 dispatch/shape_rules.py (faster ways to the shapes that torch's fake kernels give).
