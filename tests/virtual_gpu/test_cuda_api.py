@@ -101,6 +101,7 @@ def test_the_public_functions_that_are_refused():
     storages = {name for name in refused if name.endswith("Storage")}
     assert refused - storages <= {
         *("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables", "Graph"),
+        *("export_dot", "export_graph_data"),
         *("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "GreenContext"),
         *("temperature", "power_draw", "clock_rate"),
     }

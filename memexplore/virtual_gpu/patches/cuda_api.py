@@ -198,7 +198,7 @@ def functions(device: Device) -> dict[str, Any]:
         "set_rng_state_all": lambda states: set_state(states[0]),
         "default_generators": (generator,),
         **{name: cuda_objects.tensor_type(name, dtype) for name, dtype in cuda_objects.TENSOR_TYPES.items()},
-        **dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"), refused("a CUDA graph")),
+        **dict.fromkeys((name for name in _GRAPHS if hasattr(torch.cuda, name)), refused("a CUDA graph")),
         **dict.fromkeys(("MemPool", "use_mem_pool"), refused("a memory pool")),
         **dict.fromkeys(("CUDAPluggableAllocator", "change_current_allocator"), refused("another allocator")),
         "GreenContext": refused("a green context"),
@@ -212,6 +212,9 @@ def functions(device: Device) -> dict[str, Any]:
     for name in _READ_PROPERTIES & replacements.keys():
         replacements[name] = _noting(device, replacements[name])
     return replacements
+
+
+_GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle", "export_dot", "export_graph_data")
 
 
 def _noting(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:

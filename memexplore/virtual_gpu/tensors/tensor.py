@@ -90,6 +90,9 @@ def fake_mode() -> FakeTensorMode:
         DeviceState.fake = _Mode(allow_non_fake_inputs=True)
         DeviceState.fake.cache_enabled = False
         DeviceState.fake.allow_meta = True
+        # In torch 2.11 and 2.12 the thread that enters a fake mode first owns an object that all later ones use.
+        with DeviceState.fake:
+            pass
     return DeviceState.fake
 
 
