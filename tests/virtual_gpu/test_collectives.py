@@ -82,6 +82,8 @@ def test_gather_scatter_and_messages_allocate_nothing():
 
 @pytest.mark.filterwarnings("ignore:barrier")
 def test_a_barrier_needs_two_blocks():
+    # torch 2.11 keeps the first one until the next barrier.
+    dist.barrier()
     # A byte that chooses the device, and the number that is summed; 512 bytes each.
     assert peak_of(dist.barrier) == (0, 1024)
 

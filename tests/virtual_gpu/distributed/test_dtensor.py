@@ -16,8 +16,12 @@ from tests.small import allocated
 from tests.virtual_gpu.torch_state import functions
 
 MIB = 2**20
+RELEASE = "2.13"
+"""Its rules give the backward pass a cuBLAS workspace of its own."""
 LAYERS = 4
 LAYER = 4 * MIB  # 1024 x 1024 numbers of 4 bytes
+COPIES = 2 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) else 3
+"""Whole layers alive while one is copied out: parameters, buffer, and before torch 2.15 the buffer of the layer before."""
 WORKSPACES = 2 * 32 * MIB  # of cuBLAS on an H100, one for each thread: forward and backward
 
 
@@ -45,7 +49,7 @@ def train(model: nn.Module, device: str = "cuda", steps: int = 2) -> None:
 
 @pytest.mark.parametrize("world", [2, 8, 1024])
 def test_a_trained_model_is_three_shards(world):
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=world)
         model = sharded()
         shard = LAYERS * LAYER // world
@@ -60,22 +64,21 @@ def test_a_trained_model_is_three_shards(world):
 
 
 def test_gathered_parameters_are_freed_after_each_layer():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=8)
         model = sharded()
         before = allocated()
         torch.cuda.reset_peak_memory_stats()
         with torch.no_grad():
             model(torch.ones(4, 1024, device="cuda"))
-        # While layer 2 is copied out: its parameters and its gathered buffer, and the buffer of layer 1, which is
-        # kept until the next copy; layer 1's own parameters were freed. Outputs of 16 KiB each are two.
+        # While a layer is copied out; the parameters of the layer before were freed. Outputs take 16 KiB each.
         peak = torch.cuda.max_memory_allocated() - before - WORKSPACES // 2
-        assert 3 * LAYER <= peak <= 3 * LAYER + 4 * 16 * 1024
+        assert COPIES * LAYER <= peak <= COPIES * LAYER + 4 * 16 * 1024
         assert allocated() - before == WORKSPACES // 2
 
 
 def test_parameters_kept_after_forward_are_all_gathered():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=8)
         model = sharded(reshard_after_forward=False)
         before = allocated()
@@ -90,7 +93,7 @@ def test_parameters_kept_after_forward_are_all_gathered():
 
 
 def test_mixed_precision_gathers_half_as_much():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=8)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         model = sharded(mp_policy=policy)
@@ -100,13 +103,13 @@ def test_mixed_precision_gathers_half_as_much():
             assert model(torch.ones(4, 1024, device="cuda")).dtype is torch.bfloat16
         # As above with 2 bytes for a number, and the shard cast to bfloat16
         peak = torch.cuda.max_memory_allocated() - before - WORKSPACES // 2
-        assert 3 * LAYER // 2 <= peak <= 3 * LAYER // 2 + LAYER // 16 + 4 * 16 * 1024
+        assert COPIES * LAYER // 2 <= peak <= COPIES * LAYER // 2 + LAYER // 16 + 4 * 16 * 1024
         train(model)
         assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_replicated_shards_are_those_of_the_inner_dimension():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=8)
         mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
         model = sharded(mesh)
@@ -115,7 +118,7 @@ def test_replicated_shards_are_those_of_the_inner_dimension():
 
 
 def test_offloaded_shards_take_no_memory_of_the_gpu():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=8)
         model = layers()
         for layer in model:
@@ -127,7 +130,7 @@ def test_offloaded_shards_take_no_memory_of_the_gpu():
 
 
 def test_a_group_of_one_rank_gathers_nothing():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=1)
         model = sharded()
         assert allocated() == LAYERS * LAYER
@@ -137,10 +140,10 @@ def test_a_group_of_one_rank_gathers_nothing():
 
 
 def test_tensor_parallelism_shards_weights_and_activations():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         mesh = dist.init_device_mesh("cuda", (1,))
         assert mesh.size() == 1
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=8)
         mesh = dist.init_device_mesh("cuda", (8,))
         model = layers(2).cuda()
@@ -154,7 +157,7 @@ def test_tensor_parallelism_shards_weights_and_activations():
 
 
 def test_a_wrapper_says_the_device_of_its_tensor():
-    with mx.virtual("H100"):
+    with mx.virtual("H100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=2)
         weight = sharded()[0].weight
         assert (weight.device, weight.is_cuda, weight.is_meta) == (torch.device("cuda", 0), True, False)
