@@ -36,6 +36,8 @@ _VALUE_FREE = frozenset(
     "rand_like randn_like randint_like".split()
 )
 """Ops that read the metadata of their tensor arguments only."""
+_OF_SEVERAL_RANKS = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
+"""Namespaces of collectives; kernels/collective_values.py has the values of those of c10d."""
 _UNINITIALIZED = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided empty_permuted resize_ set_ _resize_output_".split()
 )
@@ -52,6 +54,8 @@ class LaneTraits(NamedTuple):
 
     ignored: bool
     """Whether the op changes no values: it makes views or uninitialized tensors."""
+    communicates: bool
+    """Whether the results depend on the values of other ranks, and computing it would call them."""
     value_free: bool
     writes: tuple[int | str, ...]
     """Positions, or names, of the arguments that the op writes to."""
@@ -63,7 +67,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, (), False, False)
+        return LaneTraits(False, False, False, (), False, False)
     name = schema.name.split("::")[-1]
     writes = tuple(
         argument.name if argument.kwarg_only else position
@@ -74,6 +78,7 @@ def lane_traits(func: Any) -> LaneTraits:
     changes_metadata = torch.Tag.inplace_view in func.tags
     return LaneTraits(
         view or changes_metadata or name in _UNINITIALIZED,
+        schema.name.split("::")[0] in _OF_SEVERAL_RANKS,
         name in _VALUE_FREE,
         writes,
         name in _OVERWRITES,
@@ -95,7 +100,7 @@ class ValueLane:
 
     def inputs(self, traits: LaneTraits, args: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
-        if traits.ignored:
+        if traits.ignored or traits.communicates:
             return None
         targets = 0
         if traits.overwrites:

@@ -7,7 +7,8 @@ order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the to
 - plan.py: the values that rules return; shapes.py: helpers to make them.
 - cublas_workspace.py: size and lifetime of cuBLAS workspaces, by compute capability and torch release.
 - One file per subject: products, grouped_mm, convolutions, attention (choice of the kernel) and attention_memory,
-  reductions, normalization, losses, indexing, elementwise, random_numbers, rnn, ctc, sampling (grid_sample), transfers.
+  reductions, normalization, losses, indexing, elementwise, random_numbers, rnn, ctc, sampling (grid_sample), transfers,
+  collectives (of torch.distributed; collective_values has their values).
 - sparse.py: sparse tensors and their ops.
 - without_fake_kernel.py: ops for which torch has no fake kernel, and the note on solvers.
 - composites.py: composite ops that branch on the device in C++; composite_dispatch.py registers them with torch.

@@ -15,6 +15,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
+from memexplore.virtual_gpu.kernels import collective_values
 
 _HELD = "inputs_of_running_collective"
 """Attribute of an output: the tensors that its collective keeps until `Work.wait`."""
@@ -41,8 +42,10 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     schema = schema_of(func)
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     outputs, inputs = _tensors(given)
+    name = schema.name.removeprefix("c10d::")
     with runner:
-        buffers = _buffers(schema.name.removeprefix("c10d::"), given)
+        buffers = _buffers(name, given)
+        collective_values.follow(name, given, outputs)
     # ProcessGroupNCCL gathers into a flat buffer, which is then the output of its work.
     result = buffers if schema.name == "c10d::allgather_" and buffers else outputs
     if given.get("async_op", True) and result:

@@ -21,7 +21,7 @@ RELEASE = "2.13"
 LAYERS = 4
 LAYER = 4 * MIB  # 1024 x 1024 numbers of 4 bytes
 COPIES = 2 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) else 3
-"""Whole layers alive while one is copied out: parameters, buffer, and before torch 2.15 the buffer of the layer before."""
+"""Whole layers alive while one is copied out: parameters, buffer, and before torch 2.15 the last layer's buffer."""
 WORKSPACES = 2 * 32 * MIB  # of cuBLAS on an H100, one for each thread: forward and backward
 
 

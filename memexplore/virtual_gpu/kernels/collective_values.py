@@ -1,0 +1,100 @@
+"""Known values after a collective, if every rank has the values of this rank.
+
+In: the arguments of a c10d op, and the tensors of this rank. Out: known values of its outputs
+(tensors/known_values.py), or outputs whose values are unknown: a sum over several ranks, what another rank alone knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.virtual_gpu.tensors import known_values
+
+LIMIT = 4 << 20
+"""Bytes of the largest output with values in a group of several ranks."""
+_SAME_OF_EQUAL = frozenset(("max", "min", "avg", "band", "bor"))
+"""Reductions that of equal values give this value."""
+_KEPT = ("barrier", "send", "broadcast_")
+"""Collectives after which every rank has what this rank had before."""
+
+
+class Reduction:
+    """The reduction of the call that runs: the op of C++ does not say which it is."""
+
+    op = ""
+    """Name of a reduction in lower case, such as ``max``; empty where it is not known."""
+
+
+def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> None:
+    """Set or forget the values of the outputs of the collective `name` with the arguments `given`."""
+    if name in _KEPT or not known_values.total():
+        return
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    size, rank = group.size(), group.rank()
+    agrees = "reduce_op" not in given or size == 1 or Reduction.op in _SAME_OF_EQUAL
+    if name in ("allreduce_", "allreduce_coalesced_", "reduce_"):
+        if not agrees:
+            _forget(outputs)
+        return
+    sources = _sources(name, given, size, rank) if agrees else None
+    if sources is None or len(sources) != len(outputs):
+        _forget(outputs)
+        return
+    values = [None if source is None else known_values.of(source) for source in sources]
+    total = sum(output.numel() * output.element_size() for output in outputs)
+    if any(value is None for value in values) or (size > 1 and total > LIMIT) or not _fill_storages(outputs):
+        _forget(outputs)
+        return
+    for output, value in zip(outputs, values, strict=True):
+        assert value is not None
+        copies = output.numel() // value.numel() if value.numel() else 0
+        known_values.put(output, value.reshape(-1).repeat(copies).reshape(output.shape))
+
+
+def _sources(name: str, given: dict[str, Any], size: int, rank: int) -> Sequence[torch.Tensor | None] | None:
+    """Return for each output the tensor of this rank whose values it has, repeated to its size; None for others."""
+    if name in ("allgather_", "gather_"):
+        pairs = zip(given["output_tensors"], given["input_tensors"], strict=False)
+        return [own for outputs, own in pairs for _ in outputs]
+    if name == "_allgather_base_":
+        return [given["input_tensor"]]
+    if name == "reduce_scatter_":
+        return [parts[rank] for parts in given["input_tensors"]]
+    if name == "_reduce_scatter_base_":
+        return [_part(given["input_tensor"], size, rank)]
+    if name == "alltoall_base_" and not (given["output_split_sizes"] or given["input_split_sizes"]):
+        return [_part(given["input"], size, rank)]
+    if name == "alltoall_":
+        own = given["input_tensors"][rank]
+        return [own if output.shape == own.shape else None for output in given["output_tensors"]]
+    if name == "scatter_" and given["input_tensors"]:
+        return [parts[rank] for parts in given["input_tensors"]]
+    return None
+
+
+def _part(tensor: torch.Tensor, size: int, rank: int) -> torch.Tensor:
+    """Return the part of a contiguous tensor that belongs to a rank."""
+    count = tensor.numel() // size
+    return tensor.as_strided((count,), (1,), int(tensor.storage_offset()) + rank * count)
+
+
+def _fill_storages(tensors: list[torch.Tensor]) -> bool:
+    """Return whether the tensors are known already, or together all of their storages."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        key = storage_key(untyped_storage(tensor))
+        sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
+    return all(
+        known_values.is_known(tensor) or sizes[storage_key(untyped_storage(tensor))] == untyped_storage(tensor).nbytes()
+        for tensor in tensors
+    )
+
+
+def _forget(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        known_values.forget(tensor)
