@@ -19,7 +19,7 @@ from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
 from memexplore.steps.step import Step
 from memexplore.steps.trace_reuse import FirstStep, Trace
-from memexplore.tape import Tape
+from memexplore.tape import Ending, Tape
 from memexplore.virtual_gpu.device import VirtualGpu
 
 _KEPT_TRACES = 48
@@ -40,7 +40,8 @@ class TracedSetting(NamedTuple):
     def tape_on(self, gpu: VirtualGpu) -> Tape | None:
         """Return the tape on a virtual GPU; None if a request does not fit."""
         meta = capture.predicted(gpu)
-        return self.trace.on_allocator(meta._replace(notes=(*meta.notes, *self.assumptions)), gpu.settings)
+        meta = meta._replace(notes=(*meta.notes, *self.assumptions), ending=Ending.COMPLETED)
+        return self.trace.on_allocator(meta, gpu.settings)
 
 
 @dataclasses.dataclass(eq=False)
