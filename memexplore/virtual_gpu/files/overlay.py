@@ -301,6 +301,9 @@ class Overlay:
             else:
                 self._copy(source, target)
                 moved.setdefault(source, False)
+            if found == source and (holds_mark(source, self.mark) or not self.policy(self, source)):
+                # A file that the program made in place, such as one of `tempfile`.
+                shutil.rmtree(source) if is_folder else os.remove(source)
             self._forget(source)
             self.written |= {target + path[len(source) :]: flag for path, flag in moved.items()}
 
@@ -351,7 +354,10 @@ class Overlay:
     def reported(self) -> tuple[list[str], list[str], list[str]]:
         """Return logical paths: of files without values, other written files, and hidden files of the user's."""
         valueless = {path for path, found in self.written.items() if found or holds_mark(self.upper(path), self.mark)}
-        hidden = [path for path in sorted(self.gone) if path not in self.written and os.path.lexists(path)]
+        replaced = {part for path in self.written for part in _with_folders(path)}
+        hidden = [path for path in sorted(self.gone) if path not in replaced and os.path.lexists(path)]
+        # A folder stands for what is in it.
+        hidden = [path for path in hidden if not any(path.startswith(other + os.sep) for other in hidden)]
         return sorted(valueless), [path for path in self.written if path not in valueless], hidden
 
 
@@ -366,6 +372,12 @@ def holds_mark(path: str, mark: bytes) -> bool:
 
 def _parts(tail: str) -> list[str]:
     return [part for part in tail.replace(os.sep, "/").split("/") if part]
+
+
+def _with_folders(path: str) -> list[str]:
+    """Return a path and those of all folders above it."""
+    parent = os.path.dirname(path)
+    return [path] if parent == path else [path, *_with_folders(parent)]
 
 
 def _is_folder(path: str) -> bool:

@@ -27,13 +27,15 @@ _MAGIC = (
     (b"ARROW1", "Arrow"),
     *((bytes([0x80, protocol]), "pickle") for protocol in range(2, 6)),
 )
-_LIBRARIES = frozenset(
-    "accelerate detectron2 diffusers fairseq fastai ignite lightning lightning_fabric mmengine peft pytorch_lightning "
-    "sentence_transformers timm transformers trl ultralytics".split()
+_TRAINERS = frozenset(
+    "accelerate detectron2 fairseq fastai ignite lightning lightning_fabric mmengine pytorch_lightning timm "
+    "ultralytics".split()
 )
+"""Libraries all of whose files belong to a training run."""
+_LIBRARIES = _TRAINERS | frozenset("diffusers peft sentence_transformers transformers trl".split())
 _SAVING = ("save", "checkpoint", "ckpt")
-_SAVER_ATTRIBUTES = ("state_dict", "model", "save_state", "save_checkpoint")
-"""Attributes that tell a model or trainer from a tokenizer or a configuration, whose files have no tensors."""
+_BELOW = ("fsspec", "memexplore.virtual_gpu", "numpy", "pandas", "safetensors", "torch")
+"""Libraries that write what others give them, besides the standard library."""
 _CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _RESULTS = ("memexplore.snapshot", "memexplore.tape", "memexplore.report", "memexplore.notebook", "memexplore.cli")
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
@@ -70,18 +72,28 @@ def tree_holds_values(folder: str) -> bool:
 
 
 def is_saving() -> bool:
-    """Whether a library is saving a model or its checkpoints, by the running functions of this thread."""
+    """Whether a library is saving a model or files of a training run, by the running functions of this thread."""
     frame: Any = sys._getframe(1)
+    is_writer = True
     while frame is not None:
-        name = frame.f_code.co_name.lower()
-        if any(word in name for word in _SAVING):
-            module = frame.f_globals.get("__name__", "")
-            if module.partition(".")[0] in _LIBRARIES or module.startswith("torch.distributed.checkpoint"):
-                saver = frame.f_locals.get("self")
-                if saver is None or any(hasattr(saver, attribute) for attribute in _SAVER_ATTRIBUTES):
-                    return True
+        module = frame.f_globals.get("__name__", "")
+        library = module.partition(".")[0]
+        if library in _LIBRARIES or module.startswith("torch.distributed.checkpoint"):
+            name = frame.f_code.co_name.lower()
+            if (any(word in name for word in _SAVING) and _saves_tensors(frame)) or (
+                is_writer and library in _TRAINERS
+            ):
+                return True
+        if library not in sys.stdlib_module_names and not module.startswith(_BELOW):
+            is_writer = False
         frame = frame.f_back
     return False
+
+
+def _saves_tensors(frame: Any) -> bool:
+    """Whether a saving function is not that of a tokenizer or a configuration, whose files have no tensors."""
+    saver, name = frame.f_locals.get("self"), frame.f_code.co_name
+    return saver is None or not ("pretrained" in name or "vocabulary" in name) or hasattr(saver, "state_dict")
 
 
 def is_result() -> bool:
