@@ -46,10 +46,12 @@ def parse_size(text: str) -> int:
     >>> parse_size("24GiB") == 24 * 1024**3, parse_size("1.5 MiB")
     (True, 1572864)
 
-    Raises ValueError for a text without a number and a unit.
+    Raises ValueError for a text without a number and a unit, and for a size of 8 EiB or more.
     """
     match = _SIZE.fullmatch(text)
     if match is None or match["unit"] is None:
         raise ValueError(f"{text!r} is not a size; write a number and a unit, such as 24GiB or 512MiB")
-    power = "bkmgtp".index(match["unit"][0].lower())
-    return int(float(match["number"]) * 1024**power)
+    size = float(match["number"]) * 1024.0 ** "bkmgtp".index(match["unit"][0].lower())
+    if size >= 2**63:
+        raise ValueError("a size of 8 EiB or more does not fit into 63 bits; write a smaller one, such as 24GiB")
+    return int(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -15,9 +16,19 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import memexplore
-from memexplore import doctor, gpu_catalogue
+from memexplore import doctor, gpu_catalogue, result_files
 from memexplore.cli import run
-from memexplore.cli.options import ERROR, FITS, INTERRUPTED, USAGE, UsageError, check_release, find_gpu
+from memexplore.cli.options import (
+    ERROR,
+    FITS,
+    INTERRUPTED,
+    USAGE,
+    UsageError,
+    check_output,
+    check_release,
+    find_gpu,
+    write_output,
+)
 from memexplore.cli.report_text import report_text, text_table
 from memexplore.doctor import INSTALL_LAB
 from memexplore.tape import Os
@@ -133,19 +144,23 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        print(f"memexplore: {path}: {error}", file=sys.stderr)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        print(f"memexplore: {path}: {reason}", file=sys.stderr)
         raise SystemExit(ERROR) from None
 
 
 def _open(options: argparse.Namespace) -> int:
     from memexplore import snapshot
 
+    check_output("--html", options.html, result_files.PAGE)
     with _reading(options.file):
         tapes = snapshot.load(options.file)
     if options.html is not None:
-        for number, tape in enumerate(tapes.values()):
-            suffix = f"-{number}" if number else ""
-            run.write_html(tape, options.html.with_stem(options.html.stem + suffix))
+        pages = [options.html.with_stem(options.html.stem + (f"-{n}" if n else "")) for n in range(len(tapes))]
+        for path in pages:
+            check_output("--html", path, result_files.PAGE)
+        for path, tape in zip(pages, tapes.values(), strict=True):
+            write_output(path, functools.partial(run.write_html, tape))
     devices = [_device_summary(device, tape) for device, tape in tapes.items()]
     if options.json:
         print(json.dumps({"devices": devices}, indent=2))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
+import sys
+from collections.abc import Callable
 
-from memexplore import gpu_catalogue
+from memexplore import gpu_catalogue, result_files
 
 FITS, ERROR, USAGE, OOM, NOT_ON_GPU, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit statuses; 130 is the shell's status for Ctrl-C."""
@@ -22,7 +25,25 @@ def find_gpu(text: str) -> gpu_catalogue.Gpu:
         raise UsageError(str(error)) from None
 
 
+def check_output(option: str, path: pathlib.Path | None, kind: result_files.Kind) -> None:
+    """Raise UsageError for a path to which the result of an option cannot be written."""
+    if path is None:
+        return
+    try:
+        result_files.check(path, kind)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def write_output(path: pathlib.Path, writer: Callable[[pathlib.Path], object]) -> None:
+    """Write a result, and print where it is if its path could not be written after all."""
+    _, problem = result_files.write(path, writer)
+    if problem:
+        print(f"memexplore: {problem}", file=sys.stderr)
+
+
 def check_release(text: str | None) -> None:
     """Raise UsageError for a text that is not a torch release."""
-    if text is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
+    # As `virtual_gpu.device.release_of`, which needs torch.
+    if text is not None and not re.fullmatch(r"[2-9]\.\d{1,3}(\.\d{1,3})?", text):
         raise UsageError(f"{text!r} is not a torch release; write one such as 2.11")

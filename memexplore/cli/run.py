@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -11,8 +12,19 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memexplore import script
-from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_ON_GPU, OOM, UsageError, check_release, find_gpu
+from memexplore import result_files, script
+from memexplore.cli.options import (
+    ERROR,
+    FITS,
+    INTERRUPTED,
+    NOT_ON_GPU,
+    OOM,
+    UsageError,
+    check_output,
+    check_release,
+    find_gpu,
+    write_output,
+)
 from memexplore.cli.report_text import report_text
 from memexplore.tape import Os
 from memexplore.virtual_gpu.value_setting import Values
@@ -47,9 +59,10 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     check_release(options.release)
     if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
         find_gpu(options.gpu)
-    for path in (options.html, options.output):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"no folder {str(path.absolute().parent)!r} for {path.name}; create it first")
+    check_output("--html", options.html, result_files.PAGE)
+    check_output("-o", options.output, result_files.TAPE)
+    if options.html is not None and options.output is not None and options.html.resolve() == options.output.resolve():
+        raise UsageError(f"--html and -o name the same file {str(options.html)!r}; write two names")
     output = _private_stdout() if options.json else sys.stdout
     try:
         if options.module is not None:
@@ -73,9 +86,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     result = summary.summary(tape)
     status = _exit_status(result["outcome"], error)
     if options.output is not None:
-        tape.save(options.output)
+        write_output(options.output, tape.save)
     if options.html is not None:
-        write_html(tape, options.html)
+        write_output(options.html, functools.partial(write_html, tape))
     if options.json:
         text = json.dumps(result | placements.summary_ranges(tape), indent=2)
     else:

@@ -120,7 +120,10 @@ class MemoryMagics(Magics):
             if gpu is not None and requested != gpu:
                 raise UsageError(f"The virtual {gpu.name} is on: run %memgpu off before %memgpu {name}")
             if gpu is None:
-                self._notebook.turn_on(requested, capture.virtual(name))
+                try:
+                    self._notebook.turn_on(requested, capture.virtual(name))
+                except RuntimeError as error:
+                    raise UsageError(str(error)) from None
                 gpu = requested
         if gpu is None:
             print("No virtual GPU is on. Run %memgpu T4 to use one in this notebook.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import keyword
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from memexplore import result_files
 from memexplore.allocator.placement import system_of
 from memexplore.tape import Os
 
@@ -19,6 +21,11 @@ _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
 _WITHOUT_VALUE = ("--explore",)
 _MAX_SLIDER_STEPS = 1000
+_MAX_SLIDER_VALUE = 1e15
+"""Beyond it a float no longer has every integer's successor."""
+_SHOWN = 60
+"""Characters of a wrong slider that its error shows."""
+_NAMES_OF_IPYTHON = ("In", "Out", "get_ipython", "exit", "quit", "_", "__", "___", "__builtins__", "__name__")
 
 
 class Options(NamedTuple):
@@ -84,8 +91,13 @@ def parse(line: str) -> tuple[Options, str]:
     options = Options(**vars(_parser().parse_args(arguments)))
     if options.name is not None and (not options.name.isidentifier() or keyword.iskeyword(options.name)):
         raise UsageError(f"{options.name!r} is not a variable name; write -o NAME, such as -o tape")
-    if options.html is not None and not options.html.expanduser().absolute().parent.is_dir():
-        raise UsageError(f"--html {options.html}: the folder {options.html.parent} does not exist: create it first")
+    if options.name is not None and (hasattr(builtins, options.name) or options.name in _NAMES_OF_IPYTHON):
+        raise UsageError(f"{options.name!r} is a name of Python or IPython; write another one, such as -o tape")
+    if options.html is not None:
+        try:
+            result_files.check(options.html.expanduser(), result_files.PAGE)
+        except ValueError as error:
+            raise UsageError(f"--html: {error}") from None
     return options, statement
 
 
@@ -105,6 +117,13 @@ def _parser() -> MagicArgumentParser:
     return parser
 
 
+def _system(text: str) -> Os:
+    try:
+        return system_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def slider(text: str) -> tuple[str, list[Any]]:
     """Parse ``NAME=LOW:HIGH:STEP`` to a variable and its values from LOW to HIGH, both included (STEP is 1 by default).
 
@@ -113,15 +132,20 @@ def slider(text: str) -> tuple[str, list[Any]]:
     >>> slider("rate=0.1:0.3:0.1")
     ('rate', [0.1, 0.2, 0.3])
 
-    Raises ValueError for other text.
+    Raises ArgumentTypeError for other text.
     """
     name, _, span = text.partition("=")
     numbers = [_number(part) for part in span.split(":")]
-    if not name.isidentifier() or len(numbers) not in (2, 3) or None in numbers:
-        raise ValueError(f"{text!r} is not a slider; write NAME=LOW:HIGH:STEP, such as batch=8:256:8")
+    shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+    if not name.isidentifier() or keyword.iskeyword(name) or len(numbers) not in (2, 3) or None in numbers:
+        raise argparse.ArgumentTypeError(f"{shown} is not a slider; write NAME=LOW:HIGH:STEP, such as batch=8:256:8")
+    if any(not abs(number) <= _MAX_SLIDER_VALUE for number in numbers):
+        raise argparse.ArgumentTypeError(f"{shown} has a number over {_MAX_SLIDER_VALUE:.0e}: write smaller ones")
     low, high, step = (*numbers, 1)[:3]
     if not step > 0 or high < low or (high - low) / step > _MAX_SLIDER_STEPS:
-        raise ValueError(f"{text!r} does not rise from LOW to HIGH in at most {_MAX_SLIDER_STEPS} steps: change them")
+        raise argparse.ArgumentTypeError(
+            f"{shown} does not rise from LOW to HIGH in at most {_MAX_SLIDER_STEPS} steps: change them"
+        )
     # Decimal steps are not exact in binary: 0.1 + 0.2 is not 0.3.
     count = int((high - low) / step + 1e-9)
     values = [low + step * number for number in range(count + 1)]

@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from memexplore import result_files
 from memexplore.notebook import cpu_names
 from memexplore.notebook.options import Options
 from memexplore.tape import Os
@@ -96,8 +97,9 @@ def finish(shell: InteractiveShell, profile: Profile, error: BaseException | Non
         from memexplore import report
 
         path = profile.options.html.expanduser()
-        path.write_text(report.html(tape), encoding="utf-8")
-        print(f"Wrote {path}")
+        page = report.html(tape)
+        _, problem = result_files.write(path, lambda path: path.write_text(page, encoding="utf-8"))
+        print(problem or f"Wrote {path}")
 
 
 def find_gpu(name: str) -> Gpu:

@@ -62,6 +62,14 @@ def test_another_gpu_while_one_is_on_raises(shell: Shell) -> None:
     shell.run("%%memprofile --gpu 'Tesla T4'\nran = True").raise_error()
 
 
+def test_memgpu_inside_a_virtual_block_raises_one_sentence(shell: Shell) -> None:
+    result = shell.run(
+        "import memexplore as mx\nwith mx.virtual('T4'):\n    get_ipython().run_line_magic('memgpu', 'A100')"
+    )
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "a virtual Tesla T4 is already on; turn it off first" in str(result.error_in_exec)
+
+
 def test_memgpu_cannot_change_inside_a_profile(shell: Shell) -> None:
     assert isinstance(shell.run("%%memprofile --gpu T4\n%memgpu off").error_in_exec, UsageError)
     assert len(shell.shown) == 1

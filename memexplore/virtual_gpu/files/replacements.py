@@ -24,11 +24,20 @@ _READS = ("stat", "access", "chdir", "listxattr", "getxattr", "statvfs", "pathco
 _READS_LINKS = ("lstat", "readlink")
 _ATTRIBUTES = ("chmod", "utime", "setxattr", "removexattr", "chown")
 
+OS_NAMES = tuple(
+    name
+    for name in (
+        *_READS, *_READS_LINKS, *_ATTRIBUTES, "listdir", "scandir", "open", "truncate", "mkdir", "rmdir", "remove",
+        "unlink", "rename", "replace", "link", "symlink",
+    )
+    if hasattr(os, name)
+)  # fmt: skip
+"""Functions of `os` that are replaced."""
+
 
 def rows(overlay: Overlay) -> list[Replace]:
     """Return the replacements of `open`, `os` and `shutil`. Call it while nothing is replaced."""
     opened = _open(overlay, builtins.open)
-    main = sys.modules["__main__"]
     functions: dict[str, Callable[..., Any]] = {
         **{name: _read(overlay, getattr(os, name), True) for name in _READS if hasattr(os, name)},
         **{name: _read(overlay, getattr(os, name), False) for name in _READS_LINKS},
@@ -46,7 +55,6 @@ def rows(overlay: Overlay) -> list[Replace]:
         "link": _link(overlay, os.link),
         "symlink": _symlink(overlay, os.symlink),
     }
-    replaced = {id(getattr(os, name)): function for name, function in functions.items()}
     return [
         Replace(builtins, "open", opened),
         Replace(io, "open", opened),
@@ -54,9 +62,14 @@ def rows(overlay: Overlay) -> list[Replace]:
         Replace(shutil, "rmtree", _rmtree(overlay, shutil.rmtree)),
         # Names that other modules imported from shutil: without folders as numbers every call names a path.
         Replace(shutil, "_use_fd_functions", False),
-        # Names that a notebook or script imported from os before.
-        *(Replace(main, name, replaced[id(value)]) for name, value in vars(main).items() if id(value) in replaced),
     ]
+
+
+def imported_rows(rows: list[Replace]) -> list[Replace]:
+    """Return replacements of the functions in `rows` that the notebook or script has imported by name."""
+    main = sys.modules["__main__"]
+    replaced = {id(vars(row.owner)[row.name]): row.replacement for row in rows if row.owner is os}
+    return [Replace(main, name, replaced[id(value)]) for name, value in vars(main).items() if id(value) in replaced]
 
 
 def _passes(overlay: Overlay, *paths: Any, **keywords: Any) -> bool:

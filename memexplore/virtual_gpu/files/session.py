@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import functools
 import os
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
+
 from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
-from memexplore.virtual_gpu.patches.install import Call, Patch
+from memexplore.virtual_gpu.patches.install import Call, Patch, Replace, ReplaceTogether
 from memexplore.virtual_gpu.tensors.tensor import saved_on_a_virtual_gpu_without_values
 
 _policy: Policy = policy.tensors_only
@@ -35,12 +41,25 @@ def every_file() -> Iterator[None]:
 
 def patches() -> list[Patch]:
     """Return the patches for an empty overlay. Call it while nothing is replaced."""
+    rows, together = _replaced(len(sys.modules), *map(getattr, _OWNERS, _NAMES))
+    main_names = map(id, vars(sys.modules["__main__"]).values())
     return [
         Call(partial(_begin, _policy), _overlay.close),
-        *tensor_files.rows(_overlay),
-        *safetensors_files.rows(_overlay),
-        *replacements.rows(_overlay),
+        together,
+        *(replacements.imported_rows(rows) if not _IDS.isdisjoint(main_names) else ()),
     ]
+
+
+_OWNERS = (builtins, shutil, torch, *(os for _ in replacements.OS_NAMES))
+_NAMES = ("open", "rmtree", "save", *replacements.OS_NAMES)
+_IDS = set(map(id, map(partial(getattr, os), replacements.OS_NAMES)))
+
+
+@functools.lru_cache(maxsize=1)
+def _replaced(modules: int, *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
+    """Return all replacements; they are made again only if modules were imported or an original has changed."""
+    rows = [*tensor_files.rows(_overlay), *safetensors_files.rows(_overlay), *replacements.rows(_overlay)]
+    return rows, ReplaceTogether(*zip(*rows, strict=True))
 
 
 def _begin(diverts: Policy) -> None:

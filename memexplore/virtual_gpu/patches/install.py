@@ -8,9 +8,11 @@ never taken for the original.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import inspect
 import io
+import operator
 import weakref
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from functools import partial
@@ -45,6 +47,27 @@ class Replace(NamedTuple):
     def install(self) -> None:
         """Set the attribute."""
         setattr(self.owner, self.name, self.replacement)
+
+
+class ReplaceTogether(NamedTuple):
+    """Many attributes that their owners have, replaced and restored in one call of C each, so without a gap."""
+
+    owners: Sequence[Any]
+    names: Sequence[str]
+    replacements: Sequence[Any]
+
+    def undo(self) -> Undo:
+        """Return a function that restores the present values."""
+        present = tuple(map(operator.getitem, map(vars, self.owners), self.names))
+        return partial(_set_all, self.owners, self.names, present)
+
+    def install(self) -> None:
+        """Set the attributes."""
+        _set_all(self.owners, self.names, self.replacements)
+
+
+def _set_all(owners: Sequence[Any], names: Sequence[str], values: Sequence[Any]) -> None:
+    collections.deque(map(setattr, owners, names, values), 0)
 
 
 class Insert(NamedTuple):
@@ -211,4 +234,16 @@ def restore() -> None:
         raise errors[0]
 
 
-__all__ = ["Call", "Insert", "Keep", "Patch", "Patched", "Replace", "Undo", "add", "block_is_running", "restore"]
+__all__ = [
+    "Call",
+    "Insert",
+    "Keep",
+    "Patch",
+    "Patched",
+    "Replace",
+    "ReplaceTogether",
+    "Undo",
+    "add",
+    "block_is_running",
+    "restore",
+]
