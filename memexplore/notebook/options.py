@@ -152,13 +152,6 @@ def slider(text: str) -> tuple[str, list[Any]]:
     return name, [value if isinstance(value, int) else round(value, 12) for value in values]
 
 
-def _system(text: str) -> Os:
-    try:
-        return system_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _number(text: str) -> Any:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
