@@ -15,8 +15,10 @@ from tests.scripts.script_list import Script
 
 FILE = Path(__file__).with_name("outputs.json")
 
-# `virtual` is what a run without the value prints.
-_FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b)%?", re.IGNORECASE)
+# `virtual` is what a run without the value prints; Trainer prints every number as a quoted text.
+_FRACTION = re.compile(
+    r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b|(?<=')\d+(?='))%?", re.IGNORECASE
+)
 _DEVICE = re.compile(r"\bcuda(:0)?\b")
 
 
@@ -55,7 +57,7 @@ def digest(script: Script) -> str:
 def kept(script: Script) -> list[str] | None:
     """Return the lines that the script printed on the CPU, or None if it has changed since or was not run there."""
     entry = _read().get(script.name)
-    return entry["lines"] if entry is not None and entry["digest"] == digest(script) else None
+    return lines("\n".join(entry["lines"])) if entry is not None and entry["digest"] == digest(script) else None
 
 
 def keep(script: Script, printed: list[str]) -> None:

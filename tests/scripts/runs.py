@@ -89,5 +89,8 @@ def _run(command: list[str], script: Script, timeout: float) -> tuple[int | None
             # Its own session: workers of data loaders end with it.
             os.killpg(process.pid, 9)
             stdout, stderr = process.communicate()
-            return None, stdout, stderr + f"\nno end after {timeout:.0f} s", time.perf_counter() - start
+            stderr += f"\nno end after {timeout:.0f} s"
+            return None, stdout, stderr, time.perf_counter() - start
+    # The folder has another name in every run.
+    stdout, stderr = (text.replace(folder, ".") for text in (stdout, stderr))
     return process.returncode, stdout, stderr, time.perf_counter() - start
