@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from memexplore.virtual_gpu.tensors import known_values
 from tests.small import allocated, on_a_t4
 
 # Triton comes with the CUDA builds of torch.
@@ -38,3 +39,10 @@ def test_a_launch_makes_no_request_to_the_allocator(kernel: Any, options: dict[s
     # three tensors of 1000 x 4 B, in blocks of a multiple of 512 B: 3 x 4096
     assert allocated() == 3 * 4096
     assert (out * 2).shape == (1000,)
+
+
+def test_the_values_of_its_tensors_are_unknown_afterwards() -> None:
+    out = torch.zeros(4, device="cuda")
+    assert known_values.copy_of(out) is not None
+    _add_kernel[(1,)](torch.ones(4, device="cuda"), torch.ones(4, device="cuda"), out, 4, BLOCK=64)
+    assert known_values.copy_of(out) is None

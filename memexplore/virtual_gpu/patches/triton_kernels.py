@@ -1,4 +1,4 @@
-"""Triton kernels on the virtual GPU: a launch with virtual tensors runs nothing.
+"""Triton kernels on the virtual GPU: a launch with virtual tensors runs nothing, and makes their values unknown.
 
 In: the classes of Triton that launch kernels, if Triton is installed. Out: rows of the patch table. A kernel writes
 into tensors that exist already, so that a launch makes no request to the allocator. The 256 MiB buffer with which
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 
@@ -29,8 +30,12 @@ def rows() -> list[Replace]:
 def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(value, VirtualTensor) for value in (*args, *kwargs.values())):
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, VirtualTensor)]
+        if not tensors:
             return original(self, *args, **kwargs)
+        for tensor in tensors:
+            # The kernel may write into any of them.
+            known_values.forget(tensor)
         return None
 
     return run
