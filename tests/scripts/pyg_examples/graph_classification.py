@@ -19,7 +19,10 @@ def graph(i):
 
 
 graphs = [graph(i) for i in range(40)]
-train_loader, test_loader = DataLoader(graphs[:32], batch_size=8, shuffle=True), DataLoader(graphs[32:], batch_size=8)
+train_loader, test_loader = (
+    DataLoader(graphs[:32], batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1)),
+    DataLoader(graphs[32:], batch_size=8),
+)
 
 
 class Net(torch.nn.Module):

@@ -53,7 +53,7 @@ class GAT(nn.Module):
 
 
 n = args.nodes
-labels = torch.randint(0, 7, (n,), device=device)
+labels = torch.randint(0, 7, (n,)).to(device)
 edges = torch.randint(0, n, (2, 400))
 adj = torch.sparse_coo_tensor(edges, torch.ones(400), (n, n)).to_dense().clamp(max=1)
 adj = (adj + adj.t() + torch.eye(n)).clamp(max=1).to(device)
