@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 from typing import Any, NamedTuple
 
 from IPython.core.getipython import get_ipython
@@ -20,6 +21,10 @@ class Line(NamedTuple):
 
     location: str
     code: str
+
+
+_CELL = re.compile(r"<ipython-input-[^>\s]*>:\d+|[^\s(;:]*ipykernel_\d+[^\s(;:]*\.py:\d+")
+"""A line of a cell in a text; the kernel names the file of a cell after its content."""
 
 
 def code_line(line: str) -> Line:
@@ -40,6 +45,15 @@ def code_line(line: str) -> Line:
     name = getattr(shell.compile, "format_code_name", lambda _: None)(filename) if shell is not None else None
     location = name[1] if name else filename.replace("\\", "/").rsplit("/", 1)[-1]
     return Line(f"{location}, line {number}", linecache.getline(filename, int(number)).strip())
+
+
+def name_cells(text: str) -> str:
+    """Return a text with the lines of this notebook's cells named as in tracebacks: ``In[3], line 2``.
+
+    >>> name_cells("too small (train.py:7)")
+    'too small (train.py:7)'
+    """
+    return _CELL.sub(lambda match: code_line(match[0]).location, text)
 
 
 def cursor_text(tape: Tape, row: int) -> str:

@@ -22,7 +22,7 @@ from memexplore.figures.timeline import (
     timeline_traces,
     trace_by_name,
 )
-from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors
+from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors, name_cells
 from memexplore.notebook.packing import pack
 from memexplore.tape import Tape
 
@@ -44,9 +44,9 @@ class Scene(NamedTuple):
 def tape_content(scene: Scene) -> dict[str, Any]:
     """Return summary sentences, notes and timeline traces of the tape."""
     return {
-        "sentence": summary.sentence(scene.tape).splitlines(),
-        "notes": (*scene.tape.meta.notes, *filter(None, [placement_note(scene.tape)])),
-        "oom": groups.ending_text(scene.tape),
+        "sentence": name_cells(summary.sentence(scene.tape)).splitlines(),
+        "notes": [name_cells(note) for note in (*scene.tape.meta.notes, placement_note(scene.tape)) if note],
+        "oom": name_cells(groups.ending_text(scene.tape)),
         "data": _traces(scene),
     }
 

@@ -42,6 +42,7 @@ def test_verdicts(notebook: Callable[..., Any]) -> None:
         "device is the CPU, set by a cell that ran before the virtual GPU was on: write %memgpu T4"
     )
     assert sentences[1].startswith("Ended by an error: ValueError: ")
+    assert sentences[1].endswith("(In[3], line 3)")
     assert second[1].startswith("Peak so far ")
     assert second[2].startswith("Fits a Tesla T4")
     assert "after 1 out-of-memory error that the program caught" in second[2]
