@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.virtual_gpu.kernels.plan import NewTensor, OpRunner, Plan
+from memexplore.virtual_gpu.kernels.plan import NewTensor, OpRunner, Output, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import argument
 from memexplore.virtual_gpu.tensors import known_values, value_hints, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
@@ -175,3 +175,19 @@ def mask_is_left_aligned(runner: OpRunner, func: Any, args: Any, kwargs: Any) ->
     """_nested_tensor_from_mask_left_aligned: False, so that the encoder makes no nested tensor."""
     values.assume("a padding mask leaves no token out (no nested tensor in the encoder's fast path)")
     return False
+
+
+def non_maximum_suppression(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """torchvision's nms keeps all boxes: nms_kernel in torchvision/csrc/ops/cuda/nms_kernel.cu.
+
+    Its temporaries: the order of the scores, the sorted boxes, a bit for each pair of boxes, and a flag for each box.
+    """
+    boxes = args[0]
+    if not isinstance(boxes, VirtualTensor) or boxes.host:
+        return NotImplemented
+    values.assume("nms keeps every box")
+    count = boxes.shape[0]
+    pairs = count * math.ceil(count / 64) * 8
+    scratch: Requests = [Scratch(size) for size in (count * 8, count * 4 * boxes.element_size(), pairs, count) if size]
+    kept = NewTensor((count,), (1,), 0, torch.int64, count * 8, False)
+    return runner.run_plan(Plan([kept], None, [*scratch, Output(0)]), func, args, [])

@@ -261,6 +261,11 @@ _OPS: _Rows = [
 
 _DATA_DEPENDENT: _Rows = [
     (data_dependent.nonzero, "cuda/Nonzero.cu", [_aten.nonzero.default]),
+    (
+        data_dependent.non_maximum_suppression,
+        "torchvision/csrc/ops/cuda/nms_kernel.cu",
+        ["torchvision.nms.default"],
+    ),
     (data_dependent.masked_select, "cuda/IndexKernel.cpp", [_aten.masked_select.default]),
     (data_dependent.index, "TensorAdvancedIndexing.cpp", [_aten.index.Tensor]),
     (data_dependent.unique, "cuda/Unique.cu", [_aten._unique2.default, _aten._unique.default]),

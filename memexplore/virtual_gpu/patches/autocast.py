@@ -218,7 +218,8 @@ def _renaming(function: Callable[..., Any]) -> Callable[..., Any]:
     def renamed(device_type: Any = "cuda", *args: Any) -> Any:
         if isinstance(device_type, bool):
             return function(BACKEND.type, device_type)
-        return function(BACKEND.type if device_type == "cuda" else device_type, *args)
+        # `meta` is the C++ device of wrappers on the virtual GPU.
+        return function(BACKEND.type if device_type in ("cuda", "meta") else device_type, *args)
 
     return renamed
 
