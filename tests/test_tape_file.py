@@ -12,6 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from memexplore import cli, snapshot
+from memexplore.allocator import replay
 from memexplore.parquet_file import expanded_size, read_footer
 from memexplore.tape import Meta, Source, Tape
 from memexplore.tape_file import FIELDS
@@ -194,3 +196,24 @@ def test_a_required_column_with_statistics_of_an_optional_one_is_refused(tmp_pat
 def test_a_description_that_contradicts_itself_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_struct(data)
+
+
+@pytest.mark.parametrize("device", ["cuda:²", "cuda:99999999999", "cuda:-1", "cuda:"])
+def test_a_device_without_a_number_is_device_0(tmp_path: Path, device: str) -> None:
+    # "²" is a digit of Unicode; as_snapshot makes a list for each device below the number.
+    file = _with_metadata(tmp_path, "memexplore.tape", lambda content: content.update(device=device))
+    [number] = snapshot.load(file)
+    assert number == 0
+    assert len(snapshot.as_snapshot(replay(Tape.load(file)))["device_traces"]) == 1
+
+
+def test_a_tape_without_addresses_is_opened_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tape.parquet"
+    Tape.from_columns({"size": [100]}, meta=Meta(Source.MEASURED, "cuda:0")).save(file)
+    with pytest.raises(SystemExit):
+        cli.main(["open", str(file)])
+    [line] = capsys.readouterr().err.splitlines()
+    advice = "call memexplore.replay(tape) first, which assigns every address"
+    assert line == f"memexplore: {file}: this tape is not placed: {advice}"

@@ -144,8 +144,8 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        print(f"memexplore: {path}: {reason}", file=sys.stderr)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        print(f"memexplore: {reason if str(path) in reason else f'{path}: {reason}'}", file=sys.stderr)
         raise SystemExit(ERROR) from None
 
 
@@ -155,13 +155,13 @@ def _open(options: argparse.Namespace) -> int:
     check_output("--html", options.html, result_files.PAGE)
     with _reading(options.file):
         tapes = snapshot.load(options.file)
+        devices = [_device_summary(device, tape) for device, tape in tapes.items()]  # of tapes with addresses only
     if options.html is not None:
         pages = [options.html.with_stem(options.html.stem + (f"-{n}" if n else "")) for n in range(len(tapes))]
         for path in pages:
             check_output("--html", path, result_files.PAGE)
         for path, tape in zip(pages, tapes.values(), strict=True):
             write_output(path, functools.partial(run.write_html, tape))
-    devices = [_device_summary(device, tape) for device, tape in tapes.items()]
     if options.json:
         print(json.dumps({"devices": devices}, indent=2))
         return FITS

@@ -21,7 +21,7 @@ from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, tape_of
 from memexplore.snapshot.recorded import Recorded, read, unreadable
 from memexplore.snapshot.verify import verify_device
-from memexplore.snapshot.write import as_snapshot, layout, save_snapshot
+from memexplore.snapshot.write import as_snapshot, device_number, layout, save_snapshot
 from memexplore.tape import Tape
 
 __all__ = ["as_snapshot", "event_count", "layout", "load", "read", "save_snapshot", "segment_count", "verify"]
@@ -40,8 +40,7 @@ def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
         start = file.read(len(_PARQUET))
     if start == _PARQUET:
         tape = Tape.load(path)
-        number = tape.meta.device.rpartition(":")[2]
-        return {int(number) if number.isdigit() else 0: tape}
+        return {device_number(tape): tape}
     tapes = {recorded.device: _with_path(path, tape_of, recorded) for recorded in read(path)}
     _return_free_memory()
     return tapes

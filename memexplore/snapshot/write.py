@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from bisect import bisect_left
 from typing import Any
 
@@ -35,8 +36,7 @@ def as_snapshot(tape: Tape) -> dict[str, Any]:
         raise ValueError("this tape has no device addresses: call replay(tape) first, which assigns them")
     if not np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any() and np.any(tape.size):
         raise ValueError("this tape has no segments: call replay(tape) first, which adds them")
-    number = tape.meta.device.rpartition(":")[2]
-    device = int(number) if number.isdigit() else 0
+    device = device_number(tape)
     frames = _Frames(tape)
     return {
         "segments": layout(tape, frames=frames, device=device),
@@ -44,6 +44,17 @@ def as_snapshot(tape: Tape) -> dict[str, Any]:
         "allocator_settings": _settings(Settings.parse(tape.meta.settings)),
         "external_annotations": [],
     }
+
+
+def device_number(tape: Tape) -> int:
+    """Return the number of a tape's device, such as 1 for `cuda:1`; 0 for a name without a number.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> [device_number(Tape.from_columns({}, meta=Meta(Source.MEASURED, name))) for name in ("cuda:1", "Tesla T4")]
+    [1, 0]
+    """
+    match = re.fullmatch(r"cuda:([0-9]{1,3})", tape.meta.device)
+    return int(match[1]) if match else 0
 
 
 class _Frames:
