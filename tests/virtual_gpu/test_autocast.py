@@ -118,7 +118,7 @@ def test_custom_function_runs_in_its_declared_type(gpu):
 
 def test_grad_scaler_steps(gpu):
     layer, x = nn.Linear(8, 8).cuda(), torch.ones(4, 8, device="cuda")
-    optimizer, scaler = torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cuda")
+    optimizer, scaler = torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cuda", init_scale=8.0)
     with torch.autocast("cuda", torch.float16):
         loss = layer(x).sum()
     scaler.scale(loss).backward()

@@ -302,7 +302,7 @@ def test_a_virtual_tensor_used_without_its_gpu_raises_a_clear_error() -> None:
             RuntimeError, match="made on a virtual GPU, which is off now, and has no values: turn it on"
         ):
             use()
-    assert str(x) == "virtual(shape=(3,), dtype=torch.float32, device='cuda:0')"
+    assert str(x) == "tensor([1., 1., 1.], device='cuda:0')"
 
 
 def test_a_model_of_an_earlier_virtual_gpu_is_allocated_when_it_is_used() -> None:

@@ -247,7 +247,7 @@ def test_a_run_without_assumptions_has_no_note() -> None:
 
 def test_an_op_without_an_assumption_raises_a_clear_error(device: str) -> None:
     with pytest.raises(NotSimulated, match=r"test_values\.py:\d+: .*sparse.* cannot be simulated"):
-        torch.ones(3, 3, device=device).to_sparse()
+        torch.ones(3, 3, device=device).to_sparse_csr()
 
 
 def test_packed_sequences_take_the_real_lengths(device: str) -> None:

@@ -318,6 +318,8 @@ OPS: dict[Any, Callable[..., Any]] = {
     _aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
     _aten._thnn_fused_gru_cell.default: _gru_cell,
     _aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    _aten._transformer_encoder_layer_fwd.default: _aten._transformer_encoder_layer_fwd.default,
+    _aten._native_multi_head_attention.default: _aten._native_multi_head_attention.default,
     _aten.cudnn_grid_sampler.default: _grid_sampler,
     _aten.cudnn_grid_sampler_backward.default: _grid_sampler_backward,
     _aten.log_sigmoid_forward.default: _log_sigmoid,

@@ -37,7 +37,6 @@ from memexplore.virtual_gpu.tensors.tensor import DeviceState, StorageRef, Virtu
 from memexplore.virtual_gpu.value_setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
-_INDEX = torch.ops.aten.index.Tensor
 _ADD = torch.ops.aten.add.Tensor
 _inference_is_on = torch.is_inference_mode_enabled
 
@@ -176,6 +175,10 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         with torch.inference_mode(False), torch.no_grad():
             if traits.composite:
                 with self:
+                    if any(isinstance(value, torch.Tensor) and value.is_inference() for value in args):
+                        # Without autograd's keys the op would arrive here again.
+                        result = func.decompose(*args, **kwargs)
+                        return func(*args, **kwargs) if result is NotImplemented else result
                     return func(*args, **kwargs)
             return self._run(func, types, args, kwargs)
 
@@ -217,8 +220,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         inputs: list[torch.Tensor],
     ) -> Any:
         """Run an op whose result's shape depends on known values; NotImplemented if the CPU has no kernel for it."""
-        if func is _INDEX:
-            # Masks among the indices become known indices, with the memory that this takes on a GPU.
+        if func in data_dependent.WITHOUT_KNOWN_VALUES:
             return NotImplemented
         try:
             computed = lane.compute(func, args, kwargs, tensors, inputs)

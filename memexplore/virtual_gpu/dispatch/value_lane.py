@@ -269,7 +269,7 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
     if computed is None:
         # Only the op's own backward reads it, and computes without it.
         computed = torch.zeros(result.shape, dtype=result.dtype)
-    if computed.shape != result.shape:
+    if computed.layout is not torch.strided or computed.shape != result.shape:
         return result
     if computed.dtype is not result.dtype:
         computed = computed.to(result.dtype)

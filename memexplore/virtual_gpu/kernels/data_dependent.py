@@ -19,6 +19,9 @@ from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+WITHOUT_KNOWN_VALUES = frozenset({_aten.index.Tensor, _aten._nested_tensor_from_mask_left_aligned.default})
+"""Ops that their rules run also if all values are known: masks among indices become known indices, with the memory that
+this takes on a GPU; the encoder of `nn.TransformerEncoder` makes no nested tensor."""
 HOST_RESULTS: dict[Any, tuple[int, ...]] = {
     _aten._pack_padded_sequence.default: (1,),
     _aten._pad_packed_sequence.default: (1,),

@@ -236,6 +236,11 @@ def _scatter(args: Any) -> SetHints:
     return set_hints
 
 
+def _no_error(result: int) -> Callable[[Any], SetHints]:
+    """A factorization that succeeds: its result of this number counts as 0."""
+    return lambda args: lambda tensors, results: put(results[result : result + 1], ValueHints(0))
+
+
 def _found_inf(args: Any) -> SetHints:
     # The op writes into its argument found_inf, the second last tensor: no virtual gradient is infinite.
     return lambda tensors, results: put(tensors[-2:-1], ValueHints(0))
@@ -253,6 +258,11 @@ RULES: dict[Any, Callable[[Any], SetHints | None]] = {
     _aten.logical_and.default: _combine(min),
     _aten.bitwise_and.Tensor: _combine(min),
     # An unknown token is none of given ones, such as the end token.
+    _aten.linalg_cholesky_ex.default: _no_error(1),
+    _aten.linalg_inv_ex.default: _no_error(1),
+    _aten.linalg_lu_factor_ex.default: _no_error(2),
+    _aten.linalg_ldl_factor_ex.default: _no_error(2),
+    _aten._linalg_solve_ex.default: _no_error(3),
     _aten.where.self: _where,
     _aten.isin.Tensor_Tensor: _constant(0),
     _aten.isin.Tensor_Scalar: _constant(0),
