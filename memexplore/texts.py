@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
-
 LONGEST = 4096
 """Characters of a name, as Linux permits for a path; longer names are cut."""
-
-# Terminal commands, line breaks, directions of writing, and halves of surrogate pairs, which UTF-8 cannot encode.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean_text(text: str, longest: int = LONGEST) -> str:
     r"""Return a text of a file as one printable line of bounded length.
 
-    >>> clean_text("caf\xe9\x1b[2J\udc80"), clean_text("abcdef", 4)
-    ('café�[2J�', 'abc…')
+    >>> clean_text("caf\xe9\xad\x1b[2J\udc80"), clean_text("abcdef", 4)
+    ('café��[2J�', 'abc…')
     """
     if len(text) > longest:
         text = text[: longest - 1] + "…"
-    return text if text.isprintable() else _UNPRINTABLE.sub("�", text)
+    if text.isprintable():
+        return text
+    # Terminal commands, line breaks, directions of writing, halves of surrogate pairs, which UTF-8 cannot encode.
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def shown(value: object) -> str:
