@@ -143,16 +143,15 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             for tensor in tensors:
                 self.reallocate(tensor)
         lane = self.lane
-        inputs = None if lane is None else lane.inputs(traits.lane, args, tensors)
+        follows = lane is not None and not traits.lane.ignored
+        inputs = lane.inputs(traits.lane, args, tensors) if follows else None  # type: ignore[union-attr]
         if traits.handler is not None:
             result = self._run_handler(traits, func, args, kwargs or {}, tensors, inputs)
             if result is not NotImplemented:
                 return result
         if not traits.cached:
             result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None)
-            if lane is not None:
-                result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
-            return result
+            return self._follow(traits, func, args, kwargs or {}, tensors, inputs, result) if follows else result
         hashable = tuple(key)
         plan = self._plans.get(hashable)
         if plan is None:
@@ -164,8 +163,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             for note in plan.notes:
                 values.note(note)
         result = self.run_plan(plan, func, args, tensors, inputs is not None)
-        if lane is not None:
-            result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
+        if follows:
+            result = self._follow(traits, func, args, kwargs or {}, tensors, inputs, result)
         if traits.makes_zeros:
             self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
         return result
@@ -187,6 +186,25 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if traits is None:
             traits = self._traits[func] = OpTraits(func)
         return traits
+
+    def _follow(
+        self,
+        traits: OpTraits,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        inputs: list[torch.Tensor] | None,
+        result: Any,
+    ) -> Any:
+        """Return the result of an op that has run, after its values were computed, or made unknown."""
+        lane = self.lane
+        assert lane is not None
+        if inputs is not None:
+            return lane.follow(func, traits.lane, args, kwargs, tensors, inputs, result)
+        if traits.lane.writes or not self._fakes_modules:
+            lane.lose(func, traits.lane, args, kwargs)
+        return result
 
     def _run_handler(
         self,

@@ -9,6 +9,7 @@ share the storage.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -49,6 +50,13 @@ _OVERWRITES = frozenset(
 """In-place ops that do not read the tensor that they write."""
 
 
+_HIDDEN_WRITES: dict[Any, tuple[int | str, ...]] = {
+    _aten.cudnn_batch_norm.default: (3, 4),
+    _aten.native_batch_norm.default: (3, 4),
+}
+"""Arguments that an op writes to though its schema does not say so: the running statistics."""
+
+
 class LaneTraits(NamedTuple):
     """Facts about an op that the value lane needs, from its schema."""
 
@@ -63,13 +71,14 @@ class LaneTraits(NamedTuple):
     random: bool
 
 
+@functools.cache
 def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
         return LaneTraits(False, False, False, (), False, False)
     name = schema.name.split("::")[-1]
-    writes = tuple(
+    writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
@@ -100,7 +109,7 @@ class ValueLane:
 
     def inputs(self, traits: LaneTraits, args: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
-        if traits.ignored or traits.communicates:
+        if traits.communicates:
             return None
         targets = 0
         if traits.overwrites:
@@ -108,9 +117,10 @@ class ValueLane:
         unread = traits.value_free
         # A first look, without making tensors: most ops of a training step have an unknown first argument.
         if not unread:
-            for tensor in tensors[targets:]:
+            is_known = known_values.is_known
+            for tensor in tensors[targets:] if targets else tensors:
                 if type(tensor) is VirtualTensor:
-                    if not known_values.is_known(tensor):
+                    if not is_known(tensor):
                         return None
                 elif not is_real(tensor):
                     return None
@@ -122,7 +132,7 @@ class ValueLane:
             values_of = known_values.of(tensor)
             if values_of is None:
                 if unread:
-                    values_of = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                    values_of = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
                 elif number < targets and _fills_storage(tensor) and not tensor.host and self._fits(tensor):
                     known_values.make_known(tensor)
                     values_of = known_values.of(tensor)
@@ -145,8 +155,9 @@ class ValueLane:
         Raises what the op raises on the CPU.
         """
         args, kwargs = replace_tensors(args, kwargs, tensors, inputs)
-        if kwargs:
-            kwargs = {name: _on_cpu(name, value) for name, value in kwargs.items()}
+        kwargs = {name: _on_cpu(name, value) for name, value in kwargs.items()}
+        if lane_traits(func).value_free:
+            kwargs["device"] = HOST
         function = cpu_ops.OPS.get(func, func)
         generator = kwargs.get("generator")
         if self.setting is Values.REAL or generator is not None or not _is_random(func):
@@ -161,17 +172,15 @@ class ValueLane:
         args: Any,
         kwargs: Any,
         tensors: list[torch.Tensor],
-        inputs: list[torch.Tensor] | None,
+        inputs: list[torch.Tensor],
         result: Any,
     ) -> Any:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
-        if traits.ignored:
-            return result
         results = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
-        if inputs is None or not all(
+        if not all(
             type(value) is not VirtualTensor or known_values.is_known(value) or self._fits(value) for value in results
         ):
-            self._end(func, traits, args, kwargs)
+            self.lose(func, traits, args, kwargs)
             return result
         fresh = {id(value) for value in results if type(value) is VirtualTensor and not known_values.is_known(value)}
         state = torch.default_generator.get_state() if func in cpu_ops.REPLAYED else None
@@ -182,7 +191,7 @@ class ValueLane:
             raise
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             # The CPU has no kernel for this op or dtype.
-            self._end(func, traits, args, kwargs)
+            self.lose(func, traits, args, kwargs)
             return result
         if not results:
             return result
@@ -197,28 +206,16 @@ class ValueLane:
         else:
             known_values.forget(target)
 
-    def forget_written(self, func: Any, traits: LaneTraits, args: Any, kwargs: Any) -> None:
-        """Make the storages unknown that an op writes to."""
-        positions = (*traits.writes, *_HIDDEN_WRITES.get(func, ()))
-        for position in positions:
-            value = kwargs.get(position) if isinstance(position, str) else args[position : position + 1]
-            for tensor in pytree.tree_leaves(value):
+    def lose(self, func: Any, traits: LaneTraits, args: Any, kwargs: Any) -> None:
+        """Make the storages unknown that an op writes to, whose values are not computed."""
+        for position in traits.writes:
+            value = kwargs.get(position) if isinstance(position, str) else args[position]
+            for tensor in value if isinstance(value, list | tuple) else (value,):
                 if type(tensor) is VirtualTensor:
                     known_values.forget(tensor)
-
-    def _end(self, func: Any, traits: LaneTraits, args: Any, kwargs: Any) -> None:
-        if traits.writes or func in _HIDDEN_WRITES:
-            self.forget_written(func, traits, args, kwargs)
         if self.setting is Values.REAL and not self._lost:
             self._lost = True
             values.assume(f"from {func} on, values are not computed: the CPU has no kernel for it")
-
-
-_HIDDEN_WRITES: dict[Any, tuple[int, ...]] = {
-    _aten.cudnn_batch_norm.default: (3, 4),
-    _aten.native_batch_norm.default: (3, 4),
-}
-"""Arguments that an op writes to though its schema does not say so: the running statistics."""
 
 
 def _fills_storage(tensor: torch.Tensor) -> bool:
