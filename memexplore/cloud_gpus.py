@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 _WHOLE: tuple[tuple[str, str], ...] = (
@@ -86,6 +87,7 @@ _COUNT = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=256)
 def key_of(text: str) -> str | None:
     """Return the key of the catalogue entry of an instance type's GPUs, None for another text.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -297,6 +298,7 @@ def _normalised(text: str) -> str:
     return _NOISE.sub("", text.lower())
 
 
+@functools.cache
 def _names() -> dict[str, Gpu]:
     """Return entries by normalised name; of equal names the first counts, keys before aliases before torch's names."""
     names: dict[str, Gpu] = {}

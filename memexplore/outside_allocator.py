@@ -16,6 +16,7 @@ without a reading gets an estimate: its context, plus the kernels of other GPUs 
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from typing import NamedTuple
 
@@ -201,6 +202,7 @@ def context_mib(capability: tuple[int, int], multiprocessors: int) -> float:
     return base + kib_per_thread * multiprocessors * RESIDENT_THREADS.get(capability, 1536) / 1024
 
 
+@functools.lru_cache(maxsize=256)
 def bytes_outside(
     gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None
 ) -> BytesOutside:

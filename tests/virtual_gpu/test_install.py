@@ -17,6 +17,7 @@ from memexplore.virtual_gpu import device as virtual_device
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches import install
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patched, Replace
+from tests.interrupts import lines_of
 from tests.virtual_gpu.torch_state import functions, global_state
 
 
@@ -43,6 +44,59 @@ def test_an_attribute_replaced_twice_is_restored_to_its_first_value():
     with Patched(lambda: (None, [Replace(owner, "a", 2), Replace(owner, "a", 3)])):
         assert owner.a == 3
     assert owner.a == 1
+
+
+def test_rows_next_to_each_other_restore_what_was_there_and_remove_the_rest():
+    first, second = _owner(a=1, b=2), _owner(a=3)
+    rows = [Replace(first, "a", 10), Replace(first, "c", 11), Replace(second, "a", 12), Replace(second, "b", 13)]
+    with Patched(lambda: (None, rows)):
+        assert (vars(first), vars(second)) == ({"a": 10, "b": 2, "c": 11}, {"a": 12, "b": 13})
+    assert (vars(first), vars(second)) == ({"a": 1, "b": 2}, {"a": 3})
+
+
+class _Locked:
+    """An object whose attribute `locked` cannot be set."""
+
+    def __init__(self) -> None:
+        vars(self).update(a=1, locked=1, b=1)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "locked":
+            raise AttributeError(name)
+        vars(self)[name] = value
+
+
+@pytest.mark.parametrize("when", ["replaced", "restored"])
+def test_rows_next_to_one_that_fails_are_restored(when):
+    owner = _Locked()
+    rows = [Replace(owner, "a", 2), Replace(owner, "b", 2), Replace(owner, "c", 2)]
+    if when == "replaced":
+        rows.insert(1, Replace(owner, "locked", 2))
+        with pytest.raises(AttributeError, match="locked"), Patched(lambda: (None, rows)):
+            pass
+    else:
+        undo = install.ReplaceTogether((owner,) * 4, ("a", "locked", "b", "c"), (2,) * 4).undo()
+        for row in rows:
+            row.install()
+        with pytest.raises(AttributeError, match="locked"):
+            undo()
+    assert vars(owner) == {"a": 1, "locked": 1, "b": 1}
+
+
+def _lines(rows: int) -> int:
+    owner = _owner(**{f"name{number}": 0 for number in range(rows)})
+    patches = [Replace(owner, name, 1) for name in vars(owner)]
+
+    def block() -> None:
+        with Patched(lambda: (None, patches)):
+            pass
+
+    return len(lines_of(block))
+
+
+def test_more_rows_run_no_more_lines():
+    # An interrupt may arrive at each line, and turning a virtual GPU on installs hundreds of rows.
+    assert _lines(300) == _lines(3)
 
 
 def test_only_the_added_entry_is_removed_after_the_block():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,7 @@ def _make_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MOVES = {"to", "cuda", "cpu", "_quantize"}
+_IS_BITSANDBYTES = re.compile(r"bitsandbytes(\.|$)").match
 
 
 def rows() -> list[Replace]:
@@ -114,9 +116,9 @@ def rows() -> list[Replace]:
 
     original: Callable[..., Any] = ctypes.LibraryLoader.LoadLibrary
     loaded = [
-        Replace(module, "lib", library)
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] == "bitsandbytes" and "lib" in vars(module)
+        Replace(sys.modules[name], "lib", library)
+        for name in filter(_IS_BITSANDBYTES, list(sys.modules))
+        if "lib" in vars(sys.modules[name])
     ]
     return [
         Replace(ctypes.LibraryLoader, "LoadLibrary", load_library),

@@ -203,17 +203,16 @@ def functions(device: Device) -> dict[str, Any]:
         **dict.fromkeys(("CUDAPluggableAllocator", "change_current_allocator"), refused("another allocator")),
         "GreenContext": refused("a green context"),
         **{name: refused("a sensor of the GPU") for name in ("temperature", "power_draw", "clock_rate")},
-        **{
-            name: refused("a storage without a tensor", "make a tensor")
-            for name, value in vars(torch.cuda).items()
-            if name.endswith("Storage") and isinstance(value, type)
-        },
+        **dict.fromkeys(_STORAGES, refused("a storage without a tensor", "make a tensor")),
     }
     for name in _READ_PROPERTIES & replacements.keys():
         replacements[name] = _noting(device, replacements[name])
     return replacements
 
 
+_STORAGES = tuple(
+    name for name, value in vars(torch.cuda).items() if name.endswith("Storage") and isinstance(value, type)
+)
 _GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle", "export_dot", "export_graph_data")
 
 

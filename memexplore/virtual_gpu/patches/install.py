@@ -4,6 +4,9 @@ An interrupt may arrive at any line. So the actions that restore the state are r
 anything is changed (`_journal`). Every action may run twice, and `restore` runs under two `finally`: if one is
 interrupted, the other one completes. Originals are never read while patches are installed, so a patched function is
 never taken for the original.
+
+Rows next to each other are installed and restored by functions written in C. So a table of hundreds of rows runs few
+lines of Python; only a name that was absent takes lines of its own, when it is removed.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import collections
 import contextlib
 import inspect
 import io
+import itertools
 import operator
 import weakref
-from collections.abc import Callable, Generator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -50,24 +54,51 @@ class Replace(NamedTuple):
 
 
 class ReplaceTogether(NamedTuple):
-    """Many attributes that their owners have, replaced and restored in one call of C each, so without a gap."""
+    """Many attributes, replaced in one call of C. So are those restored that were there, without a gap."""
 
     owners: Sequence[Any]
     names: Sequence[str]
     replacements: Sequence[Any]
 
     def undo(self) -> Undo:
-        """Return a function that restores the present values."""
-        present = tuple(map(operator.getitem, map(vars, self.owners), self.names))
-        return partial(_set_all, self.owners, self.names, present)
+        """Return a function that restores the present values, or their absence."""
+        present = tuple(map(operator.contains, map(vars, self.owners), self.names))
+        owners = tuple(itertools.compress(self.owners, present))
+        names = tuple(itertools.compress(self.names, present))
+        values = tuple(map(operator.getitem, map(vars, owners), names))
+        absent = itertools.compress(zip(self.owners, self.names, strict=True), map(operator.not_, present))
+        return partial(_restore_all, tuple(zip(owners, names, values, strict=True)), tuple(absent))
 
     def install(self) -> None:
         """Set the attributes."""
-        _set_all(self.owners, self.names, self.replacements)
+        collections.deque(map(setattr, self.owners, self.names, self.replacements), 0)
 
 
-def _set_all(owners: Sequence[Any], names: Sequence[str], values: Sequence[Any]) -> None:
-    collections.deque(map(setattr, owners, names, values), 0)
+def _restore_all(present: Sequence[tuple[Any, str, Any]], absent: Sequence[tuple[Any, str]]) -> None:
+    """Set attributes and remove others. The first error is raised after all of them."""
+    steps = itertools.chain(itertools.starmap(setattr, present), itertools.starmap(_remove, absent))
+    errors = []
+    while True:
+        try:
+            # An iterator of itertools goes on with the next step after one that failed.
+            collections.deque(steps, 0)
+            break
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _together(patches: Iterable[Patch]) -> list[Patch]:
+    """Return patches in which rows next to each other are one patch."""
+    result: list[Patch] = []
+    for kind, run in itertools.groupby(patches, type):
+        if kind is Replace:
+            owners, names, replacements = zip(*run, strict=True)  # type: ignore[call-overload]
+            result.append(ReplaceTogether(owners, names, replacements))
+        else:
+            result.extend(run)
+    return result
 
 
 class Insert(NamedTuple):
@@ -122,7 +153,12 @@ class Call(NamedTuple):
 def _set(owner: Any, name: str, value: Any) -> None:
     if value is not _MISSING:
         setattr(owner, name, value)
-    elif name in vars(owner):
+    else:
+        _remove(owner, name)
+
+
+def _remove(owner: Any, name: str) -> None:
+    if name in vars(owner):
         delattr(owner, name)
 
 
@@ -189,9 +225,10 @@ def _install(switch: Callable[[], tuple[Value, Sequence[Patch]]], block: Callabl
     if not block_is_running():
         # Patches of a block whose end was interrupted more than once.
         restore()
-    value, patches = switch()
+    value, rows = switch()
     if block_is_running():
         raise RuntimeError("torch is patched by another block; leave that block first")
+    patches = _together(rows)
     _journal = _Journal([patch.undo() for patch in patches], block)
     for patch in patches:
         patch.install()
@@ -206,6 +243,7 @@ def add(patches: Sequence[Patch]) -> None:
     global _journal
     if not block_is_running():
         raise RuntimeError("no block is running that could undo the patches; enter a block first")
+    patches = _together(patches)
     _journal = _Journal([*_journal.undo, *(patch.undo() for patch in patches)], _journal.block)
     for patch in patches:
         patch.install()

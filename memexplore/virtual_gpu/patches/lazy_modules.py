@@ -7,6 +7,7 @@ a virtual tensor has a class of its own, and torch recognises what is uninitiali
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
@@ -65,7 +66,7 @@ class LazyModules:
     def _making(self, original: Callable[..., Any]) -> staticmethod[..., Any]:
         """Return `__new__` of a class of uninitialized tensors, which makes those of the virtual device on the CPU."""
 
-        requires_grad_by_default = inspect.signature(original).parameters["requires_grad"].default
+        requires_grad_by_default = _requires_grad_by_default(original)
 
         def new(
             cls: Any,
@@ -110,6 +111,11 @@ class LazyModules:
             undo()
         self._modules.clear()
         self._restored.clear()
+
+
+@functools.cache
+def _requires_grad_by_default(new: Callable[..., Any]) -> bool:
+    return bool(inspect.signature(new).parameters["requires_grad"].default)
 
 
 def _is_uninitialized(module: torch.nn.Module) -> bool:

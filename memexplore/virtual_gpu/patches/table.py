@@ -7,6 +7,7 @@ them; `memexplore.virtual_gpu.device` joins all patches in the order in which th
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ def rows(
     functions = cuda_api.functions(device)
     accelerator = cuda_api.accelerator(functions)
     return [
-        *(Replace(torch.cuda, name, function) for name, function in functions.items()),
+        *map(Replace, itertools.repeat(torch.cuda), functions, functions.values()),
         *_aliases(torch.cuda, functions, _CUDA_MODULES),
         *(
             Replace(torch.accelerator, name, function)
@@ -102,10 +103,10 @@ _ACCELERATOR_MODULES = (torch.accelerator.memory,)
 def _aliases(owner: Any, functions: dict[str, Any], modules: tuple[Any, ...]) -> list[Replace]:
     """Return the replacements of the same names in the modules that define them, or that import them."""
     return [
-        Replace(module, name, function)
+        Replace(module, name, functions[name])
         for module in modules
-        for name, function in functions.items()
-        if name in vars(module) and vars(module)[name] is vars(owner).get(name)
+        for name in filter(vars(module).__contains__, functions)
+        if vars(module)[name] is vars(owner).get(name)
     ]
 
 

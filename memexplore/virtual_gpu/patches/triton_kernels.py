@@ -19,12 +19,18 @@ from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 def rows() -> list[Replace]:
     """Return the replacements of Triton's launches; none if Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
+    if not _is_installed():
         return []
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     return [Replace(launcher, "run", _launch(launcher.run)) for launcher in (JITFunction, Autotuner)]
+
+
+@functools.cache
+def _is_installed() -> bool:
+    # torch, too, looks for Triton once in a process.
+    return importlib.util.find_spec("triton") is not None
 
 
 def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
