@@ -71,6 +71,53 @@ def test_a_configuration_saved_in_a_notebook_is_written_in_place(tmp_path):
     assert os.listdir(tmp_path / "config") == ["config.json"]
 
 
+def test_a_tokenizer_is_saved_with_its_model_and_the_real_one_stays(tmp_path, monkeypatch, virtual):
+    tokenizers = pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+
+    def tokenizer(*words: str) -> Any:
+        model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])
+        return tokenizers.Tokenizer(model)
+
+    os.mkdir("model")
+    tokenizer("?", "old").save("model/tokenizer.json")
+    before = _contents(tmp_path)
+    with virtual():
+        tokenizer("?", "new").save("new.json")
+        assert tokenizers.Tokenizer.from_file("new.json").token_to_id("new") == 1
+        model = _gpt2()
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer("?", "more", "new"))
+        monkeypatch.setattr(model, "save_pretrained", _saving_both(model.save_pretrained, fast))
+        model.save_pretrained("both")
+        assert "tokenizer.json" in os.listdir("both")
+        assert transformers.PreTrainedTokenizerFast.from_pretrained("both").convert_tokens_to_ids("new") == 2
+    assert {name: found for name, found in _contents(tmp_path).items() if name in before} == before
+    # In a notebook too: a tokenizer has no tensors.
+    assert os.path.exists("new.json")
+
+
+def _saving_both(save: Callable[[str], None], tokenizer: Any) -> Callable[[str], None]:
+    def save_both(folder: str) -> None:
+        save(folder)
+        tokenizer.save_pretrained(folder)
+
+    return save_both
+
+
+def test_a_real_tokenizer_is_not_replaced_by_a_run(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"old": 0}, unk_token="old")).save("tokenizer.json")
+    before = _contents(tmp_path)
+    with _script():
+        model = tokenizers.models.WordLevel({"new": 0}, unk_token="new")
+        tokenizers.Tokenizer(model).save("tokenizer.json")
+        assert tokenizers.Tokenizer.from_file("tokenizer.json").id_to_token(0) == "new"
+        assert model.save(".") == ["./vocab.json"]
+    assert {name: found for name, found in _contents(tmp_path).items() if name in before} == before
+    assert pathlib.Path("vocab.json").read_text() == '{"new":0}'
+
+
 class _Counter(transformers.TrainerCallback):
     """Counts the steps of one call of `train`."""
 

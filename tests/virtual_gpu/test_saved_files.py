@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import pkgutil
 import shutil
+import subprocess
 import warnings
 from collections.abc import Iterator
 
@@ -146,8 +147,82 @@ def test_no_way_of_writing_changes_a_file_that_holds_values(folder, write):
         write()
 
 
-def test_a_program_runs_with_all_its_changes_of_files_in_the_overlay(folder):
-    """The policy of `memexplore run`."""
+def _native(*command: str) -> str:
+    """Return what a program prints that knows nothing of the overlay."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_new_file_of_a_run_is_written_in_place(folder):
+    with session.every_file(), mx.virtual("T4"):
+        pathlib.Path("train.txt").write_text("one")
+        with open("train.txt", "a") as file:
+            file.write(" two")
+        os.makedirs("data/raw")
+        np.save("data/raw/x.npy", np.arange(3))
+        torch.save({"w": torch.ones(2)}, "data/real.pt")
+        assert _native("cat", "train.txt") == "one two"
+        os.rename("data", "other")
+        assert sorted(_native("ls", "other").split()) == ["raw", "real.pt"]
+        os.remove("other/real.pt")
+        shutil.copy("train.txt", "other/raw/copy.txt")
+        assert sorted(_native("ls", "other/raw").split()) == ["copy.txt", "x.npy"]
+    assert np.load("other/raw/x.npy").tolist() == [0, 1, 2]
+    assert not os.path.exists("other/real.pt")
+    assert session.report() == ()
+
+
+@pytest.mark.parametrize("change", ["open w", "open a", "os.open", "truncate", "rename", "replace", "remove", "link"])
+def test_a_run_changes_no_file_that_existed_before(folder, change):
+    """`folder` compares the contents at the end."""
+    with session.every_file(), mx.virtual("T4"):
+        if change.startswith("open"):
+            with open("old/state.json", change[-1]) as file:
+                file.write("x")
+        elif change == "os.open":
+            os.close(os.open("old/state.json", os.O_WRONLY | os.O_TRUNC))
+        elif change == "truncate":
+            os.truncate("old/state.json", 0)
+        elif change == "rename":
+            os.rename("old/state.json", "state.json")
+        elif change == "replace":
+            pathlib.Path("new.json").write_text("new")
+            os.replace("new.json", "old/state.json")
+            assert pathlib.Path("old/state.json").read_text() == "new"
+        elif change == "remove":
+            os.remove("old/state.json")
+            pathlib.Path("old/state.json").write_text("again")
+        else:
+            os.link("old/state.json", "linked.json")
+            pathlib.Path("linked.json").write_text("new")
+
+
+def test_a_run_deletes_its_own_folder_with_a_checkpoint(folder):
+    with session.every_file(), mx.virtual("T4"):
+        os.makedirs("runs/one")
+        pathlib.Path("runs/one/log.txt").write_text("loss")
+        torch.save(_model().state_dict(), "runs/one/model.pt")
+        assert sorted(os.listdir("runs/one")) == ["log.txt", "model.pt"]
+        assert _native("ls", "runs/one").split() == ["log.txt"]
+        shutil.rmtree("runs")
+        assert not os.path.exists("runs")
+    assert not os.path.exists("runs")
+
+
+def test_a_new_file_with_a_pickled_module_is_deleted_at_the_end_of_a_run(folder):
+    with session.every_file(), mx.virtual("T4"):
+        with open("model.pkl", "wb") as file:
+            pickle.dump(_model(), file)
+        with open("model.pkl", "rb") as file:
+            assert pickle.load(file).weight.is_cuda
+        pathlib.Path("notes.txt").write_text(session._overlay.mark.decode())
+    assert not os.path.exists("model.pkl")
+    assert os.path.exists("notes.txt")
+    assert session.report() == (
+        "Files: model.pkl was not kept, because the tensors have no values. Your own files are unchanged.",
+    )
+
+
+def test_changes_of_folders_that_existed_before_a_run_are_seen_by_the_program_only(folder):
     with session.every_file(), mx.virtual("T4"):
         with open("old/state.json", "a") as file:
             file.write("more")
@@ -172,21 +247,21 @@ def test_a_program_runs_with_all_its_changes_of_files_in_the_overlay(folder):
         os.rename("old", "older")
         assert sorted(os.listdir("older")) == ["model.pt", "state.json"]
         assert not os.path.exists("old")
-    assert sorted(os.listdir()) == ["array.npy", "best.pt", "old"]
+    assert sorted(os.listdir()) == ["array.npy", "best.pt", "old", "runs"]
     assert sorted(os.listdir("old")) == ["model.pt", "state.json"]
 
 
 def test_the_report_names_the_files_and_their_folder(folder):
     with session.every_file(), mx.virtual("T4"):
         torch.save(_model().state_dict(), "best.pt")
-        pathlib.Path("log.txt").write_text("loss")
+        pathlib.Path("old/state.json").write_text("loss")
         os.remove("array.npy")
     (text,) = session.report()
-    place = text.partition("log.txt was written to ")[2].partition(";")[0]
+    place = text.partition("old/state.json was written to ")[2].partition(";")[0]
     assert "best.pt was not kept, because the tensors have no values" in text
     assert "array.npy was deleted by the program only" in text
     # The folder mirrors absolute paths.
-    assert (pathlib.Path(place) / str(folder / "log.txt").lstrip("/")).read_text() == "loss"
+    assert (pathlib.Path(place) / str(folder / "old/state.json").lstrip("/")).read_text() == "loss"
     shutil.rmtree(place)
 
 

@@ -11,13 +11,12 @@ import contextlib
 import errno
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
-_MARK_WITHIN = 2**20
-"""Bytes of a file searched for the mark: the pickle of `torch.save` precedes the values of other tensors."""
+from memexplore.virtual_gpu.files import paths
+
 _MAX_LINKS = 40
 """Symbolic links followed in one path; Linux has the same limit."""
 
@@ -55,6 +54,8 @@ class Overlay:
         """Logical paths of the user's files and folders that the program deleted or replaced."""
         self.written: dict[str, bool] = {}
         """Logical paths of files in the overlay, and whether their tensors have no values."""
+        self.own: set[str] = set()
+        """Logical paths of files and folders that the program made in place: it may change and delete them there."""
         self.changed = False
         """Whether a path can differ from the user's; reads are passed on unchanged before."""
         self.on_first_change: Callable[[str], object] = lambda logical: None
@@ -122,7 +123,7 @@ class Overlay:
             path = os.path.abspath(os.sep + path[len(self.root) :])
         drive, tail = os.path.splitdrive(path)
         start = drive + os.sep
-        current, waiting, links = start, _parts(tail), 0
+        current, waiting, links = start, paths.parts(tail), 0
         while waiting:
             name = waiting.pop(0)
             candidate = os.path.join(current, name)
@@ -136,7 +137,7 @@ class Overlay:
             if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target = os.path.normpath(os.path.join(current, os.readlink(found)))
-            current, waiting = start, _parts(os.path.splitdrive(target)[1]) + waiting
+            current, waiting = start, paths.parts(os.path.splitdrive(target)[1]) + waiting
         return current
 
     def for_reading(self, path: str, follow: bool = True) -> str:
@@ -150,6 +151,10 @@ class Overlay:
             if found is None and self.hidden(logical):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             return path if found is None or found == logical else found
+
+    def is_own(self, logical: str) -> bool:
+        """Whether the program made a file in place, or a folder above it."""
+        return bool(self.own) and not self.own.isdisjoint(paths.with_folders(logical))
 
     # -- changes
 
@@ -236,18 +241,25 @@ class Overlay:
             self._forget(logical)
 
     def _forget(self, logical: str) -> None:
-        """Drop a path from the overlay, and hide the user's file of the same path."""
+        """Drop a path from the overlay, and hide the user's file of the same path; a file of the program is deleted."""
         upper = self.upper(logical) if self.root else ""
         if os.path.lexists(logical) and not self.hidden(logical):
-            self.changed = True
-            self.gone.add(logical)
+            if self.is_own(logical):
+                paths.delete(logical)
+                self.disown(logical)
+            else:
+                self.changed = True
+                self.gone.add(logical)
         if upper and os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
         elif upper and os.path.lexists(upper):
             os.remove(upper)
-        inside = [path for path in self.written if path == logical or path.startswith(logical + os.sep)]
-        for path in inside:
+        for path in paths.below(self.written, logical):
             del self.written[path]
+
+    def disown(self, logical: str) -> None:
+        """Note that a path that the program made in place, and all below it, exist no more."""
+        self.own.difference_update(paths.below(self.own, logical))
 
     def names(self, logical: str) -> list[str]:
         """Return the names in a folder as the program sees them.
@@ -285,8 +297,8 @@ class Overlay:
                 return
             if source == target:
                 return
-            is_folder = _is_folder(found)
-            if replaced is not None and is_folder != _is_folder(replaced):
+            is_folder = paths.is_folder(found)
+            if replaced is not None and is_folder != paths.is_folder(replaced):
                 code = errno.ENOTDIR if is_folder else errno.EISDIR
                 raise OSError(code, os.strerror(code), source, None, target)
             if replaced is not None and is_folder and self.names(target):
@@ -301,9 +313,10 @@ class Overlay:
             else:
                 self._copy(source, target)
                 moved.setdefault(source, False)
-            if found == source and (holds_mark(source, self.mark) or not self.policy(self, source)):
+            if found == source and (paths.holds_mark(source, self.mark) or not self.policy(self, source)):
                 # A file that the program made in place, such as one of `tempfile`.
-                shutil.rmtree(source) if is_folder else os.remove(source)
+                paths.delete(source)
+                self.disown(source)
             self._forget(source)
             self.written |= {target + path[len(source) :]: flag for path, flag in moved.items()}
 
@@ -311,7 +324,7 @@ class Overlay:
         """Copy what the program sees at a path to another path of the overlay."""
         found = self.located(source)
         assert found is not None
-        if _is_folder(found):
+        if paths.is_folder(found):
             os.makedirs(self.upper(target), exist_ok=True)
             for name in self.names(source):
                 self._copy(os.path.join(source, name), os.path.join(target, name))
@@ -338,12 +351,18 @@ class Overlay:
     def close(self) -> None:
         """Delete the files whose tensors have no values, and the overlay if it has no other file. May run twice."""
         self.closed = True
-        if not self.root or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return
         with self.real(), self.lock:
+            for logical in self._own_without_values():
+                self.written[logical] = True
+                os.remove(logical)
+                self.own.discard(logical)
+            if not self.root:
+                return
             for logical in list(self.written):
                 upper = self.upper(logical)
-                self.written[logical] = self.written[logical] or holds_mark(upper, self.mark)
+                self.written[logical] = self.written[logical] or paths.holds_mark(upper, self.mark)
                 if self.written[logical]:
                     with contextlib.suppress(FileNotFoundError):
                         os.remove(upper)
@@ -351,37 +370,21 @@ class Overlay:
             if not kept:
                 shutil.rmtree(self.root, ignore_errors=True)
 
+    def _own_without_values(self) -> list[str]:
+        """Return the files made in place that hold tensors without values, such as pickles of a module."""
+        return [path for path in sorted(self.own) if paths.is_pickled(path) and paths.holds_mark(path, self.mark)]
+
     def reported(self) -> tuple[list[str], list[str], list[str]]:
         """Return logical paths: of files without values, other written files, and hidden files of the user's."""
-        valueless = {path for path, found in self.written.items() if found or holds_mark(self.upper(path), self.mark)}
-        replaced = {part for path in self.written for part in _with_folders(path)}
+        valueless = {
+            path for path, found in self.written.items() if found or paths.holds_mark(self.upper(path), self.mark)
+        }
+        valueless.update(self._own_without_values())
+        replaced = {part for path in self.written for part in paths.with_folders(path)}
         hidden = [path for path in sorted(self.gone) if path not in replaced and os.path.lexists(path)]
         # A folder stands for what is in it.
         hidden = [path for path in hidden if not any(path.startswith(other + os.sep) for other in hidden)]
         return sorted(valueless), [path for path in self.written if path not in valueless], hidden
-
-
-def holds_mark(path: str, mark: bytes) -> bool:
-    """Whether a file contains the mark of tensors without values near its beginning."""
-    try:
-        with open(path, "rb") as file:
-            return mark in file.read(_MARK_WITHIN)
-    except OSError:
-        return False
-
-
-def _parts(tail: str) -> list[str]:
-    return [part for part in tail.replace(os.sep, "/").split("/") if part]
-
-
-def _with_folders(path: str) -> list[str]:
-    """Return a path and those of all folders above it."""
-    parent = os.path.dirname(path)
-    return [path] if parent == path else [path, *_with_folders(parent)]
-
-
-def _is_folder(path: str) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
 __all__ = ["Overlay"]

@@ -1,8 +1,8 @@
 """Which changes of files go to the overlay: a path and the overlay go in, and a yes or no comes out.
 
-`memexplore run` simulates a whole program, so all its changes of files do. In a notebook, only changes do that can
-replace values by tensors without values: those of files that hold tensors or arrays, and those of libraries that save a
-model or its checkpoints.
+In `memexplore run`, changes of all files that existed before the run do; a new file is written in place, where other
+processes and native code find it. In a notebook, changes of files that hold tensors or arrays do. Everywhere, files of
+a library that saves a model or its checkpoints do.
 """
 
 from __future__ import annotations
@@ -119,10 +119,17 @@ def tensors_only(overlay: Overlay, logical: str) -> bool:
 
 
 def every_file(overlay: Overlay, logical: str) -> bool:
-    """The policy of `memexplore run`: all files but those of caches and new temporary ones."""
+    """The policy of `memexplore run`: all files that existed before the run, but those of caches and temporary ones."""
     if _is_in_overlay(overlay, logical):
         return True
-    return not (_is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(logical))
+    if _is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(logical):
+        return False
+    return not overlay.is_own(logical) if os.path.lexists(logical) else is_saving()
+
+
+def is_output(logical: str) -> bool:
+    """Whether a new file is one of the program: no device or pipe, and no result of memexplore."""
+    return not (_is_system(logical) or is_result())
 
 
 def _is_in_overlay(overlay: Overlay, logical: str) -> bool:

@@ -7,13 +7,14 @@ to an open folder (`dir_fd`), are passed on. Before the first change every read 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import functools
 import io
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from memexplore.virtual_gpu.files import folders, policy
@@ -141,9 +142,26 @@ def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
             if overlay.changed:
                 file = overlay.for_reading(os.fspath(file))
             return original(file, mode, *args, **kwargs)
-        return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
+        with making(overlay, file):
+            return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
 
     return open_file
+
+
+@contextlib.contextmanager
+def making(overlay: Overlay, path: Any, follow: bool = True) -> Iterator[None]:
+    """Let a file or folder that the block makes in place belong to the program, in `memexplore run`.
+
+    An interrupt leaves it to the user, whose files the program does not change.
+    """
+    logical = _logical(overlay, path, follow) if overlay.policy is policy.every_file else ""
+    with overlay.real():
+        is_new = bool(logical) and not os.path.lexists(logical) and policy.is_output(logical)
+    yield
+    if is_new:
+        with overlay.real(), overlay.lock:
+            if os.path.lexists(logical):
+                overlay.own.add(logical)
 
 
 def write_path(overlay: Overlay, file: Any, keep: bool, new: bool = False) -> Any:
@@ -179,8 +197,10 @@ def _os_open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
                 missing = overlay.located(overlay.logical(os.fspath(path))) is None
             if missing:
                 return original(path, flags, *args, **kwargs)
-        target = write_path(overlay, path, not flags & os.O_TRUNC, bool(new))
-        return original(target, flags, *args, **kwargs)
+        # Without O_CREAT the copy must exist, and the call itself empties it.
+        keep = not (flags & os.O_CREAT and flags & os.O_TRUNC)
+        with making(overlay, path):
+            return original(write_path(overlay, path, keep, bool(new)), flags, *args, **kwargs)
 
     return open_file
 
@@ -224,7 +244,8 @@ def _mkdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]
             return original(path, mode, **kwargs)
         logical = _logical(overlay, path, follow=False)
         if not overlay.diverts(logical):
-            return original(path, mode, **kwargs)
+            with making(overlay, path, follow=False):
+                return original(path, mode, **kwargs)
         return overlay.make_folder(logical, mode)
 
     return mkdir
@@ -238,7 +259,8 @@ def _remove(overlay: Overlay, original: Callable[..., Any], remove: Callable[[st
         logical = _logical(overlay, path, follow=False)
         below = logical + os.sep
         if not any(name.startswith(below) for name in overlay.gone) and not overlay.diverts(logical):
-            return original(path, **kwargs)
+            original(path, **kwargs)
+            return overlay.disown(logical)
         return remove(logical)
 
     return call
@@ -253,7 +275,11 @@ def _rename(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
         moves = [target, source] if overlay.policy is policy.every_file else [target]
         if overlay.in_overlay(source) or any(overlay.diverts(path) for path in moves):
             return overlay.move(source, target)
-        return original(src, dst, **kwargs)
+        with making(overlay, dst, follow=False):
+            original(src, dst, **kwargs)
+        if source != target:
+            overlay.disown(source)
+        return None
 
     return rename
 
@@ -264,8 +290,10 @@ def _link(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
         if _passes(overlay, src, dst, **kwargs):
             return original(src, dst, **kwargs)
         source, target = _logical(overlay, src), _logical(overlay, dst, follow=False)
-        if not overlay.in_overlay(source) and not overlay.diverts(target):
-            return original(src, dst, **kwargs)
+        makes_writable = overlay.policy is policy.every_file and overlay.diverts(source)
+        if not overlay.in_overlay(source) and not overlay.diverts(target) and not makes_writable:
+            with making(overlay, dst, follow=False):
+                return original(src, dst, **kwargs)
         with overlay.real():
             if overlay.located(target) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
@@ -283,7 +311,8 @@ def _symlink(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
             return original(src, dst, *args, **kwargs)
         target = _logical(overlay, dst, follow=False)
         if not overlay.diverts(target):
-            return original(src, dst, *args, **kwargs)
+            with making(overlay, dst, follow=False):
+                return original(src, dst, *args, **kwargs)
         return overlay.link(os.fspath(src), target)
 
     return symlink
@@ -299,9 +328,11 @@ def _rmtree(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
             found = overlay.located(logical)
             is_tree = found is not None and os.path.isdir(found) and not os.path.islink(found)
             # A folder with a checkpoint is kept as a whole, its settings and logs included.
-            hide = is_tree and (overlay.diverts(logical) or policy.tree_holds_values(logical))
+            holds_values = is_tree and not overlay.is_own(logical) and policy.tree_holds_values(logical)
+            hide = is_tree and (holds_values or overlay.diverts(logical))
         if hide:
             return overlay.remove_tree(logical)
-        return original(path, *args, **kwargs)
+        original(path, *args, **kwargs)
+        return overlay.disown(logical)
 
     return rmtree

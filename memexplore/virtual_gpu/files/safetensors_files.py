@@ -19,6 +19,7 @@ import torch
 
 from memexplore.virtual_gpu.files import tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay
+from memexplore.virtual_gpu.files.replacements import making
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -86,7 +87,8 @@ def _serialize_file(overlay: Overlay, original: Callable[..., Any]) -> Callable[
         if isinstance(tensors, _Tensors):
             _save(tensors, filename, metadata)
         else:
-            original(tensors, tensor_files.tensor_path(overlay, filename, False), metadata=metadata)
+            with making(overlay, filename):
+                original(tensors, tensor_files.tensor_path(overlay, filename, False), metadata=metadata)
 
     return serialize_file
 

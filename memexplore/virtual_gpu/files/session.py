@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files
+from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files, tokenizer_files
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace, ReplaceTogether
 from memexplore.virtual_gpu.tensors.tensor import saved_on_a_virtual_gpu_without_values
 
 _policy: Policy = policy.tensors_only
-_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.encode())
+_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.removesuffix("_without_values").encode())
 """One for the process: a function that a program imported while a virtual GPU was on serves the next one too."""
 _NAMED = 3
 """Files that a report names."""
@@ -30,7 +30,7 @@ _NAMED = 3
 
 @contextlib.contextmanager
 def every_file() -> Iterator[None]:
-    """Let a virtual GPU that is turned on in the block keep all changes of files in the overlay."""
+    """Let a virtual GPU that is turned on in the block keep changes of all the user's files in the overlay."""
     global _policy
     before, _policy = _policy, policy.every_file
     try:
@@ -58,7 +58,8 @@ _IDS = set(map(id, map(partial(getattr, os), replacements.OS_NAMES)))
 @functools.lru_cache(maxsize=1)
 def _replaced(modules: int, *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
     """Return all replacements; they are made again only if modules were imported or an original has changed."""
-    rows = [*tensor_files.rows(_overlay), *safetensors_files.rows(_overlay), *replacements.rows(_overlay)]
+    makers = (tensor_files.rows, safetensors_files.rows, tokenizer_files.rows, replacements.rows)
+    rows = [row for maker in makers for row in maker(_overlay)]
     return rows, ReplaceTogether(*zip(*rows, strict=True))
 
 

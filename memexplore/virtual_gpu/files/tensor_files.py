@@ -13,6 +13,7 @@ import torch
 
 from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
+from memexplore.virtual_gpu.files.replacements import making
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
@@ -83,8 +84,10 @@ def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(f, (str, os.PathLike)):
-            f = tensor_path(overlay, f, lacks_values(obj, _pickle_module(args, kwargs)))
-        original(obj, f, *args, **kwargs)
+            with making(overlay, f):
+                path = tensor_path(overlay, f, lacks_values(obj, _pickle_module(args, kwargs)))
+                return original(obj, path, *args, **kwargs)
+        return original(obj, f, *args, **kwargs)
 
     return save
 

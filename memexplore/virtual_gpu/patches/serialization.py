@@ -1,4 +1,4 @@
-"""`torch.save` and `torch.load` on the virtual GPU: a file keeps shapes and no values of virtual tensors."""
+"""`torch.save` and `torch.load` on the virtual GPU: a file keeps shapes and known values of virtual tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.patches.install import Call, Patch
-from memexplore.virtual_gpu.tensors.tensor import META, map_locations, saved_on_a_virtual_gpu_without_values
+from memexplore.virtual_gpu.tensors.tensor import (
+    META,
+    copy_values,
+    map_locations,
+    saved_on_a_virtual_gpu_with_values,
+    saved_on_a_virtual_gpu_without_values,
+    saved_values,
+)
 
 _restore_location = torch.serialization.default_restore_location
 
@@ -122,17 +129,24 @@ def load_function(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(f, map_location, *args, **kwargs)
         loading = _Load(map_location)
         map_locations.append(loading.target_of)
+        saved_values.append([])
         try:
-            return loading.moved(original(f, loading.locate, *args, **kwargs))
+            loaded = original(f, loading.locate, *args, **kwargs)
+            for tensor, values in saved_values[-1]:
+                copy_values(tensor, values)
+            return loading.moved(loaded)
         finally:
             map_locations.pop()
+            saved_values.pop()
 
     return load
 
 
 def patches() -> list[Patch]:
     """Return patches that let `torch.load(weights_only=True)` read virtual tensors; `torch.load` is not among them."""
-    safe = [saved_on_a_virtual_gpu_without_values]
+    # `float` and `int`: a virtual number is pickled as one.
+    needed = (saved_on_a_virtual_gpu_without_values, saved_on_a_virtual_gpu_with_values, float, int)
+    safe = [entry for entry in needed if entry not in torch.serialization.get_safe_globals()]
     # Only the exit of this context manager removes an entry and leaves those of the user.
     allowed = torch.serialization.safe_globals(safe)  # type: ignore[arg-type]
     return [
@@ -141,4 +155,5 @@ def patches() -> list[Patch]:
             partial(allowed.__exit__, None, None, None),
         ),
         Call(unmake=map_locations.clear),
+        Call(unmake=saved_values.clear),
     ]

@@ -25,7 +25,7 @@ from memexplore.torch_internals.dispatch import (
     make_subclass,
 )
 from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors import known_values, values
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -224,7 +224,10 @@ class VirtualTensor(FakeTensor):
         device = "cpu" if self.host else "cuda:0"
         parameter = bool(getattr(self, PARAMETER_MARK, False))
         fields = (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, parameter)
-        return saved_on_a_virtual_gpu_without_values, fields
+        known = known_values.of(self) if self.numel() else None
+        if known is None:
+            return saved_on_a_virtual_gpu_without_values, fields
+        return saved_on_a_virtual_gpu_with_values, (known.resolve_conj(), *fields)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -309,6 +312,30 @@ def saved_on_a_virtual_gpu_without_values(
     else:
         result = fake_cpu_tensor(shape, dtype, stride)
     return torch.nn.Parameter(result, gradient) if parameter else result.requires_grad_(gradient)
+
+
+saved_values: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+"""For each running `torch.load`: tensors on the device and their values, which are not yet read while it unpickles."""
+
+
+def saved_on_a_virtual_gpu_with_values(values: torch.Tensor, *fields: Any) -> Any:
+    """Unpickle a virtual tensor whose values were known; `fields` as for a tensor without values."""
+    *_, device, gradient, parameter = fields
+    target = map_locations[-1](None, device) if map_locations else device
+    if DeviceState.gpu_name is not None and target.startswith("cuda"):
+        result = saved_on_a_virtual_gpu_without_values(*fields)
+        if saved_values:
+            saved_values[-1].append((result, values))
+        else:
+            copy_values(result, values)
+        return result
+    return torch.nn.Parameter(values, gradient) if parameter else values.requires_grad_(gradient)
+
+
+def copy_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values from the CPU into a tensor on the device."""
+    with torch.no_grad():
+        tensor.detach().copy_(values)
 
 
 class StorageRef(weakref.ref[Any]):

@@ -63,6 +63,12 @@ class Printed:
 
     __str__ = __repr__
 
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
     def __format__(self, spec: str) -> str:
         match = re.match(r"(?:.?([<>=^]))?[+\- ]?#?0?(\d*)", spec)
         align, width = match.groups() if match else (None, "")
@@ -78,12 +84,20 @@ class VirtualFloat(float, Printed):
     def __round__(self, ndigits: Any = None) -> Any:
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as an ordinary number, which is read without memexplore."""
+        return float, (float(self),)
+
 
 @_with_operators
 class VirtualInt(int, Printed):
     """The value 1 of a virtual tensor: prints as `virtual`, and counts as an int wherever one is needed."""
 
     __repr__, __str__, __format__ = Printed.__repr__, Printed.__str__, Printed.__format__
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as an ordinary number, which is read without memexplore."""
+        return int, (int(self),)
 
 
 class VirtualChoice(VirtualInt):

@@ -1,0 +1,96 @@
+"""Known values of virtual tensors and unknown numbers in files: `torch.save`, `pickle` and `torch.load`."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import memexplore as mx
+
+
+def _file(value: Any, **options: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_known_values_are_known_after_loading(options, weights_only):
+    with mx.virtual("T4"):
+        lengths = torch.tensor([3, 4], device="cuda")
+        loaded = torch.load(_file({"n": lengths}, **options), weights_only=weights_only)["n"]
+        assert loaded.is_cuda
+        assert loaded.tolist() == [3, 4]
+        loaded += 1
+        assert (loaded.tolist(), lengths.tolist()) == ([4, 5], [3, 4])
+
+
+@pytest.mark.parametrize("target", ["cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, place: storage])
+def test_known_values_are_loaded_onto_the_cpu(target):
+    with mx.virtual("T4"):
+        file = _file(torch.tensor([3, 4], device="cuda"))
+        loaded = torch.load(file, map_location=target)
+        assert (loaded.device.type, loaded.tolist()) == ("cpu", [3, 4])
+
+
+def test_a_view_keeps_its_values_and_strides():
+    with mx.virtual("T4"):
+        view = torch.arange(6, device="cuda").view(2, 3).t()
+        loaded = torch.load(_file(view))
+        assert (loaded.stride(), loaded.tolist()) == ((1, 3), [[0, 3], [1, 4], [2, 5]])
+
+
+def test_parameters_keep_their_values_with_real_values():
+    with mx.virtual("T4", values="real"):
+        layer = torch.nn.Linear(3, 2).cuda()
+        layer.bias.requires_grad_(False)
+        loaded = torch.load(_file(layer), weights_only=False)
+        assert torch.equal(loaded.weight, layer.weight)
+        assert isinstance(loaded.weight, torch.nn.Parameter)
+        assert (loaded.weight.requires_grad, loaded.bias.requires_grad) == (True, False)
+        before = layer.weight.tolist()
+        file = _file(layer.state_dict())
+        layer.weight.data.zero_()
+        layer.load_state_dict(torch.load(file))
+        assert layer.weight.tolist() == before
+
+
+def test_pickled_and_copied_tensors_keep_their_values():
+    with mx.virtual("T4"):
+        number = torch.tensor(5, device="cuda")
+        assert pickle.loads(pickle.dumps(number)).item() == 5
+        assert copy.copy(number).item() == 5
+
+
+def test_unknown_values_stay_unknown():
+    with mx.virtual("T4"):
+        loaded = torch.load(_file(torch.empty(2, device="cuda")))
+        assert str(loaded[0].item()) == "virtual"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_an_unknown_number_is_saved_as_an_ordinary_one(dtype):
+    with mx.virtual("T4"):
+        number = torch.empty(1, device="cuda", dtype=dtype).item()
+        file = _file({"best": number})
+        assert torch.load(file, weights_only=True) == {"best": 1}
+        pickled = pickle.dumps(number)
+        assert str(copy.deepcopy(number)) == "virtual"
+    assert b"memexplore" not in pickled
+    assert type(pickle.loads(pickled)) in (float, int)
+    file.seek(0)
+    assert torch.load(file, weights_only=False) == {"best": 1}
+
+
+def test_a_file_of_known_values_is_real_where_no_virtual_gpu_is_on():
+    with mx.virtual("T4"):
+        file = _file({"n": torch.tensor([3, 4], device="cuda")})
+    loaded: Any = torch.load(file, weights_only=False)["n"]
+    assert (type(loaded), loaded.device.type, loaded.tolist()) == (torch.Tensor, "cpu", [3, 4])
