@@ -37,6 +37,7 @@ from memexplore.virtual_gpu.patches import (
     storages,
     table,
     threads,
+    user_classes,
     wrappers,
 )
 from memexplore.virtual_gpu.patches.compile import EagerCompile
@@ -182,6 +183,7 @@ class VirtualGpu:
             *table.rows(self, moves, renaming, compiling),
             *storages.rows(self.mode),
             *wrappers.rows(),
+            *user_classes.rows(),
             *moves.lazy.rows(moves.exchange),
             *table.rows_of_release(release),
             *threads.Threads(self.mode, renaming).patches(),

@@ -46,7 +46,7 @@ def check(func: Any, tensors: list[torch.Tensor]) -> None:
     """Raise RuntimeError if an op gets tensors of both devices and CUDA does not accept them."""
     on_gpu = on_cpu = False
     for tensor in tensors:
-        if type(tensor) is VirtualTensor and not tensor.host:
+        if isinstance(tensor, VirtualTensor) and not tensor.host:
             on_gpu = True
         elif tensor.dim() and not is_managed(tensor):
             on_cpu = True
@@ -84,7 +84,7 @@ def error(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:
-    return type(tensor) is VirtualTensor and not tensor.host
+    return isinstance(tensor, VirtualTensor) and not tensor.host
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

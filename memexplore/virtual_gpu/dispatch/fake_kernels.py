@@ -123,7 +123,7 @@ def with_meta_tensors(args: Any) -> Any:
     replacements: dict[int, torch.Tensor] = {
         id(value): torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         for value in args
-        if type(value) is VirtualTensor
+        if isinstance(value, VirtualTensor)
     }
     return _replaced(args, replacements) if replacements else args
 

@@ -89,7 +89,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         traits = self._traits_of(func)
-        host = VirtualTensor not in types
+        host = VirtualTensor not in types and not (types and any(issubclass(kind, VirtualTensor) for kind in types))
         device = kwargs.get("device") if kwargs else None
         if device is not None and device.type != "cpu":
             if device.type != "meta":

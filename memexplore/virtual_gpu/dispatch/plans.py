@@ -37,7 +37,12 @@ def extend_key(key: list[Any], tensors: list[torch.Tensor], arguments: Any) -> N
             extend_key(key, tensors, argument)
         elif isinstance(argument, torch.Tensor):
             tensors.append(argument)
-            key += (argument.shape, argument.stride(), argument.storage_offset(), argument.dtype, "real")
+            key += (argument.shape, argument.stride(), argument.storage_offset(), argument.dtype)
+            # Of a user's class (user_classes.py).
+            is_virtual = isinstance(argument, VirtualTensor)
+            key.append(argument.host if is_virtual else "real")  # type: ignore[attr-defined]
+            if is_virtual and argument.dtype.is_complex:
+                key.append(argument.is_conj())
         elif isinstance(argument, torch.Generator):
             key.append(kind)
         else:

@@ -44,7 +44,7 @@ COMPILED = frozenset(
 
 def runs_on_meta(func: Any, tensors: list[torch.Tensor]) -> bool:
     """Return whether an op can run on meta tensors: it has a compiled meta kernel, and its tensors are virtual."""
-    return func in COMPILED and all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors)
+    return func in COMPILED and all(isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors)
 
 
 def meta_stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
 def outputs(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> list[Any] | None:
     """Return the planned outputs of an op, None for ops and memory formats without a rule."""
     rule = _OUTPUTS.get(func)
-    if rule is None or kwargs or not all(type(tensor) is VirtualTensor and not tensor.host for tensor in tensors):
+    if rule is None or kwargs or not all(isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors):
         return None
     planned = rule(*args)
     return None if planned is NotImplemented else planned

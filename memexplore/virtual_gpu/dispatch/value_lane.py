@@ -119,14 +119,14 @@ class ValueLane:
         if not unread:
             is_known = known_values.is_known
             for tensor in tensors[targets:] if targets else tensors:
-                if type(tensor) is VirtualTensor:
+                if isinstance(tensor, VirtualTensor):
                     if not is_known(tensor):
                         return None
                 elif not is_real(tensor):
                     return None
         found: list[torch.Tensor] = []
         for number, tensor in enumerate(tensors):
-            if type(tensor) is not VirtualTensor:
+            if not isinstance(tensor, VirtualTensor):
                 found.append(tensor)
                 continue
             values_of = known_values.of(tensor)
@@ -178,11 +178,14 @@ class ValueLane:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
         results = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         if not all(
-            type(value) is not VirtualTensor or known_values.is_known(value) or self._fits(value) for value in results
+            not isinstance(value, VirtualTensor) or known_values.is_known(value) or self._fits(value)
+            for value in results
         ):
             self.lose(func, traits, args, kwargs)
             return result
-        fresh = {id(value) for value in results if type(value) is VirtualTensor and not known_values.is_known(value)}
+        fresh = {
+            id(value) for value in results if isinstance(value, VirtualTensor) and not known_values.is_known(value)
+        }
         state = torch.default_generator.get_state() if func in cpu_ops.REPLAYED else None
         try:
             computed = self.compute(func, args, kwargs, tensors, inputs)
@@ -211,7 +214,7 @@ class ValueLane:
         for position in traits.writes:
             value = kwargs.get(position) if isinstance(position, str) else args[position]
             for tensor in value if isinstance(value, list | tuple) else (value,):
-                if type(tensor) is VirtualTensor:
+                if isinstance(tensor, VirtualTensor):
                     known_values.forget(tensor)
         if self.setting is Values.REAL and not self._lost:
             self._lost = True
@@ -261,7 +264,7 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
     """Put computed values into virtual results; return the results, with the computed ones of those on the CPU."""
     if isinstance(result, list | tuple):
         return type(result)([_joined(one, value, joining) for one, value in zip(result, computed, strict=True)])
-    if type(result) is not VirtualTensor or id(result) not in joining.fresh:
+    if not isinstance(result, VirtualTensor) or id(result) not in joining.fresh:
         return result
     if computed is None:
         # Only the op's own backward reads it, and computes without it.

@@ -66,7 +66,10 @@ _cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 def _eligible(value: Any) -> bool:
     """Whether autocast casts a value: a floating-point tensor on the device that is not double."""
     return (
-        type(value) is VirtualTensor and not value.host and value.is_floating_point() and value.dtype != torch.float64
+        isinstance(value, VirtualTensor)
+        and not value.host
+        and value.is_floating_point()
+        and value.dtype != torch.float64
     )
 
 

@@ -18,6 +18,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import MAKE_SUBCLASS
 from memexplore.torch_internals.tensors import PARAMETER_MARK
+from memexplore.virtual_gpu.patches import user_classes
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
@@ -90,7 +91,7 @@ def _make_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `torch.Tensor._make_subclass`, with which bitsandbytes makes its parameters, for virtual tensors too."""
 
     def make(kind: type, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
-        if type(data) is not VirtualTensor or not kind.__module__.startswith("bitsandbytes."):
+        if not isinstance(data, VirtualTensor) or not kind.__module__.startswith("bitsandbytes."):
             return original(kind, data, require_grad, **kwargs)
         result = data.detach().requires_grad_(require_grad)
         setattr(result, PARAMETER_MARK, True)
@@ -122,6 +123,6 @@ def rows() -> list[Replace]:
     ]
     return [
         Replace(ctypes.LibraryLoader, "LoadLibrary", load_library),
-        Replace(*MAKE_SUBCLASS, staticmethod(_make_subclass(MAKE_SUBCLASS.value))),
+        Replace(*MAKE_SUBCLASS, staticmethod(_make_subclass(user_classes.making(MAKE_SUBCLASS.value)))),
         *loaded,
     ]

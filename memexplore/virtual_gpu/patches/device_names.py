@@ -119,7 +119,7 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
         if device is None:
             device = _default_device()
         target = renamed(device)
-        if type(data) is not VirtualTensor and target is device:
+        if not isinstance(data, VirtualTensor) and target is device:
             return make(*args, **kwargs)
         gradient = kwargs.pop("requires_grad", False)
         if isinstance(data, torch.Tensor):
@@ -298,4 +298,4 @@ def _on_users_meta(func: Any, args: Any, kwargs: Any) -> Any:
 
 def is_virtual(value: Any) -> bool:
     """Whether a value is a virtual tensor: on the virtual GPU, or on the CPU in a module built while the GPU is on."""
-    return type(value) is VirtualTensor
+    return isinstance(value, VirtualTensor)

@@ -7,6 +7,7 @@ the storages with memory on the device; `DeviceState` is the state that all virt
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import threading
 import weakref
@@ -253,10 +254,9 @@ class VirtualTensor(FakeTensor):
 # They read or copy metadata only, and work while no virtual GPU is on.
 _METADATA_OPS = frozenset({torch.ops.aten.detach.default, torch.ops.aten.is_same_size.default})
 
-_template: dict[str, Any] = {}
 
-
-def _fields(host: bool) -> dict[str, Any]:
+@functools.cache
+def fields_of(host: bool) -> dict[str, Any]:
     """Return the attributes that FakeTensor's constructor sets one by one; copying them takes a tenth of its time."""
     fake = fake_mode()
     model = FakeTensor(fake, torch.empty(0, device="meta"), HOST if host else META)
@@ -266,10 +266,7 @@ def _fields(host: bool) -> dict[str, Any]:
 
 def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     """Return a virtual tensor over a meta tensor, sharing its storage; `host` makes it a CPU tensor."""
-    key = "host" if host else "gpu"
-    fields = _template.get(key)
-    if fields is None:
-        fields = _template[key] = _fields(host)
+    fields = fields_of(host)
     result = make_subclass(
         VirtualTensor, elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
     )
