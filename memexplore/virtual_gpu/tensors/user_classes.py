@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, disabled_torch_function
 from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fields_of, saved_on_a_virtual_gpu_without_values
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fields_of
 
 _BASE = "_users_class"
 """Attribute of the classes made here: the class T of the user."""
@@ -46,16 +47,18 @@ class _Shared:
     def __reduce_ex__(self, protocol: Any) -> Any:
         tensor: Any = self
         with DisableTorchFunction():
-            _, fields = VirtualTensor.__reduce_ex__(tensor, protocol)
-        return of_class_saved_on_a_virtual_gpu, (users_class(type(tensor)), fields, dict(tensor.__dict__))
+            rebuild, fields = VirtualTensor.__reduce_ex__(tensor, protocol)
+        return of_class_saved_on_a_virtual_gpu, (users_class(type(tensor)), rebuild, fields, dict(tensor.__dict__))
 
 
-def of_class_saved_on_a_virtual_gpu(kind: type, fields: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+def of_class_saved_on_a_virtual_gpu(
+    kind: type, rebuild: Callable[..., Any], fields: tuple[Any, ...], attributes: dict[str, Any]
+) -> Any:
     """Unpickle a virtual tensor of a user's class.
 
     Raises ValueError where no virtual GPU is on.
     """
-    result = saved_on_a_virtual_gpu_without_values(*fields).as_subclass(kind)
+    result = rebuild(*fields).as_subclass(kind)
     result.__dict__.update(attributes)
     return result
 
