@@ -13,7 +13,7 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 
 from memexplore.notebook import profile
 from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
-from memexplore.notebook.options import Options, parse, rewrite_first_line
+from memexplore.notebook.options import Options, parse, rewrite_first_line, split_values
 from memexplore.notebook.profile import Profile
 
 
@@ -35,7 +35,8 @@ class MemoryMagics(Magics):
     def memprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Record the GPU memory of a cell or one statement, and show it.
 
-            %%memprofile [--gpu NAME] [--release RELEASE] [--os SYSTEM] [-o NAME] [--html FILE]
+            %%memprofile [--gpu NAME] [--release RELEASE] [--os SYSTEM] [--values SETTING]
+                         [-o NAME] [--html FILE]
                          [--explore] [--slider NAME=LOW:HIGH:STEP]                              (first line of a cell)
             %memprofile [the same options] STATEMENT
 
@@ -46,6 +47,8 @@ class MemoryMagics(Magics):
                          the PyTorch release whose rules the virtual GPU follows, such as 2.13.
         --os SYSTEM      the system whose GPU driver places segments: linux (the default), wsl or windows. Up to
                          PyTorch 2.11 this can change peaks.
+        --values SETTING the values of the virtual GPU's tensors: known computes those that follow from known values
+                         (the default), none computes none, real computes all of them on the CPU.
         -o NAME          store the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
         --explore        show controls for the knobs beside the chart; each change runs the cell again, on the same
@@ -96,7 +99,9 @@ class MemoryMagics(Magics):
     def memgpu(self, line: str) -> None:
         """Run the whole notebook on a virtual GPU.
 
-        %memgpu NAME    from now on `cuda` is a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB
+        %memgpu NAME [--values SETTING]
+                        from now on `cuda` is a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB;
+                        --values as for %%memprofile
         %memgpu off     return to the devices of this machine
         %memgpu         print which virtual GPU is on
         """
@@ -104,7 +109,7 @@ class MemoryMagics(Magics):
         from memexplore.units import size_text
         from memexplore.virtual_gpu.files import session
 
-        name = line.strip().strip("\"'")
+        name, setting = split_values(line)
         gpu = self._notebook.gpu
         if name and self._profile is not None:
             raise UsageError("A profile is running, and %memgpu cannot change its GPU: move %memgpu to its own cell")
@@ -121,7 +126,7 @@ class MemoryMagics(Magics):
                 raise UsageError(f"The virtual {gpu.name} is on: run %memgpu off before %memgpu {name}")
             if gpu is None:
                 try:
-                    self._notebook.turn_on(requested, capture.virtual(name))
+                    self._notebook.turn_on(requested, capture.virtual(name, values=setting))
                 except RuntimeError as error:
                     raise UsageError(str(error)) from None
                 gpu = requested

@@ -16,6 +16,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from memexplore import result_files
 from memexplore.allocator.placement import system_of
 from memexplore.tape import Os
+from memexplore.virtual_gpu.value_setting import Values
 
 _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
@@ -34,6 +35,7 @@ class Options(NamedTuple):
     gpu: str | None
     release: str | None
     os: Os | None
+    values: Values | None
     name: str | None
     html: pathlib.Path | None
     explore: bool
@@ -93,6 +95,8 @@ def parse(line: str) -> tuple[Options, str]:
         raise UsageError(f"{options.name!r} is not a variable name; write -o NAME, such as -o tape")
     if options.name is not None and (hasattr(builtins, options.name) or options.name in _NAMES_OF_IPYTHON):
         raise UsageError(f"{options.name!r} is a name of Python or IPython; write another one, such as -o tape")
+    if options.values is not None and options.runs_again:
+        raise UsageError("--explore and --slider run the cell with --values known: remove --values")
     if options.html is not None:
         try:
             result_files.check(options.html.expanduser(), result_files.PAGE)
@@ -108,6 +112,7 @@ def _parser() -> MagicArgumentParser:
     parser.add_argument(
         "--os", type=_system, help="the system whose driver places segments: linux (default), wsl or windows"
     )
+    parser.add_argument("--values", type=_setting, help="values of the GPU's tensors: none, known (default) or real")
     parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
     parser.add_argument("--explore", action="store_true", help="show controls for the knobs next to the chart")
@@ -122,6 +127,29 @@ def _system(text: str) -> Os:
         return system_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _setting(text: str) -> Values:
+    try:
+        return Values.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("values=")) from None
+
+
+def split_values(line: str) -> tuple[str, Values]:
+    """Split the line of `%memgpu` into the GPU's name and the setting of `--values`, by default KNOWN.
+
+    >>> split_values("RTX 4090 --values real")
+    ('RTX 4090', <Values.REAL: 'real'>)
+
+    Raises UsageError for another setting.
+    """
+    name, option, text = line.partition("--values")
+    try:
+        setting = Values.of(text.strip("= ").strip()) if option else Values.KNOWN
+    except ValueError as error:
+        raise UsageError(str(error).replace("values=", "--values ", 1)) from None
+    return name.strip().strip("\"'"), setting
 
 
 def slider(text: str) -> tuple[str, list[Any]]:

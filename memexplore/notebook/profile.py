@@ -14,6 +14,7 @@ from memexplore import result_files
 from memexplore.notebook import cpu_names
 from memexplore.notebook.options import Options
 from memexplore.tape import Os
+from memexplore.virtual_gpu.value_setting import Values
 
 if TYPE_CHECKING:
     from memexplore.capture import Recording
@@ -56,7 +57,8 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
         again = replayable_cell(shell, cell or "", options) if options.runs_again else None
         device: Any = None
         if gpu is not None:
-            block = capture.virtual(gpu, release=options.release, os=options.os or Os.LINUX)
+            system, setting = options.os or Os.LINUX, options.values or Values.KNOWN
+            block = capture.virtual(gpu, release=options.release, os=system, values=setting)
             # Before it begins: an interrupt in between would leave the GPU on.
             contexts.push(block)
             try:
@@ -153,7 +155,7 @@ def _virtual_gpu(options: Options, notebook_gpu: Gpu | None) -> str | None:
 
 def _of_virtual_gpu(options: Options) -> str | None:
     """Return the first given option that sets a rule of the virtual GPU, None without one."""
-    return "--release" if options.release is not None else "--os" if options.os is not None else None
+    return next((f"--{name}" for name in ("release", "os", "values") if getattr(options, name) is not None), None)
 
 
 def replayable_cell(shell: InteractiveShell, raw: str, options: Options) -> Cell:

@@ -137,7 +137,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return enter
 
-    monkeypatch.setattr(capture, "virtual", context(lambda gpu, release=None: f"{gpu} {release}"))
+    monkeypatch.setattr(capture, "virtual", context(lambda gpu, release=None, **_: f"{gpu} {release}"))
     monkeypatch.setattr(capture, "record", context(lambda: "record"))
     return seen
 

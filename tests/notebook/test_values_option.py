@@ -1,0 +1,39 @@
+"""`--values` of `%%memprofile` and `%memgpu`."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+
+from memexplore.notebook.options import parse, split_values
+from memexplore.virtual_gpu.value_setting import Values
+from tests.notebook.magics_shell import Shell
+
+_SUM = "import torch\nfound = torch.ones(200, 200, device='cuda').sum().item()"
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("none", "virtual"), ("known", "virtual"), ("real", "40000.0")])
+def test_memprofile_computes_the_values_of_its_setting(shell: Shell, setting: str, expected: str) -> None:
+    # 200 * 200 floats are 160,000 bytes, more than a known tensor may have.
+    shell.run(f"%%memprofile --gpu T4 --values {setting}\n{_SUM}").raise_error()
+    assert str(shell["found"]) == expected
+
+
+def test_memgpu_computes_the_values_of_its_setting(shell: Shell) -> None:
+    shell.run("%memgpu T4 --values real").raise_error()
+    shell.run(_SUM).raise_error()
+    shell.run("%memgpu off").raise_error()
+    assert shell["found"] == 40_000
+
+
+def test_another_setting_is_refused_in_one_sentence() -> None:
+    with pytest.raises(UsageError, match="'all' is not a setting; write 'none', 'known' or 'real'"):
+        parse("--values all")
+    with pytest.raises(UsageError, match="--values 'all' is not a setting"):
+        split_values("T4 --values all")
+
+
+def test_an_explorer_runs_with_known_values() -> None:
+    with pytest.raises(UsageError, match="remove --values"):
+        parse("--explore --values real")
+    assert parse("--values none")[0].values is Values.NONE
