@@ -151,7 +151,11 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 return result
         if not traits.cached:
             result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None)
-            return self._follow(traits, func, args, kwargs or {}, tensors, inputs, result) if follows else result
+            if inputs is not None:
+                return lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
+            if follows and (traits.lane.writes or not self._fakes_modules):
+                lane.lose(func, traits.lane, args, kwargs or {})  # type: ignore[union-attr]
+            return result
         hashable = tuple(key)
         plan = self._plans.get(hashable)
         if plan is None:
@@ -163,8 +167,10 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             for note in plan.notes:
                 values.note(note)
         result = self.run_plan(plan, func, args, tensors, inputs is not None)
-        if follows:
-            result = self._follow(traits, func, args, kwargs or {}, tensors, inputs, result)
+        if inputs is not None:
+            result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
+        elif follows and (traits.lane.writes or not self._fakes_modules):
+            lane.lose(func, traits.lane, args, kwargs or {})  # type: ignore[union-attr]
         if traits.makes_zeros:
             self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
         return result
@@ -186,25 +192,6 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if traits is None:
             traits = self._traits[func] = OpTraits(func)
         return traits
-
-    def _follow(
-        self,
-        traits: OpTraits,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        tensors: list[torch.Tensor],
-        inputs: list[torch.Tensor] | None,
-        result: Any,
-    ) -> Any:
-        """Return the result of an op that has run, after its values were computed, or made unknown."""
-        lane = self.lane
-        assert lane is not None
-        if inputs is not None:
-            return lane.follow(func, traits.lane, args, kwargs, tensors, inputs, result)
-        if traits.lane.writes or not self._fakes_modules:
-            lane.lose(func, traits.lane, args, kwargs)
-        return result
 
     def _run_handler(
         self,

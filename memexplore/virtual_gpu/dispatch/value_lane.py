@@ -68,7 +68,8 @@ class LaneTraits(NamedTuple):
     writes: tuple[int | str, ...]
     """Positions, or names, of the arguments that the op writes to."""
     overwrites: bool
-    random: bool
+    reads_all: bool
+    """Whether the op reads the values of all its tensors, as most ops do."""
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, False, (), False, False)
+        return LaneTraits(False, False, False, (), False, True)
     name = schema.name.split("::")[-1]
     writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
@@ -85,14 +86,27 @@ def lane_traits(func: Any) -> LaneTraits:
     )
     view = not writes and any(value.alias_info is not None for value in schema.returns)
     changes_metadata = torch.Tag.inplace_view in func.tags
+    communicates = schema.name.split("::")[0] in _OF_SEVERAL_RANKS
+    value_free, overwrites = name in _VALUE_FREE, name in _OVERWRITES
     return LaneTraits(
         view or changes_metadata or name in _UNINITIALIZED,
-        schema.name.split("::")[0] in _OF_SEVERAL_RANKS,
-        name in _VALUE_FREE,
+        communicates,
+        value_free,
         writes,
-        name in _OVERWRITES,
-        torch.Tag.nondeterministic_seeded in func.tags,
+        overwrites,
+        not (communicates or value_free or overwrites),
     )
+
+
+def _all_known(tensors: list[torch.Tensor]) -> bool:
+    copies = known_values.copies
+    for tensor in tensors:
+        if isinstance(tensor, VirtualTensor):
+            if storage_key(untyped_storage(tensor)) not in copies and tensor.numel():
+                return False
+        elif not is_real(tensor):
+            return False
+    return True
 
 
 class ValueLane:
@@ -109,21 +123,18 @@ class ValueLane:
 
     def inputs(self, traits: LaneTraits, args: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
-        if traits.communicates:
-            return None
-        targets = 0
-        if traits.overwrites:
-            targets = len(args[0]) if isinstance(args[0], list | tuple) else 1
-        unread = traits.value_free
         # A first look, without making tensors: most ops of a training step have an unknown first argument.
-        if not unread:
-            is_known = known_values.is_known
-            for tensor in tensors[targets:] if targets else tensors:
-                if isinstance(tensor, VirtualTensor):
-                    if not is_known(tensor):
-                        return None
-                elif not is_real(tensor):
-                    return None
+        if traits.reads_all:
+            if not _all_known(tensors):
+                return None
+            targets = 0
+        elif traits.communicates:
+            return None
+        else:
+            targets = 0 if not traits.overwrites else len(args[0]) if isinstance(args[0], list | tuple) else 1
+            if not traits.value_free and not _all_known(tensors[targets:]):
+                return None
+        unread = traits.value_free
         found: list[torch.Tensor] = []
         for number, tensor in enumerate(tensors):
             if not isinstance(tensor, VirtualTensor):

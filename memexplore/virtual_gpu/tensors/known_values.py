@@ -11,7 +11,7 @@ import torch
 
 from memexplore.torch_internals.tensors import set_conj, storage_key, untyped_storage
 
-_copies: dict[int, torch.UntypedStorage] = {}
+copies: dict[int, torch.UntypedStorage] = {}
 """Key of a storage on the virtual GPU -> copy of its contents; removed when the storage dies."""
 
 
@@ -26,7 +26,7 @@ def total() -> int:
 
 def is_known(tensor: torch.Tensor) -> bool:
     """Return whether the values of a virtual tensor are known; those of an empty one are."""
-    return storage_key(untyped_storage(tensor)) in _copies or not tensor.numel()
+    return storage_key(untyped_storage(tensor)) in copies or not tensor.numel()
 
 
 def of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -35,7 +35,7 @@ def of(tensor: torch.Tensor) -> torch.Tensor | None:
     Writing to the result changes the known values.
     """
     storage = untyped_storage(tensor)
-    copy = _copies.get(storage_key(storage))
+    copy = copies.get(storage_key(storage))
     if copy is None:
         if tensor.numel():
             return None
@@ -61,7 +61,7 @@ def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
         return
     copy = untyped_storage(values)
     if (
-        storage_key(storage) not in _copies
+        storage_key(storage) not in copies
         and values.stride() == tensor.stride()
         and values.storage_offset() == tensor.storage_offset()
         and copy.nbytes() == storage.nbytes()
@@ -69,7 +69,7 @@ def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
     ):
         _insert(storage_key(storage), copy)
     else:
-        if storage_key(storage) not in _copies:
+        if storage_key(storage) not in copies:
             make_known(tensor)
         target = of(tensor)
         assert target is not None
@@ -84,12 +84,12 @@ def make_known(tensor: torch.Tensor) -> None:
 
 def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the copy of a virtual tensor's storage, None for an unknown one."""
-    return _copies.get(storage_key(untyped_storage(tensor)))
+    return copies.get(storage_key(untyped_storage(tensor)))
 
 
 def _insert(key: int, copy: torch.UntypedStorage) -> None:
     forget_storage(key)
-    _copies[key] = copy
+    copies[key] = copy
     _Total.nbytes += copy.nbytes()
 
 
@@ -100,12 +100,12 @@ def forget(tensor: torch.Tensor) -> None:
 
 def forget_storage(key: int) -> None:
     """Make a storage unknown, given its key: its contents were overwritten, or it died."""
-    copy = _copies.pop(key, None)
+    copy = copies.pop(key, None)
     if copy is not None:
         _Total.nbytes -= copy.nbytes()
 
 
 def forget_all() -> None:
     """Make all storages unknown."""
-    _copies.clear()
+    copies.clear()
     _Total.nbytes = 0
