@@ -82,12 +82,8 @@ def test_cudnn_takes_lengths_as_int32_tensors_on_the_gpu():
 
 
 def test_the_native_kernel_runs_if_cudnn_is_disabled():
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
+    with torch.backends.cudnn.flags(enabled=False):
         requests, _ = run(joined(torch.int32), FULL, TARGETS)
-    finally:
-        torch.backends.cudnn.enabled = before
     assert sizes_of(requests, "_ctc_loss")
 
 

@@ -108,7 +108,8 @@ def train(name: str, precision: Precision, memory: Memory, steps: int = 3) -> Ru
             requested.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
     # From torch 2.15 on a matrix product frees its workspace: these tests use the rules of one release.
-    return Run(mx.simulate(run, gpu="A100", release="2.13"), allocated, requested)
+    # The models are tiny, so with known values a router would choose by its weights, and GradScaler would skip a step.
+    return Run(mx.simulate(run, gpu="A100", release="2.13", values="none"), allocated, requested)
 
 
 @functools.cache
