@@ -107,7 +107,7 @@ def test_an_unused_parameter_needs_the_option():
 def test_the_recipe_of_zero_redundancy_optimizer_has_the_published_sizes():
     """PyTorch's recipe prints 335, 656, 992 and 1 697 MB of peak for DDP of 20 x Linear(2000) on 2 GPUs.
 
-    Its release kept cuBLAS workspaces outside the allocator: they are 4 of our 996 and 1 701 MB.
+    The cause of the 4 MB more at the two later peaks is not established.
     """
     with mx.virtual("V100", release=RELEASE):
         dist.init_process_group("nccl", rank=0, world_size=2)
