@@ -166,8 +166,9 @@ def process_settings(release: str | None, os_of_driver: str = Os.LINUX) -> Proce
 def _set_process_settings(wanted: ProcessSettings) -> None:
     torch.set_default_dtype(wanted.dtype)
     torch.use_deterministic_algorithms(wanted.deterministic)
-    cudnn = torch.backends.cudnn
-    cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = wanted.cudnn
+    enabled, allow_tf32, deterministic, benchmark = wanted.cudnn
+    # Assignments to `torch.backends.cudnn` raise as soon as any module has imported torch's own test utilities.
+    torch.backends.cudnn.set_flags(enabled, benchmark, None, deterministic, allow_tf32, None)
     torch.backends.cuda.matmul.allow_tf32 = wanted.tf32
     flash, efficient, of_cudnn, math = wanted.attention
     torch.backends.cuda.enable_flash_sdp(flash)

@@ -165,8 +165,8 @@ def test_explorer_after_out_of_memory_but_not_after_other_exceptions(shell: Shel
     ("options", "words"),
     [
         ("--slider bach=1:2", "the cell assigns no variable 'bach'; it assigns count, x"),
-        ("--slider count", "invalid slider value: 'count'"),
-        ("--slider count=5:1", "invalid slider value"),
+        ("--slider count", "argument --slider: 'count' is not a slider; write NAME=LOW:HIGH:STEP"),
+        ("--slider count=5:1", "argument --slider: 'count=5:1' does not rise from LOW to HIGH"),
     ],
 )
 def test_wrong_slider_stops_the_cell(shell: Shell, explored: list[Any], options: str, words: str) -> None:

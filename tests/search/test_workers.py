@@ -266,3 +266,27 @@ def test_a_broken_executor_fails_each_setting():
 def test_the_stream_yields_failures_as_values():
     results = list(stream(step(), [Knobs(batch=4), Knobs(batch=3, accumulation=2)], executor=SameThread()))
     assert [type(result) for result in results] == [Done, Failed]
+
+
+class OtherFlags(SameThread):
+    """Runs every task with other flags of cuDNN than those of the caller."""
+
+    def submit(self, function, /, *args, **kwargs):
+        with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=True):
+            return super().submit(function, *args, **kwargs)
+
+
+def test_flags_of_cudnn_are_sent_where_assignments_to_them_are_forbidden(monkeypatch):
+    # `torch.backends.disable_global_flags`, which the import of torch's test utilities calls, cannot be undone.
+    monkeypatch.setattr(torch.backends, "flags_frozen", lambda: True)
+
+    def loss(output):
+        cudnn = torch.backends.cudnn
+        assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, True, False, False)
+        return output.mean()
+
+    checked = Step(nn.Linear(64, 64), torch.zeros(2, 64), loss=loss)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
+        found = sweep(checked, [Knobs()], executor=OtherFlags(), progress=None)
+    assert not found.errors
+    assert list(found) == [Knobs()]

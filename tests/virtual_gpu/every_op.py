@@ -14,6 +14,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -36,10 +37,14 @@ EXPECTED = {
 
 
 def database() -> list[Any]:
-    """Return torch's op database. Its module imports expecttest, which the inputs do not use."""
+    """Return torch's op database. Its module imports expecttest, which the inputs do not use.
+
+    The module also forbids assignments to `torch.backends.cudnn` in the whole process; here they stay allowed.
+    """
     if importlib.util.find_spec("expecttest") is None:
         sys.modules["expecttest"] = _stand_in()
-    from torch.testing._internal.common_methods_invocations import op_db
+    with mock.patch.object(torch.backends, "disable_global_flags", lambda: None):
+        from torch.testing._internal.common_methods_invocations import op_db
 
     return [op for op in op_db if op.dtypes]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.virtual_gpu import every_op
 
@@ -24,3 +25,7 @@ def test_results_and_gradients_have_the_metadata_of_the_cpu(op: Any) -> None:
 
 def test_every_expected_difference_names_an_op() -> None:
     assert every_op.EXPECTED.keys() <= {op.name for op in _DATABASE}
+
+
+def test_the_database_leaves_assignments_to_flags_of_torch_allowed() -> None:
+    assert not torch.backends.flags_frozen()
