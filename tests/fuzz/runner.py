@@ -7,6 +7,7 @@ A finding is an input that ended its child (a crash, a hang) or raised an error 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import mmap
@@ -86,6 +87,7 @@ def _run_child(make: Make, begin: int, stop: int, memory: int) -> tuple[Result, 
         os.close(reader)
         status = 1
         try:
+            faulthandler.disable()  # pytest enables it; a crash is a finding, not a traceback between the results
             _limit_memory(memory)
             with os.fdopen(writer, "w") as report:
                 for number in range(begin, stop):

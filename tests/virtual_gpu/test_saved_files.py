@@ -10,6 +10,7 @@ import pickle
 import pkgutil
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -150,6 +151,26 @@ def test_no_way_of_writing_changes_a_file_that_holds_values(folder, write):
 def _native(*command: str) -> str:
     """Return what a program prints that knows nothing of the overlay."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+_TEMPORARY_FILE = """
+import tempfile
+import memexplore as mx
+from memexplore.virtual_gpu.files import session
+{before}
+with session.every_file(), mx.virtual("T4"):
+    {inside}
+    with tempfile.NamedTemporaryFile() as file:
+        print(file.write(b"written"))
+"""
+
+
+@pytest.mark.parametrize(("before", "inside"), [("tempfile.tempdir = None", "pass"), ("", "tempfile.tempdir = None")])
+def test_a_run_may_be_the_first_to_find_the_folder_of_temporary_files(before, inside):
+    """`tempfile` tries folders with os.open, under a lock that the overlay must not wait for."""
+    code = _TEMPORARY_FILE.format(before=before, inside=inside)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "7\n"
 
 
 def test_a_new_file_of_a_run_is_written_in_place(folder):

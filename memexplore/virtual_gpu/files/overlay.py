@@ -48,6 +48,8 @@ class Overlay:
     def begin(self, policy: Policy) -> None:
         """Start empty, with a policy: from the overlay and a logical path to whether a change of it goes here."""
         self.policy = policy
+        self.temporary = ""
+        """The folder of temporary files at the beginning; empty if there is none."""
         self.root = ""
         """The folder of the overlay, made at the first change; empty before."""
         self.gone: set[str] = set()
@@ -160,7 +162,8 @@ class Overlay:
 
     def _make_root(self) -> None:
         if not self.root:
-            self.root = os.path.realpath(tempfile.mkdtemp(prefix="memexplore-files-"))
+            # Without `dir`, mkdtemp waits for a lock that `tempfile` holds while it tries folders with os.open.
+            self.root = os.path.realpath(tempfile.mkdtemp(prefix="memexplore-files-", dir=self.temporary or None))
             self.changed = True
 
     def parent_refuses(self, logical: str) -> bool:

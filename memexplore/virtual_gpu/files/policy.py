@@ -122,7 +122,7 @@ def every_file(overlay: Overlay, logical: str) -> bool:
     """The policy of `memexplore run`: all files that existed before the run, but those of caches and temporary ones."""
     if _is_in_overlay(overlay, logical):
         return True
-    if _is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(logical):
+    if _is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(overlay, logical):
         return False
     return not overlay.is_own(logical) if os.path.lexists(logical) else is_saving()
 
@@ -154,7 +154,11 @@ def _is_cached(logical: str) -> bool:
     return any(logical.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
 
 
-def _is_temporary(logical: str) -> bool:
+def _is_temporary(overlay: Overlay, logical: str) -> bool:
     """Whether a path is one that `tempfile` and similar modules name, in the temporary folder."""
-    folder = os.path.realpath(tempfile.gettempdir()) + os.sep
+    # gettempdir() would wait for ever below os.open of a gettempdir() that tries folders: its lock is not reentrant.
+    named = os.fsdecode(tempfile.tempdir or overlay.temporary)
+    if not named:
+        return False
+    folder = os.path.realpath(named) + os.sep
     return logical.startswith(folder) and logical[len(folder) :].startswith(("tmp", "torch", "pymp-", "memexplore-"))

@@ -9,6 +9,7 @@ import functools
 import os
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -65,6 +66,8 @@ def _replaced(modules: int, *originals: Any) -> tuple[list[Replace], ReplaceToge
 
 def _begin(diverts: Policy) -> None:
     _overlay.begin(diverts)
+    with contextlib.suppress(FileNotFoundError):
+        _overlay.temporary = tempfile.gettempdir()
     if diverts is policy.tensors_only:
         _overlay.on_first_change = _warn
     _overlay.closed = False
