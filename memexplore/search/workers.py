@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import multiprocessing
 import multiprocessing.context
@@ -77,6 +78,10 @@ class _Pickler(cloudpickle.Pickler):
             shape = _Shape(tuple(obj.shape), obj.stride(), obj.dtype, obj.requires_grad, parameter)
             # Some optimizers read attributes that users set on weights; those of virtual tensors are their own fields.
             return _fake_tensor, (shape, {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
+        # cloudpickle cannot pickle modules of other classes, such as `torch.backends.cudnn`, which a loss may read.
+        special = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
+        if special and sys.modules.get(name := obj.__name__) is obj:
+            return importlib.import_module, (name,)
         return super().reducer_override(obj)
 
     def _by_shape(self, tensor: torch.Tensor) -> bool:
