@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable
 
 from tests.fuzz.runner import Input, Make
 
 PROGRAM = 10_000_000
 """The length that a program counts for: 10 s."""
+
+GROWTH = 4
+"""How many times larger the second of two files of one structure is."""
+
+
+def check_growth(small: float, large: float) -> None:
+    """Raise AssertionError if the CPU time of a file `GROWTH` times larger grows as the square of its size.
+
+    A linear cost grows 4 times, a quadratic one 16 times; below 50 ms the costs of every file hide the growth.
+    """
+    assert large < 12 * max(small, 0.05), f"{small:.2f} s, and {large:.2f} s for a file {GROWTH} times larger"
+
+
+def _timed(read: Callable[[], str]) -> tuple[str, float]:
+    """Return the outcome of a read, and its CPU time in seconds."""
+    start = time.process_time()
+    return read(), time.process_time() - start
 
 
 def _snapshots() -> Make:
@@ -29,8 +47,17 @@ def _growing() -> Make:
 
     def make(number: int) -> Input:
         size = random.Random(number).randrange(1000, 200_000)
-        data = structures[number % len(structures)](size)
-        return Input(data, max(len(data), size), lambda: reading.read_bytes(data, random.Random(number)))
+        structure = structures[number % len(structures)]
+        smaller, data = structure(size // GROWTH), structure(size)
+
+        def run() -> str:
+            _, small = _timed(lambda: reading.read_bytes(smaller, random.Random(number)))
+            outcome, large = _timed(lambda: reading.read_bytes(data, random.Random(number)))
+            check_growth(small, large)
+            return outcome
+
+        # How long a linear cost takes depends on the machine: the limit ends only what is ten times slower.
+        return Input(data, 10 * max(len(data), size), run)
 
     return make
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fuzz import growing
-from tests.fuzz.kinds import KINDS
+from tests.fuzz.kinds import KINDS, check_growth
 from tests.fuzz.runner import run_inputs
 
 
@@ -20,3 +22,9 @@ def test_damaged_changed_and_hostile_snapshots_are_read_or_refused() -> None:
 
 def test_time_and_memory_are_linear_in_the_file() -> None:
     assert findings("growing", range(len(growing.STRUCTURES))) == []
+
+
+def test_a_cost_that_grows_as_the_square_of_the_file_is_found() -> None:
+    check_growth(0.1, 0.4)  # 4 times the file, 4 times the time
+    with pytest.raises(AssertionError, match="4 times larger"):
+        check_growth(0.1, 1.6)  # 4 * 4 times the time
