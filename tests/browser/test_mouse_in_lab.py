@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from memexplore.knobs.knobs import Knobs
 from tests.browser.explored import GRAPH, knob, ran, reset, wait_for
@@ -22,7 +23,8 @@ def click_layer(book: Any, name: str) -> None:
 def press(book: Any, label: str) -> None:
     """Press a button for the selected layer."""
     button = book.page.locator(".memexplore-group button").filter(has_text=label)
-    assert button.is_enabled()
+    # The page enables it when the kernel has confirmed the selection.
+    expect(button).to_be_enabled(timeout=30_000)
     button.click()
 
 

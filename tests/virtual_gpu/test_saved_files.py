@@ -351,3 +351,10 @@ def test_pickling_afterwards_is_one_sentence():
         model = _model()
     with pytest.raises(RuntimeError, match="made on a virtual GPU, which is off now, and has no values to save"):
         pickle.dumps(model)
+
+
+def test_a_mark_that_an_interrupt_left_does_not_switch_the_overlay_off(folder):
+    session._overlay._thread.inside = True
+    with mx.virtual("T4"):
+        torch.save({"w": _model().weight, "epoch": 8}, "best.pt")
+    assert torch.load("best.pt")["epoch"] == 7

@@ -68,6 +68,7 @@ def test_a_solver_is_noted() -> None:
     assert any("cuSOLVER" in note for note in recording.tape.meta.notes)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="fused Adagrad is for the CPU only in torch 2.11")
 def test_fused_adagrad_steps() -> None:
     with capture.virtual("T4"):
         layer = nn.Linear(8, 8).cuda()

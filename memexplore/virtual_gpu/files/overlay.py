@@ -39,8 +39,6 @@ class Overlay:
     def __init__(self, mark: bytes) -> None:
         self.mark = mark
         """Bytes that a file of tensors without values contains."""
-        self.lock = threading.RLock()
-        self._thread = _Thread()
         self.closed = True
         """Whether every call is passed on, because no virtual GPU is on."""
         self.begin(lambda overlay, logical: False)
@@ -48,6 +46,9 @@ class Overlay:
     def begin(self, policy: Policy) -> None:
         """Start empty, with a policy: from the overlay and a logical path to whether a change of it goes here."""
         self.policy = policy
+        # New ones, because an interrupt can leave a mark set, and then every call would be passed on.
+        self.lock = threading.RLock()
+        self._thread = _Thread()
         self.temporary = ""
         """The folder of temporary files at the beginning; empty if there is none."""
         self.root = ""
@@ -74,8 +75,9 @@ class Overlay:
     @contextlib.contextmanager
     def real(self) -> Iterator[None]:
         """Let the file functions of this thread work on the real files."""
-        before, self._thread.inside = self._thread.inside, True
+        before = self._thread.inside
         try:
+            self._thread.inside = True
             yield
         finally:
             self._thread.inside = before

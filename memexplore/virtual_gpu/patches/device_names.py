@@ -140,6 +140,9 @@ def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`Tensor.new` with sizes, data or a tensor, of which it makes an alias (legacy_tensor_new in C++)."""
     tensor, *rest = args
+    if len(rest) == 3 and isinstance(rest[0], torch.Tensor):
+        # `new` of a sparse tensor, as SparseAdam of torch 2.11 calls it.
+        return torch.sparse_coo_tensor(*rest)
     if not is_virtual(tensor) or kwargs:
         return _Tensor.new(*args, **kwargs)
     first = rest[0] if len(rest) == 1 else None
