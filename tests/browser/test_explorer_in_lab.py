@@ -269,8 +269,6 @@ def test_slider_of_a_cell_on_several_kernels(
 ) -> None:
     cells = ["import torch, time\n%load_ext memexplore", CELL, "time.sleep(1)\nprint('slept')"]
     book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
-    if kernel != "newest":
-        book.wake()
     book.run(0)
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .icicle")

@@ -18,8 +18,6 @@ FIRST = pathlib.Path(__file__).parents[2] / "notebooks" / "01_where_does_memory_
 @pytest.mark.parametrize("kernel", ["newest", "6.31.0", "7.3.0"])
 def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str) -> None:
     book = notebook(file=FIRST, kernel="python3" if kernel == "newest" else old_kernel(kernel))
-    if kernel != "newest":
-        book.wake()
     book.run_all()
     assert book.errors() == []
     views = sum("view(" in source or source.startswith("%%memprofile") for source in book.sources())
