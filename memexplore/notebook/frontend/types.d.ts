@@ -159,3 +159,86 @@ export interface Message {
   number?: number;
   text?: string;
 }
+
+/** One control of the explorer. The kernel decides all texts; the page draws them and sends requests. */
+export interface KnobRow {
+  /** Identifies the knob in requests. */
+  field: string;
+  label: string;
+  kind: "slider" | "choice" | "switch" | "text";
+  /** Labels of the positions, in order; a switch has two (off, on), a text none. */
+  options: string[];
+  /** First index and title of each group of `options`; empty without groups. */
+  groups: { first: number; title: string }[];
+  /** Position of the setting wanted, -1 for a text. */
+  index: number;
+  /** The setting wanted, of a text knob. */
+  value: string;
+  /** What the code says: "AdamW", "fp32", "64"; empty if unknown. */
+  written: string;
+  /** Unit of the positions, as "samples"; for screen readers: "64 samples". */
+  unit: string;
+  changed: boolean;
+  /** Why the knob cannot be set, empty if it can. */
+  disabled: string;
+  /** Why the last request for this knob was not applied, empty if it was. */
+  problem: string;
+  group: string;
+  /** Whether the knob is in the rows that are always seen. */
+  primary: boolean;
+}
+
+/** Buttons for the selected layer. */
+export interface LayerAction {
+  field: string;
+  label: string;
+  is_on: boolean;
+  disabled: string;
+}
+
+/** State of an explorer: as `explorer` of a message "explorer", sent whole at each change, and as `explorer` of
+ * "everything", null in a view without an explorer. */
+export interface ExplorerState {
+  knobs: KnobRow[];
+  /** Knobs that do not apply here, with one line of reason for each group of labels. */
+  hidden: { label: string; reason: string }[];
+  changes: { field: string; text: string }[];
+  /** Change of the peak in per cent, as "−47 %", against the step as written and the pinned setting; else empty. */
+  against: { written: string; pinned: string };
+  is_pinned: boolean;
+  can_undo: boolean;
+  can_redo: boolean;
+  search: {
+    state: "idle" | "running" | "done" | "stopped" | "unavailable";
+    done: number;
+    /** Runs that the search plans, an estimate while it runs. */
+    planned: number;
+    /** Estimate, null before there is one. */
+    seconds_left: number | null;
+    /** One line: progress, result, or why a search is not possible. */
+    text: string;
+  };
+  layer: { name: string | null; actions: LayerAction[] };
+  /** Number of the latest request received from each page, by the id of its view. A page whose own latest number is
+   * higher although the kernel is idle sends its latest request again. */
+  received: { [view: string]: number };
+  /** Rising numbers of the setting wanted and of the setting drawn: the picture is of another setting where they
+   * differ. */
+  wanted: number;
+  shown: number;
+  /** Whether a setting is being run. */
+  working: boolean;
+  /** The sentence about the setting shown, and problems that belong to no knob (else empty). */
+  sentence: string;
+  problem: string;
+}
+
+/** Requests of the explorer's controls, without `tape`. `number` rises in each page, `view` is the id of the page's view.
+ * All requests with the same `drag`, the id of one drag or held key, are one entry of the history. */
+export type ExplorerRequest = { number: number; view: string } & (
+  | { type: "knob"; field: string; index: number; drag: string }
+  | { type: "knob"; field: string; value: string; drag: string }
+  | { type: "reset"; field: string }
+  | { type: "reset all" | "undo" | "redo" | "pin" | "unpin" | "search" | "stop" }
+  | { type: "layer action"; field: string; layer: string }
+);
