@@ -1,14 +1,17 @@
 """Widgets and IPython magics: from a Tape or a training step to the output in a notebook.
 
-- `view.py`: the widget of one tape. `view_content.py` and `cursor_details.py` compute its content, `packing.py` packs
-  it.
+- `view.py`: the widget of one tape. `view_content.py`, `verdict_content.py` and `cursor_details.py` compute its
+  content, `packing.py` packs it.
 - `explore.py`, `explorer.py`: the widget that runs a step with other knobs. `controls.py` has one control per knob,
   `explorer_layout.py` and `explorer_html.py` arrange them, `tabs.py` fills the explorer's own tabs.
 - `magics.py`, `options.py`, `profile.py`, `notebook_gpu.py`: `%%memprofile`, `%memprofile` and `%memgpu`.
 - `cpu_names.py`: advice for a cell that ran on the CPU.
 - `main_thread.py`: work for the kernel when it is idle. `static_output.py`: images for notebooks without a kernel.
-- `frontend/`: the browser's part, ES modules that `bundle.py` joins at import, without node. `view.js` composes the
-  others, `types.d.ts` has all messages. Check with ``npm ci`` once, then ``npm test`` and ``npm run types``.
+- `frontend/`: the browser's part, ES modules that `bundle.py` joins at import, without node; all CSS files are joined
+  too. `view.js` composes the others and `page.js` places them: `verdict.js`, `explorer.js` (with `changes.js`,
+  `knobs.js`, `search.js`), `timeline.js`, `details.js` (tabs about the cursor) and `added_tabs.js` (tabs about
+  settings). `kernel.js` notices that the kernel has ended. `types.d.ts` has all messages. Check with ``npm ci`` once,
+  then ``npm test`` and ``npm run types``.
 
 To add a chart or a table in a tab of its own, write its figure as ``memexplore/figures/__init__.py`` says, make the
 content of the tab, ``{"kind": "figure", "figure": figure.to_dict()}`` or a "table" or "code" (`AddedTab` in

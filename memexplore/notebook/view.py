@@ -64,7 +64,7 @@ class View(anywidget.AnyWidget):
     """
 
     _esm = bundle(FRONTEND / "index.js")
-    _css = (FRONTEND / "view.css").read_text(encoding="utf-8")
+    _css = "\n".join(file.read_text(encoding="utf-8") for file in sorted(FRONTEND.glob("*.css")))
 
     # The only state that a notebook can save: the browser requests everything it draws.
     height = traitlets.Int(HEIGHT).tag(sync=True)
@@ -232,6 +232,8 @@ class View(anywidget.AnyWidget):
             window = (window[0], window[1]) if window else None
             self._screen = self._screen._replace(window=window, width=request.get("width"))
             self._reply(request, timeline=view_content.timeline_content(self._scene()))
+        elif kind == "ping":
+            self.send({"type": "pong", **_identity(request)})
         elif kind == "blocks":
             self._reply(request, **view_content.blocks_content(self._scene()))
         elif kind == "drawn":

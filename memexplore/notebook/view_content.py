@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from memexplore.analysis import curves, groups, summary
+from memexplore.analysis import curves
 from memexplore.analysis.addresses import fragmentation_text
 from memexplore.analysis.placements import placement_note
 from memexplore.figures.blocks import blocks_figure
@@ -24,6 +24,7 @@ from memexplore.figures.timeline import (
 )
 from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors, name_cells
 from memexplore.notebook.packing import pack
+from memexplore.notebook.verdict_content import verdict_content
 from memexplore.tape import Tape
 
 
@@ -42,11 +43,10 @@ class Scene(NamedTuple):
 
 
 def tape_content(scene: Scene) -> dict[str, Any]:
-    """Return summary sentences, notes and timeline traces of the tape."""
+    """Return the verdict, notes and timeline traces of the tape."""
     return {
-        "sentence": name_cells(summary.sentence(scene.tape)).splitlines(),
+        "verdict": verdict_content(scene.tape),
         "notes": [name_cells(note) for note in (*scene.tape.meta.notes, placement_note(scene.tape)) if note],
-        "oom": name_cells(groups.ending_text(scene.tape)),
         "data": _traces(scene),
     }
 

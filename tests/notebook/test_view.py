@@ -98,7 +98,8 @@ def test_tape_without_addresses_raises() -> None:
 
 def test_request_for_everything(browser: Browser) -> None:
     (answer,) = browser.request(type="everything")
-    assert answer["sentence"] == summary.sentence(browser.view.tape).splitlines()
+    lines = [answer["verdict"][name] for name in ("headline", "detail")]
+    assert lines == summary.sentence(browser.view.tape).splitlines()
     assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
     assert answer["layers"]["data"][0]["type"] == "icicle"
     assert answer["row"] == PEAK_ROW
@@ -224,7 +225,8 @@ def test_click_on_a_block_selects_its_layer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_out_of_memory_names_the_lines_that_held_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     (reply,) = Browser(view(oom_tape()), monkeypatch).request(type="everything")
-    assert reply["oom"].startswith("A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved")
+    (place,) = reply["verdict"]["where"]
+    assert place["text"].startswith("A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved")
     assert reply["growth"]["rows"] == []
     assert [line["size"] for line in reply["lines"]] == ["2.00 GiB", "1.00 GiB"]
 

@@ -1,14 +1,14 @@
 // Tabs that Python adds with `View.put_tabs`: a table of settings, lines of code, or a figure.
 import { Chart } from "./chart.js";
+import { codeElements } from "./code.js";
 import { element, graphElement, replaceKeepingFocus } from "./dom.js";
-import { settingsTable } from "./tables.js";
+import { settingsTable } from "./settings_table.js";
 
 /** @typedef {import("./types").AddedTab} AddedTab */
 /** @typedef {{ content: AddedTab, isStale: boolean, chart: Chart | null }} Entry */
 
 const BUTTONS = [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]];
 const GAP = 8; // pixels
-const COPIED_MS = 1500;
 
 export class AddedTabs {
   /**
@@ -37,6 +37,7 @@ export class AddedTabs {
       const { name } = content;
       if (!this.tabs.has(name)) this.tabs.add(name);
       this.entries.set(name, { content, isStale: true, chart: this.entries.get(name)?.chart ?? null });
+      if (!this.tabs.current) this.tabs.open(name);
       if (this.tabs.isOpen(name)) await this.draw(name);
     }
   }
@@ -54,7 +55,7 @@ export class AddedTabs {
     if (content.kind === "figure") {
       await this.drawFigure(panel, entry, content);
     } else if (content.kind === "code") {
-      replaceKeepingFocus(panel, codeElements(content.text));
+      replaceKeepingFocus(panel, codeElements(content));
     } else {
       const text = content.text ? [element("p", "caption", content.text)] : [];
       const table = content.rows.length ? [settingsTable(content, (row) => this.onClick(name, row))] : [];
@@ -78,24 +79,4 @@ export class AddedTabs {
       if (Number.isInteger(number)) this.onClick(name, number);
     });
   }
-}
-
-/**
- * Return lines of code and a button that copies them.
- * @param {string} text
- */
-function codeElements(text) {
-  const code = element("pre", "code", text);
-  code.tabIndex = 0;
-  const copy = element("button", "copy", "Copy");
-  copy.addEventListener("click", async () => {
-    // Without https, or in a frame, there may be no clipboard: the selection remains for the keyboard.
-    getSelection()?.selectAllChildren(code);
-    await navigator.clipboard?.writeText(text).then(
-      () => (copy.textContent = "Copied"),
-      () => {},
-    );
-    setTimeout(() => (copy.textContent = "Copy"), COPIED_MS);
-  });
-  return [copy, code];
 }

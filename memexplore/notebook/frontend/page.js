@@ -1,38 +1,46 @@
-// The page around a view: keyboard shortcuts of JupyterLab, labels of ipywidgets, and the static image.
+// The parts of a view on the page, the keys that they keep from JupyterLab, and the static image.
+import { element } from "./dom.js";
+import { markTheme } from "./theme.js";
 
 /**
- * Keep a key press from JupyterLab, which would take arrows, Enter and letters for commands to the notebook.
- * @param {Event} event
+ * Put the parts of a view into its element, from top to bottom: verdict, changes, knobs, timeline, and below it the tabs
+ * about the cursor beside those about settings.
+ * @param {HTMLElement} root
+ * @param {import("./view.js").View} view
  */
-function keepKey(event) {
-  const { ctrlKey, metaKey, altKey, shiftKey, key } = /** @type {KeyboardEvent} */ (event);
-  if (!ctrlKey && !metaKey && !altKey && key !== "Escape" && !(shiftKey && key === "Enter")) event.stopPropagation();
+export function buildPage(root, { verdict, explorer, timeline, tabs, side, details, layerActions, live }) {
+  root.classList.add("memexplore");
+  markTheme(root);
+  verdict.meter.append(explorer.knobs.gpu);
+  verdict.side.append(explorer.search.root);
+  const main = element("div", "main");
+  main.append(bar(tabs.list, layerActions.root), details.position, tabs.panels);
+  const beside = element("div", "side");
+  beside.append(bar(side.list), side.panels);
+  const lower = element("div", "lower");
+  lower.append(main, beside);
+  root.append(...verdict.elements, explorer.root, timeline.stage, lower, live.root);
+}
+
+/** @param {HTMLElement[]} parts */
+function bar(...parts) {
+  const created = element("div", "tabs");
+  created.append(...parts);
+  return created;
 }
 
 /**
- * Return the explorer that a view is part of, null for a view on its own.
+ * Keep key presses in an element from JupyterLab, which would take arrows, Enter and letters for commands to the
+ * notebook. Returns a function that stops it.
  * @param {HTMLElement} root
  */
-export function explorerOf(root) {
-  return root.closest(".memexplore-explorer");
-}
-
-/**
- * Prepare keyboard and screen readers for a view and the controls of its explorer.
- * @param {HTMLElement} root
- */
-export function prepareSurroundings(root) {
-  const explorer = explorerOf(root);
-  const knobs = explorer?.querySelector(".memexplore-knobs");
-  for (const part of knobs ? [root, knobs] : [root]) part.addEventListener("keydown", keepKey);
-  // ipywidgets does not connect a slider with its label.
-  for (const handle of knobs?.querySelectorAll(".noUi-handle") ?? []) {
-    const label = handle.closest(".widget-slider")?.querySelector("label");
-    handle.setAttribute("aria-label", label?.textContent ?? "");
-  }
-  for (const name of ["headline", "hints"]) {
-    explorer?.querySelector(`.memexplore-${name}`)?.setAttribute("role", "status");
-  }
+export function keepKeys(root) {
+  const keep = (/** @type {KeyboardEvent} */ event) => {
+    const { ctrlKey, metaKey, altKey, shiftKey, key } = event;
+    if (!ctrlKey && !metaKey && !altKey && key !== "Escape" && !(shiftKey && key === "Enter")) event.stopPropagation();
+  };
+  root.addEventListener("keydown", keep);
+  return () => root.removeEventListener("keydown", keep);
 }
 
 /**

@@ -1,4 +1,4 @@
-// Tables of tensors, lines and growth, and tables of settings.
+// Tables of tensors, lines and growth.
 import { element } from "./dom.js";
 
 /** @typedef {import("./types").MemoryRow} MemoryRow */
@@ -56,26 +56,4 @@ export function fillMemoryTable(table, titles, rows, cells) {
     return line;
   });
   table.replaceChildren(...parts(titles, lines));
-}
-
-/**
- * Return a table whose first cells are buttons, for the keyboard.
- * @param {Extract<import("./types").AddedTab, { kind: "table" }>} content
- * @param {(row: number) => void} onClick
- */
-export function settingsTable({ titles, rows }, onClick) {
-  const lines = rows.map(({ cells: [setting, ...others], current, hint }, row) => {
-    const line = element("tr", "row");
-    if (current) line.setAttribute("aria-current", "true");
-    if (hint) line.title = hint;
-    const button = element("button", "pick", setting);
-    button.addEventListener("click", () => onClick(row));
-    const first = element("td");
-    first.append(button);
-    line.append(first, ...others.map((cell) => element("td", "", cell)));
-    return line;
-  });
-  const table = element("table", "settings");
-  table.append(...parts(titles, lines));
-  return table;
 }

@@ -17,15 +17,18 @@ export function tabAfterKey(key, names, open) {
 }
 
 export class Tabs {
-  /** @param {(name: string) => void} onOpen called with the tab that becomes visible */
-  constructor(onOpen) {
+  /**
+   * @param {string} label name of the list for screen readers
+   * @param {(name: string) => void} onOpen called with the tab that becomes visible
+   */
+  constructor(label, onOpen) {
     this.onOpen = onOpen;
     this.current = "";
     /** @type {Map<string, { button: HTMLButtonElement, panel: HTMLDivElement }>} */
     this.entries = new Map();
     this.list = element("div", "tablist");
     this.list.setAttribute("role", "tablist");
-    this.list.setAttribute("aria-label", "Details");
+    this.list.setAttribute("aria-label", label);
     this.list.addEventListener("keydown", (event) => this.handleKey(event));
     this.panels = element("div", "panels");
   }

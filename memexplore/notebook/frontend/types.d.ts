@@ -92,7 +92,17 @@ export interface Model {
   get(name: "height"): number;
   send(request: Record<string, unknown>): void;
   on(event: "msg:custom", handler: (message: Message, buffers: DataView[]) => void): void;
+  on(event: "comm_live_update" | "comm:close", handler: () => void): void;
   off(event: "msg:custom", handler: (message: Message, buffers: DataView[]) => void): void;
+  off(event: "comm_live_update" | "comm:close", handler: () => void): void;
+  /** Of JupyterLab; other pages have none, or one without a kernel. */
+  widget_manager?: { kernel?: Connection | null };
+}
+
+/** JupyterLab's connection to a kernel. */
+export interface Connection {
+  status?: string;
+  statusChanged?: { connect(handler: () => void): void; disconnect(handler: () => void): void };
 }
 
 /** A row of the tables of tensors, lines and growth. */
@@ -108,10 +118,33 @@ export type GrowthRow = MemoryRow & { grew: string; layer: string; sizes: string
 
 /** Content of a tab that Python has added (`Tab` in view.py). */
 export type AddedTab = { name: string } & (
-  | { kind: "table"; titles: string[]; rows: { cells: string[]; current?: boolean; hint?: string }[]; text?: string }
-  | { kind: "code"; text: string }
+  | ({ kind: "table" } & SettingsTable)
+  /** `text` is what can be copied; `diff` is shown in its place, with "+", "-" or " " before each line. */
+  | { kind: "code"; text: string; diff?: string }
   | { kind: "figure"; figure: Figure }
 );
+
+export interface SettingsTable {
+  titles: string[];
+  /** Of each column; left without it. */
+  align?: ("left" | "right")[];
+  rows: SettingsRow[];
+  text?: string;
+}
+
+export interface SettingsRow {
+  cells: Cell[];
+  /** Whether this setting is the one shown. */
+  current?: boolean;
+  hint?: string;
+  /** Short remark on the setting, as "trains differently". */
+  mark?: string;
+  /** Lines of code that a button of the row copies. */
+  copy?: string;
+}
+
+/** `share` (0 to 1) is drawn as a bar, of the capacity; `tone` is a word beside the text, "tight" or "over". */
+export type Cell = string | { text: string; share?: number; tone?: "tight" | "over" | "" };
 
 export interface CursorContent {
   row: number;
@@ -120,11 +153,25 @@ export interface CursorContent {
   lines: LineRow[];
 }
 
+/** Whether a run fits, in one sentence. Sizes in bytes. */
+export interface Verdict {
+  level: "fits" | "tight" | "oom" | "error" | "growing" | "none";
+  headline: string;
+  detail: string;
+  /** Places in the code that the verdict is about: the user's own first. */
+  where: { text: string; code: string; path: string }[];
+  used: number;
+  /** Null if unknown. */
+  capacity: number | null;
+  /** More than `used` where the run stopped for lack of memory. */
+  needed: number;
+  device: string;
+}
+
 export interface TapeContent {
   tape: number;
-  sentence: [string, string];
+  verdict: Verdict;
   notes: string[];
-  oom: string;
   data: Trace[];
   outline: Trace[];
   layout: Layout;

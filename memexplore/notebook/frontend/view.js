@@ -2,18 +2,21 @@
 // kernel ready to be drawn, and only what is on the screen is kept.
 import { AddedTabs } from "./added_tabs.js";
 import { Details } from "./details.js";
-import { element, uniqueId } from "./dom.js";
+import { uniqueId } from "./dom.js";
+import { Explorer } from "./explorer.js";
+import { Kernel } from "./kernel.js";
+import { LayerActions } from "./layer_actions.js";
 import { loadPlotly, receivePlotly } from "./library.js";
 import { LiveRegion } from "./live_region.js";
-import { explorerOf, hideStaticImage, prepareSurroundings } from "./page.js";
+import { buildPage, hideStaticImage, keepKeys } from "./page.js";
 import { PointerHold } from "./pointer_hold.js";
 import { Requests } from "./requests.js";
-import { Summary } from "./summary.js";
 import { Tabs } from "./tabs.js";
 import { TaskQueue } from "./task_queue.js";
 import { markTheme, watchTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 import { unpackAll } from "./unpacking.js";
+import { VerdictBar } from "./verdict.js";
 import { Zoom } from "./zoom.js";
 
 /** @typedef {import("./types").Message} Message */
@@ -25,6 +28,7 @@ const STATIC_AFTER_MS = 1500; // without an answer the static image is shown
 const LAYERS_AFTER_MS = 150; // without another tape the chart of layers is drawn
 const DRAWN_AFTER_MS = 100; // pages in the background draw no frames
 const LABELS_PX = 40; // change of width after which the timeline chooses its labels again
+const GONE = "The kernel that made this has ended or was restarted: this is its last picture. Run the cell again.";
 
 export class View {
   /**
@@ -46,13 +50,22 @@ export class View {
     this.early = []; // messages before plotly.js has loaded
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.layersTimer = undefined;
-    this.requests = new Requests((request) => model.send(request), uniqueId());
+    this.kernel = new Kernel(model, root, { onGone: () => this.showGone(), onIdle: () => this.updateBusy() });
+    this.requests = new Requests((request) => this.send(request), uniqueId());
     this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
     this.zoom = new Zoom(() => this.requestTimeline(), () => this.updateBusy());
-    this.summary = new Summary();
+    this.verdict = new VerdictBar();
     this.live = new LiveRegion();
-    this.tabs = new Tabs((name) => this.onOpen(name));
-    this.chip = this.createChip();
+    this.tabs = new Tabs("At the cursor", (name) => this.onOpen(name));
+    this.side = new Tabs("Settings and results", (name) => this.onOpen(name));
+    this.layerActions = new LayerActions({
+      onClear: () => this.requests.send("select", { box: null }),
+      onAction: (field, layer) => this.explorer.send({ type: "layer action", field, layer }),
+    });
+    this.explorer = new Explorer(this.requests, this.kernel, this.layerActions, {
+      onBusy: () => this.updateBusy(),
+      onProblem: (text) => this.showProblem(text),
+    });
     this.timeline = new Timeline(this.context, model.get("height"), {
       onZoom: (window) => this.zoom.show(window),
       onCursor: (row) => this.requests.send("cursor", { row }),
@@ -62,59 +75,65 @@ export class View {
       onSelectBlock: (row) => this.requests.send("block", { row }),
       enqueue: (task) => this.queue.add(task),
     });
-    this.added = new AddedTabs(this.context, this.tabs, (tab, row) => model.send({ type: "tab click", tab, row }));
+    this.added = new AddedTabs(this.context, this.side, (tab, row) => this.requests.send("tab click", { tab, row }));
     this.hold = new PointerHold(this.timeline.graph, (task) => this.queue.add(task));
-    this.build();
+    buildPage(root, this);
+    this.tabs.open("Layers");
     this.cleanups = this.listen();
     this.staticTimer = setTimeout(() => this.root.classList.add("memexplore-late"), STATIC_AFTER_MS);
     this.labelledWidth = this.timeline.size().width;
-    this.requests.transmit({ type: "everything", view: this.requests.view, width: this.labelledWidth });
-  }
-
-  // -- elements
-
-  build() {
-    this.root.classList.add("memexplore");
-    markTheme(this.root);
-    const bar = element("div", "tabs");
-    bar.append(this.tabs.list, this.chip);
-    this.root.append(...this.summary.elements, this.timeline.stage, bar, this.details.position, this.tabs.panels);
-    this.root.append(this.live.root);
-    this.tabs.open("Layers");
-  }
-
-  createChip() {
-    const chip = element("button", "chip");
-    chip.hidden = true;
-    chip.addEventListener("click", () => this.requests.send("select", { box: null }));
-    return chip;
+    this.send({ type: "everything", view: this.requests.view, width: this.labelledWidth });
   }
 
   listen() {
     const resizes = new ResizeObserver(() => this.queue.add(() => this.resize()));
     resizes.observe(this.root);
-    const listen = (/** @type {Message} */ message, /** @type {DataView[]} */ buffers) =>
+    const listen = (/** @type {Message} */ message, /** @type {DataView[]} */ buffers) => {
+      this.kernel.hear();
       this.queue.add(() => this.receive(message, buffers));
+    };
     this.model.on("msg:custom", listen);
     return [
+      keepKeys(this.root),
       () => resizes.disconnect(),
       () => this.model.off("msg:custom", listen),
       () => this.hold.close(),
+      () => this.kernel.close(),
+      () => this.explorer.close(),
       watchTheme(() => this.queue.add(() => this.recolour())),
     ];
   }
 
+  /** @param {Record<string, unknown>} request */
+  send(request) {
+    if (this.kernel.isGone) return;
+    this.model.send(request);
+    this.kernel.expect();
+  }
+
   /** Update `aria-busy`: screen readers and tests wait while the view changes by itself. */
   updateBusy() {
-    const isDrawing = this.queue.pending > 0 || this.zoom.isSettling || this.detailsTape < this.requests.tape;
-    this.root.setAttribute("aria-busy", String(isDrawing || this.requests.isWaiting || this.isWorking));
-    this.root.classList.toggle("memexplore-working", this.isWorking);
+    const isDrawing = this.queue.pending > 0 || this.zoom.isSettling;
+    const isWorking = !this.kernel.isGone && (this.isWorking || this.explorer.isWaiting);
+    const isWaiting = !this.kernel.isGone && (this.requests.isWaiting || this.detailsTape < this.requests.tape);
+    this.root.setAttribute("aria-busy", String(isDrawing || isWaiting || isWorking));
+    this.root.classList.toggle("memexplore-working", isWorking);
+  }
+
+  /** The kernel is gone: its last picture stays, with zoom and hover; nothing that needs the kernel can be used. */
+  showGone() {
+    this.root.classList.add("memexplore-gone");
+    this.verdict.showGone(GONE);
+    this.explorer.disable();
+    this.layerActions.root.inert = true;
+    this.requests.settleAll();
+    this.updateBusy();
   }
 
   /** @param {unknown} error */
   showProblem(error) {
-    this.summary.showProblem(error);
-    console.error(error);
+    this.verdict.showProblem(error);
+    if (error) console.error(error);
   }
 
   // -- messages
@@ -136,8 +155,10 @@ export class View {
       if (this.isWorking) this.live.announce("Running the step…");
       this.updateBusy();
     } else {
+      /** @type {any} */
       const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
       if (type === "everything") this.start(content);
+      else if (type === "explorer") this.explorer.receive(content.explorer);
       else if (!this.context.plotly) this.early.push([message, content]);
       else await this.draw(message, content);
     }
@@ -152,7 +173,7 @@ export class View {
     if (type === "tape") await this.hold.run(() => this.drawTape(content));
     else if (type === "details") await this.drawDetails(content);
     else if (type === "tabs") await this.added.put(content.tabs);
-    else if (type === "open") this.tabs.open(content.tab);
+    else if (type === "open") this.open(content.tab);
     else if (type === "cursor") await this.drawCursor(content, true);
     else if (type === "selection") this.drawSelection(content.layer);
     else if (type === "timeline" && this.requests.isLatest(message)) {
@@ -179,8 +200,8 @@ export class View {
    */
   async drawFirst(plotly, content) {
     this.context.plotly = plotly;
-    this.tabs.open(content.tab);
-    prepareSurroundings(this.root);
+    this.open(content.tab);
+    if (content.explorer) this.explorer.receive(content.explorer);
     clearTimeout(this.staticTimer);
     this.root.classList.remove("memexplore-late");
     this.root.classList.add("memexplore-drawn");
@@ -205,10 +226,9 @@ export class View {
     this.isWorking = false;
     this.zoom.window = content.window;
     this.timeline.row = content.row;
-    this.summary.draw(content);
-    this.drawChip(content.selection);
-    // The headline of an explorer is a live region itself.
-    if (isNew && !explorerOf(this.root)) this.live.announce(content.sentence.join(" "));
+    this.verdict.draw(content);
+    this.layerActions.drawLayer(content.selection);
+    if (isNew) this.live.announce(`${content.verdict.headline} ${content.verdict.detail}`);
     await this.timeline.drawFigure({ data: [...content.data, ...content.outline], layout: content.layout });
     this.reportDrawn(content.tape);
   }
@@ -260,17 +280,10 @@ export class View {
 
   /** @param {string | null} layer */
   drawSelection(layer) {
-    this.drawChip(layer);
+    this.layerActions.drawLayer(layer);
     this.live.announce(layer === null ? "All layers are shown." : `${layer} is highlighted.`);
     this.zoom.settle();
     this.requestBlocks();
-  }
-
-  /** @param {string | null} layer */
-  drawChip(layer) {
-    this.chip.hidden = layer === null;
-    this.chip.textContent = `${layer} ✕`;
-    this.chip.title = `${layer} is highlighted in the timeline and the blocks. Click to show all layers.`;
   }
 
   // -- requests
@@ -289,6 +302,11 @@ export class View {
   }
 
   // -- changes of the page
+
+  /** @param {string} name */
+  open(name) {
+    for (const tabs of [this.tabs, this.side]) if (tabs.has(name)) tabs.open(name);
+  }
 
   /** @param {string} name */
   onOpen(name) {

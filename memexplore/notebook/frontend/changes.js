@@ -1,0 +1,70 @@
+// The row of changes: what differs from the step as written, against what it is compared, and undo and redo.
+import { element, replaceKeepingFocus } from "./dom.js";
+import { toolbar, updateToolbar } from "./toolbar.js";
+
+/** @typedef {import("./types").ExplorerState} ExplorerState */
+
+export class Changes {
+  /** @param {(request: { type: string, field?: string }) => void} onRequest */
+  constructor(onRequest) {
+    this.onRequest = onRequest;
+    this.root = toolbar("changes", "Changes");
+    this.list = element("span", "changed");
+    this.against = element("span", "against");
+    this.running = element("span", "running", "running…");
+    this.resetAll = this.button("Reset all", "reset all", "Return to the step as written");
+    this.pin = this.button("Pin", "pin", "Compare later settings with this one");
+    this.undo = this.button("⟲", "undo", "Undo");
+    this.redo = this.button("⟳", "redo", "Redo");
+    this.root.append(this.list, this.resetAll, this.running, this.against, this.pin, this.undo, this.redo);
+    this.drawn = "";
+  }
+
+  /**
+   * @param {string} text
+   * @param {string} type
+   * @param {string} title
+   */
+  button(text, type, title) {
+    const button = element("button", "action", text);
+    button.type = "button";
+    button.title = title;
+    if (text.length === 1) button.setAttribute("aria-label", title);
+    button.addEventListener("click", () => this.onRequest({ type: button.dataset.request ?? type }));
+    return button;
+  }
+
+  /** @param {ExplorerState} state */
+  draw({ changes, against, is_pinned, can_undo, can_redo }) {
+    const drawn = JSON.stringify(changes);
+    if (drawn !== this.drawn) {
+      this.drawn = drawn;
+      const chips = changes.map(({ field, text }) => {
+        const chip = element("button", "change", `${text} ↺`);
+        chip.type = "button";
+        chip.title = `Undo this change: ${text}`;
+        chip.setAttribute("aria-label", `Reset ${text}`);
+        chip.addEventListener("click", () => this.onRequest({ type: "reset", field }));
+        return chip;
+      });
+      const lead = element("span", "lead", chips.length ? "Changed:" : "Nothing is changed: the step as written.");
+      replaceKeepingFocus(this.list, [lead, ...chips]);
+    }
+    this.against.textContent = comparison(against);
+    this.resetAll.hidden = changes.length < 2;
+    this.pin.textContent = is_pinned ? "Unpin" : "Pin";
+    this.pin.dataset.request = is_pinned ? "unpin" : "pin";
+    this.pin.title = is_pinned ? "Compare with the step as written only" : "Compare later settings with this one";
+    this.undo.disabled = !can_undo;
+    this.redo.disabled = !can_redo;
+    updateToolbar(this.root);
+  }
+}
+
+/**
+ * Return the change of the peak against the step as written and the pinned setting.
+ * @param {ExplorerState["against"]} against
+ */
+export function comparison({ written, pinned }) {
+  return [written && `vs written ${written}`, pinned && `vs pinned ${pinned}`].filter(Boolean).join(" · ");
+}

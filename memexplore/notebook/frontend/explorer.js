@@ -1,0 +1,90 @@
+// The explorer's part of the page: changes, knobs, search and the actions on a layer, from one state of the kernel.
+import { Changes } from "./changes.js";
+import { element } from "./dom.js";
+import { ExplorerRequests } from "./explorer_requests.js";
+import { Knobs } from "./knobs.js";
+import { Search } from "./search.js";
+
+/** @typedef {import("./types").ExplorerState} ExplorerState */
+
+const FRAME_MS = 100; // pages in the background draw no frames
+
+export class Explorer {
+  /**
+   * @param {import("./requests.js").Requests} requests
+   * @param {import("./kernel.js").Kernel} kernel
+   * @param {import("./layer_actions.js").LayerActions} actions
+   * @param {{ onBusy: () => void, onProblem: (text: string) => void }} handlers
+   */
+  constructor(requests, kernel, actions, { onBusy, onProblem }) {
+    this.kernel = kernel;
+    this.onBusy = onBusy;
+    this.onProblem = onProblem;
+    this.actions = actions;
+    this.requests = new ExplorerRequests(requests.transmit, requests.view, () => kernel.canRead);
+    this.changes = new Changes((request) => this.send(request));
+    this.knobs = new Knobs((request) => this.send(request));
+    this.search = new Search((request) => this.send(request));
+    this.root = element("div", "explorer");
+    this.root.append(this.changes.root, this.knobs.root);
+    for (const part of [this.root, this.search.root]) part.hidden = true; // a view may have no explorer
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.frame = undefined;
+  }
+
+  /** @param {Record<string, any> & { type: string }} request */
+  send(request) {
+    if (this.kernel.isGone) return;
+    this.requests.send(request);
+    this.kernel.expect();
+    this.onBusy();
+  }
+
+  /** @param {ExplorerState} state */
+  receive(state) {
+    this.requests.receive(state);
+    this.onBusy();
+    this.schedule();
+  }
+
+  /** Draw the newest state in the next frame: of several states in one frame only the last. */
+  schedule() {
+    if (this.frame !== undefined) return;
+    const draw = () => {
+      if (this.frame === undefined) return;
+      clearTimeout(this.frame);
+      this.frame = undefined;
+      this.draw();
+    };
+    this.frame = setTimeout(draw, FRAME_MS);
+    requestAnimationFrame(draw);
+  }
+
+  draw() {
+    const { state } = this.requests;
+    if (!state) return;
+    for (const part of [this.root, this.search.root]) part.hidden = false;
+    this.changes.draw(state);
+    this.knobs.draw(state, (knob) => this.requests.withRequested(knob));
+    this.search.draw(state.search);
+    this.actions.drawActions(state.layer);
+    this.onProblem(state.problem);
+    this.onBusy();
+  }
+
+  get isWaiting() {
+    return this.requests.isWaiting || this.frame !== undefined;
+  }
+
+  /** Make all controls unusable: the kernel that ran the settings is gone. */
+  disable() {
+    for (const part of [this.changes.root, this.knobs.root, this.knobs.gpu, this.search.root]) part.inert = true;
+    this.requests.close();
+  }
+
+  close() {
+    clearTimeout(this.frame);
+    this.frame = undefined;
+    this.requests.close();
+  }
+}

@@ -1,0 +1,96 @@
+// Whether the kernel that made a view still lives. A restarted kernel leaves a page whose requests nobody answers.
+
+/** @typedef {"alive" | "gone"} Life */
+
+const PING_AFTER_MS = 3000; // without an answer
+const GONE_AFTER_MS = 8000; // without an answer to the ping, from a kernel that is not busy
+const ENDED = ["dead", "terminating", "restarting", "autorestarting"];
+const BUSY = ["busy", "starting", "unknown"];
+
+export class Kernel {
+  /**
+   * @param {import("./types").Model} model
+   * @param {HTMLElement} root
+   * @param {{ onGone: () => void, onIdle: () => void }} handlers
+   */
+  constructor(model, root, { onGone, onIdle }) {
+    this.model = model;
+    this.root = root;
+    this.onGone = onGone;
+    this.onIdle = onIdle;
+    this.isGone = false;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
+    // Other pages than JupyterLab have no such connection: there only unanswered messages tell.
+    this.connection = model.widget_manager?.kernel ?? null;
+    this.onComm = () => this.checkComm();
+    this.onStatus = () => this.checkStatus();
+    this.onVisible = () => document.visibilityState === "visible" && this.expect();
+    model.on("comm_live_update", this.onComm);
+    model.on("comm:close", this.onComm);
+    this.connection?.statusChanged?.connect(this.onStatus);
+    document.addEventListener("visibilitychange", this.onVisible);
+  }
+
+  /** Whether the kernel runs a cell, and reads messages later. */
+  get isBusy() {
+    return this.connection !== null && BUSY.includes(this.connection.status ?? "");
+  }
+
+  /** Whether the kernel would read a message now. */
+  get canRead() {
+    return !this.isGone && !this.isBusy;
+  }
+
+  /** Expect an answer to a request that was sent now. */
+  expect() {
+    if (this.isGone || this.timer !== undefined) return;
+    this.timer = setTimeout(() => this.ping(), PING_AFTER_MS);
+  }
+
+  /** Note that a message of the kernel has arrived. */
+  hear() {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+  }
+
+  ping() {
+    this.model.send({ type: "ping" });
+    this.timer = setTimeout(() => this.judge(), GONE_AFTER_MS);
+  }
+
+  judge() {
+    this.timer = undefined;
+    // Without a connection a busy kernel cannot be told from one that has ended.
+    if (this.connection === null || this.isBusy) this.expect();
+    else this.end();
+  }
+
+  checkComm() {
+    // The event comes before ipywidgets marks the element.
+    setTimeout(() => {
+      if (this.root.closest(".jupyter-widgets-disconnected")) this.end();
+    });
+  }
+
+  checkStatus() {
+    const status = this.connection?.status ?? "";
+    if (ENDED.includes(status)) this.end();
+    else if (status === "idle") this.onIdle();
+  }
+
+  end() {
+    if (this.isGone) return;
+    this.isGone = true;
+    this.hear();
+    this.onGone();
+  }
+
+  close() {
+    this.hear();
+    this.model.off("comm_live_update", this.onComm);
+    this.model.off("comm:close", this.onComm);
+    this.connection?.statusChanged?.disconnect(this.onStatus);
+    document.removeEventListener("visibilitychange", this.onVisible);
+  }
+}

@@ -1,0 +1,59 @@
+// The search for settings that fit: its button, its progress with an estimate, and Stop.
+import { element } from "./dom.js";
+
+/** @typedef {import("./types").ExplorerState["search"]} SearchState */
+
+export class Search {
+  /** @param {(request: { type: string }) => void} onRequest */
+  constructor(onRequest) {
+    this.root = element("div", "search");
+    this.start = element("button", "action", "What would fit?");
+    this.start.type = "button";
+    this.start.addEventListener("click", () => onRequest({ type: "search" }));
+    this.bar = element("progress", "progress");
+    this.bar.setAttribute("aria-label", "Progress of the search");
+    this.text = element("span", "search-text");
+    this.stop = element("button", "action", "Stop");
+    this.stop.type = "button";
+    this.stop.title = "Stop the search; what it found stays";
+    this.stop.addEventListener("click", () => onRequest({ type: "stop" }));
+    this.root.append(this.start, this.bar, this.text, this.stop);
+  }
+
+  /** @param {SearchState} search */
+  draw(search) {
+    const isRunning = search.state === "running";
+    const hadFocus = document.activeElement === this.start || document.activeElement === this.stop;
+    this.start.hidden = isRunning;
+    this.start.disabled = search.state === "unavailable";
+    this.start.title = search.state === "unavailable" ? search.text : "Search for settings that fit this GPU";
+    this.bar.hidden = this.stop.hidden = !isRunning;
+    if (search.planned) {
+      this.bar.max = search.planned;
+      this.bar.value = Math.min(search.done, search.planned);
+    } else {
+      this.bar.removeAttribute("value");
+    }
+    this.text.textContent = search.state === "unavailable" ? "" : isRunning ? progressText(search) : search.text;
+    this.text.title = search.text;
+    if (hadFocus) (isRunning ? this.stop : this.start).focus();
+  }
+}
+
+/**
+ * @param {SearchState} search
+ */
+export function progressText({ done, planned, seconds_left: left }) {
+  const count = planned ? `${done} of ${planned}` : `${done} run`;
+  return left === null ? count : `${count} · about ${durationText(left)} left`;
+}
+
+/**
+ * Return a duration without false precision.
+ * @param {number} seconds
+ */
+export function durationText(seconds) {
+  if (seconds < 10) return `${Math.max(Math.ceil(seconds), 1)} s`;
+  if (seconds < 90) return `${Math.ceil(seconds / 5) * 5} s`;
+  return `${Math.ceil(seconds / 60)} min`;
+}

@@ -1,0 +1,149 @@
+// The verdict above the timeline: whether it fits, in one sentence, with a bar of the memory against the capacity.
+import { element } from "./dom.js";
+
+/** @typedef {import("./types").TapeContent} TapeContent */
+/** @typedef {import("./types").Verdict} Verdict */
+
+const WAITING = "Waiting for the kernel. Until it answers, this is a static image.";
+const MARKS = { fits: "✓", tight: "!", growing: "↗", oom: "✗", error: "✗", none: "·" };
+
+/**
+ * Return the shares of the bar (0 to 1): memory in use within the capacity, memory beyond it, and the capacity.
+ * @param {Pick<Verdict, "used" | "needed" | "capacity">} verdict
+ */
+export function barShares({ used, needed, capacity }) {
+  const most = Math.max(used, needed);
+  const end = Math.max(most, capacity ?? 0) || 1;
+  const within = Math.min(most, capacity ?? most);
+  return { within: within / end, beyond: (most - within) / end, capacity: capacity === null ? null : capacity / end };
+}
+
+export class VerdictBar {
+  constructor() {
+    this.root = element("div", "verdict");
+    this.mark = element("span", "mark");
+    this.mark.setAttribute("aria-hidden", "true");
+    this.headline = element("p", "headline", "\u00a0");
+    this.detail = element("p", "detail", "\u00a0");
+    this.where = disclosure("where");
+    this.notes = disclosure("notes");
+    this.problem = element("p", "problem");
+    this.problem.setAttribute("role", "alert");
+    this.gone = element("p", "gone");
+    this.gone.setAttribute("role", "alert");
+    this.bar = element("div", "capacity");
+    this.bar.setAttribute("role", "img");
+    this.within = element("span", "within");
+    this.beyond = element("span", "beyond");
+    this.limit = element("span", "limit");
+    this.bar.append(this.within, this.beyond, this.limit);
+    this.side = element("div", "verdict-side");
+    this.device = element("span", "device");
+    this.meter = element("div", "meter");
+    this.meter.append(this.bar, this.device);
+    this.side.append(this.meter);
+    const more = element("span", "verdict-more");
+    more.append(this.where, this.notes);
+    this.text = element("div", "verdict-text");
+    this.text.append(this.headline, this.detail, more);
+    this.root.append(this.mark, this.text, this.side);
+    this.reservedWidth = 0;
+    this.elements = [this.gone, this.root, this.problem, element("p", "waiting", WAITING)];
+  }
+
+  /** @param {TapeContent} content */
+  draw({ verdict, notes }) {
+    this.root.dataset.level = verdict.level;
+    this.mark.textContent = MARKS[verdict.level];
+    setText(this.headline, verdict.headline);
+    setText(this.detail, verdict.detail);
+    this.problem.textContent = "";
+    fill(this.where, "Where", verdict.where.map(whereEntry));
+    const title = notes.length === 1 ? "1 assumption" : `${notes.length} assumptions`;
+    fill(this.notes, title, notes.map((note) => element("li", "", note)));
+    this.drawBar(verdict);
+    this.reserve();
+  }
+
+  /** @param {Verdict} verdict */
+  drawBar(verdict) {
+    const { within, beyond, capacity } = barShares(verdict);
+    this.meter.hidden = capacity === null;
+    this.device.textContent = verdict.device;
+    this.bar.setAttribute("aria-label", verdict.headline);
+    this.within.style.width = percent(within);
+    this.beyond.style.width = percent(beyond);
+    this.limit.style.left = percent(capacity ?? 1);
+  }
+
+  /** Keep the height of the longest text so far: nothing below moves while a knob turns. */
+  reserve() {
+    const width = this.root.clientWidth;
+    if (width !== this.reservedWidth) this.text.style.minHeight = "";
+    this.reservedWidth = width;
+    const height = this.text.offsetHeight;
+    if (height) this.text.style.minHeight = `${height}px`;
+  }
+
+  /** @param {unknown} error */
+  showProblem(error) {
+    this.problem.textContent = error instanceof Error ? error.message : String(error);
+  }
+
+  /** @param {string} text */
+  showGone(text) {
+    this.gone.textContent = text;
+  }
+}
+
+/** @param {string} name */
+function disclosure(name) {
+  const details = element("details", name);
+  details.classList.add("memexplore-disclosure");
+  details.hidden = true;
+  details.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !details.open) return;
+    details.open = false;
+    details.querySelector("summary")?.focus();
+    event.stopPropagation();
+  });
+  return details;
+}
+
+/**
+ * @param {HTMLDetailsElement} details
+ * @param {string} title
+ * @param {HTMLElement[]} entries
+ */
+function fill(details, title, entries) {
+  details.hidden = !entries.length;
+  const list = element("ul");
+  list.append(...entries);
+  const summary = details.querySelector("summary");
+  if (!summary) details.append(element("summary", "", title), list);
+  else {
+    setText(summary, title);
+    details.lastElementChild?.replaceWith(list);
+  }
+}
+
+/** @param {Verdict["where"][number]} place */
+function whereEntry({ text, code, path }) {
+  const entry = element("li", "", text);
+  entry.title = path;
+  if (code) entry.append(element("code", "", code));
+  return entry;
+}
+
+/**
+ * @param {HTMLElement} target
+ * @param {string} text
+ */
+function setText(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+/** @param {number} share */
+function percent(share) {
+  return `${(100 * share).toFixed(2)}%`;
+}

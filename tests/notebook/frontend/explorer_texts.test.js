@@ -1,0 +1,50 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { comparison } from "../../../memexplore/notebook/frontend/changes.js";
+import { lineKind } from "../../../memexplore/notebook/frontend/code.js";
+import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
+import { hiddenText } from "../../../memexplore/notebook/frontend/knobs.js";
+import { durationText, progressText } from "../../../memexplore/notebook/frontend/search.js";
+import { buttonAfterKey } from "../../../memexplore/notebook/frontend/toolbar.js";
+import { barShares } from "../../../memexplore/notebook/frontend/verdict.js";
+
+test("a slider says its value with the unit", () => {
+  assert.equal(valueText({ options: ["32", "64"], unit: "samples" }, 1), "64 samples");
+  assert.equal(valueText({ options: ["off", "on"], unit: "" }, 0), "off");
+  assert.equal(valueText({ options: [], unit: "" }, -1), "");
+});
+
+test("changes are given against the step as written and the pinned setting", () => {
+  assert.equal(comparison({ written: "−47 %", pinned: "−12 %" }), "vs written −47 % · vs pinned −12 %");
+  assert.equal(comparison({ written: "−47 %", pinned: "" }), "vs written −47 %");
+  assert.equal(comparison({ written: "", pinned: "" }), "");
+});
+
+test("knobs that do not apply are listed by reason", () => {
+  const hidden = [["Batch", "a"], ["Micro-batches", "a"], ["Size", "b"]].map(([label, reason]) => ({ label, reason }));
+  assert.equal(hiddenText(hidden), "Not shown: Batch, Micro-batches (a). Not shown: Size (b).");
+});
+
+test("progress has an estimate without false precision", () => {
+  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }), "18 of 40 · about 25 s left");
+  assert.equal(progressText({ done: 3, planned: 0, seconds_left: null }), "3 run");
+  assert.deepEqual([0.2, 9.1, 61, 100].map(durationText), ["1 s", "10 s", "65 s", "2 min"]);
+});
+
+test("the bar has the memory within the capacity, the memory beyond it, and the capacity", () => {
+  // 10 of 40 are within, 30 beyond: the capacity is at a quarter.
+  assert.deepEqual(barShares({ used: 10, needed: 40, capacity: 10 }), { within: 0.25, beyond: 0.75, capacity: 0.25 });
+  assert.deepEqual(barShares({ used: 10, needed: 10, capacity: 40 }), { within: 0.25, beyond: 0, capacity: 1 });
+  assert.deepEqual(barShares({ used: 10, needed: 10, capacity: null }), { within: 1, beyond: 0, capacity: null });
+  assert.deepEqual(barShares({ used: 0, needed: 0, capacity: 0 }), { within: 0, beyond: 0, capacity: 0 });
+});
+
+test("arrows move around a toolbar, Home and End to its ends", () => {
+  const moves = [["ArrowLeft", 0], ["ArrowRight", 2], ["ArrowRight", 0], ["Home", 2], ["End", 0], ["x", 1]];
+  assert.deepEqual(moves.map(([key, number]) => buttonAfterKey(key, number, 3)), [2, 0, 1, 0, 2, undefined]);
+});
+
+test("lines of a diff are added, removed or kept", () => {
+  assert.deepEqual(["+a", "-b", " c", "@@ train.py", ""].map(lineKind), ["added", "removed", "", "place", ""]);
+});
