@@ -137,8 +137,12 @@ def _before(knobs: Knobs) -> Iterator[str]:
 
 
 def _optimizer(step: Step | None, knobs: Knobs) -> Iterator[str]:
-    if knobs.mode is Mode.INFERENCE or not knobs.changed().keys() & {"optimizer", "update", "lora"}:
-        return
+    if knobs.mode is not Mode.INFERENCE and knobs.changed().keys() & {"optimizer", "update", "lora"}:
+        yield from optimizer_lines(step, knobs)
+
+
+def optimizer_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
+    """Return the lines that make the optimizer, also for knobs that do not change it."""
     kind, settings, groups = _optimizer_of(step, knobs)
     # Raises ValueError where the class does not have the update.
     optimizers.update_settings(kind, knobs.update)
@@ -277,9 +281,12 @@ def _chunks(name: str, value: Any, count: int) -> str:
 
 
 def _loop(step: Step | None, knobs: Knobs) -> Iterator[str]:
-    changed = knobs.changed()
-    if not changed.keys() & (_LOOP_FIELDS | {"mode", "precision"}):
-        return
+    if knobs.changed().keys() & (_LOOP_FIELDS | {"mode", "precision"}):
+        yield from loop_lines(step, knobs)
+
+
+def loop_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
+    """Return the whole loop of training, also for knobs that do not change it, as pieces of one or more lines."""
     trains = knobs.mode is not Mode.INFERENCE
     count = knobs.accumulation or 1
     form = _form(step, count)

@@ -1,4 +1,4 @@
-"""Trade-off of settings: time against peak reserved memory, with the Pareto frontier and the capacity."""
+"""Trade-offs of settings: time against peak reserved memory, and that memory against the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, The
 from memexplore.tape import Source
 from memexplore.units import size_text
 
-HEIGHT = 460
+HEIGHT = 320
 _FAR = 2.5
 """A capacity above this multiple of the highest point would flatten the points, so it is only a text; a setting slower
 than this multiple of the median is drawn at the right edge with its value as text."""
+_BEYOND = 2
+"""A setting that needs more than this multiple of the capacity is drawn at the upper edge with its value as text."""
+_LABEL_LENGTH = 28
+_LABEL_SPACE = 0.4, 0.09
+"""Smallest distance of two labels, as shares of the width and the height; labels nearer than both are omitted."""
 _HEADROOM = 1.15
 """End of both axes relative to the largest value."""
 
@@ -60,7 +65,8 @@ def tradeoff(
 
     Traces by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its index in
     `points`. `capacity` is in bytes, `chosen` the setting with a ring. Settings with a NaN time are omitted; a setting
-    much slower than the others is drawn at the right edge.
+    much slower than the others is drawn at the right edge, one far beyond the capacity at the upper edge, both with an
+    arrow and their value. Settings of the frontier have their names, where there is space.
 
     >>> figure = tradeoff([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536)
     >>> [(trace.name, list(trace.y)) for trace in figure.data]
@@ -69,10 +75,13 @@ def tradeoff(
     best = frontier([(x_axis.value_of(point), point.peak_reserved) for point in points])
     valid = [number for number, point in enumerate(points) if x_axis.value_of(point) == x_axis.value_of(point)]
     edge = _edge([x_axis.value_of(points[number]) for number in valid])
+    ceiling = _ceiling([points[number].peak_reserved for number in valid], capacity)
+    xs = [min(x_axis.value_of(point), edge) for point in points]
+    ys = [min(point.peak_reserved, ceiling) for point in points]
     figure = go.Figure()
     figure.add_scatter(
-        x=[min(x_axis.value_of(points[number]), edge) for number in best],
-        y=[points[number].peak_reserved for number in best],
+        x=[xs[number] for number in best],
+        y=[ys[number] for number in best],
         name="frontier",
         mode="lines",
         # No setting lies between two of the frontier: the lower memory is available only from the slower one on.
@@ -82,8 +91,8 @@ def tradeoff(
     for name, fits, colour, symbol in (("fits", True, FITS, "circle"), ("does not fit", False, CAPACITY, "x")):
         shown = [number for number in valid if points[number].fits is fits]
         figure.add_scatter(
-            x=[min(x_axis.value_of(points[number]), edge) for number in shown],
-            y=[points[number].peak_reserved for number in shown],
+            x=[xs[number] for number in shown],
+            y=[ys[number] for number in shown],
             name=name,
             mode="markers",
             marker={
@@ -101,60 +110,157 @@ def tradeoff(
             hovertemplate="%{text}<extra></extra>",
             cliponaxis=False,
         )
-    highest = max((points[number].peak_reserved for number in valid), default=1)
-    shapes, annotations, top = _capacity(capacity, highest)
+    shapes, annotations, top = _capacity(capacity, max((ys[number] for number in valid), default=1))
     annotations += [
-        _note(
-            escaped(points[number].setting),
-            x=min(x_axis.value_of(points[number]), edge),
-            y=points[number].peak_reserved,
-            # Both points may have the same position.
-            yshift=14 if points[number].setting == "as written" else -14,
-        )
-        for number in valid
-        if points[number].setting in ("as written", chosen)
-    ]
-    annotations += [
-        _note(
-            f"{x_axis.value_of(points[number]):.1f} →",
-            x=edge,
-            y=points[number].peak_reserved,
-            xanchor="left",
-            xshift=8,
-        )
+        _note(f"{x_axis.value_of(points[number]):.1f} →", x=edge, y=ys[number], xanchor="left", xshift=8)
         for number in valid
         if x_axis.value_of(points[number]) > edge
     ]
+    annotations += [
+        _note(f"↑ {size_text(points[number].peak_reserved)}", x=xs[number], y=ceiling, yshift=14)
+        for number in valid
+        if points[number].peak_reserved > ceiling
+    ]
+    marked = [number for number in valid if points[number].setting in ("as written", chosen)]
+    names = [number for number in (*marked, *best) if points[number].peak_reserved <= ceiling]
+    for number in _apart(names, [(xs[n] / (edge * _HEADROOM), ys[n] / top) for n in range(len(points))]):
+        is_right = xs[number] > 0.6 * edge
+        annotations.append(
+            _note(
+                escaped(_shortened(points[number].setting)),
+                x=xs[number],
+                y=ys[number],
+                xanchor="right" if is_right else "left",
+                xshift=-9 if is_right else 9,
+                yshift=9,
+            )
+        )
     values, texts = byte_ticks(top)
     sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
     measured = str(Source.MEASURED) in sources
     figure.update_layout(
-        height=HEIGHT,
-        margin={"l": 76, "r": 24, "t": 32, "b": 44},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": theme.value},
-        hovermode="closest",
-        hoverlabel={"bgcolor": "#222222", "font": {"color": "#ffffff", "size": 12, "family": FONT}, "align": "left"},
-        legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"},
         shapes=shapes,
         annotations=annotations,
         xaxis={
             "title": {"text": x_axis.value.replace("expected time", "time") if measured else x_axis.value},
             "range": [0, edge * _HEADROOM],
-            "gridcolor": GRID,
-            "zerolinecolor": GRID,
         },
         yaxis={
             "title": {"text": f"peak reserved, {' or '.join(sources)}"},
             "range": [0, top],
             "tickvals": values,
             "ticktext": texts,
-            "gridcolor": GRID,
-            "zerolinecolor": GRID,
         },
     )
+    return _styled(figure, theme)
+
+
+def largest_batches(
+    points: Sequence[Point],
+    batches: Sequence[int],
+    capacity: int | None = None,
+    *,
+    chosen: str | None = None,
+    theme: Theme = Theme.ANY,
+) -> go.Figure:
+    """Return settings as points: x is the largest batch that fits with a setting, y its peak reserved in bytes.
+
+    `batches` has the largest batch of each point, 0 where it is unknown: such a point is omitted. `customdata` of a
+    point is its index in `points`, `chosen` the setting with a ring.
+
+    >>> figure = largest_batches([Point("fp16", 0.5, 0.0, 1024, True), Point("sqrt", 1.3, 0.3, 512, True)], [8, 0])
+    >>> list(figure.data[0].x), list(figure.data[0].y)
+    ([8], [1024])
+    """
+    shown = [number for number, batch in enumerate(batches) if batch]
+    best = frontier([(-batches[number], points[number].peak_reserved) for number in shown])
+    ceiling = _ceiling([points[number].peak_reserved for number in shown], capacity)
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[batches[number] for number in shown],
+        y=[min(points[number].peak_reserved, ceiling) for number in shown],
+        name="largest batch that fits",
+        mode="markers",
+        marker={
+            "color": [FITS if points[number].fits else CAPACITY for number in shown],
+            "size": 9,
+            "line": {"width": [3 if points[number].setting == chosen else 0 for number in shown], "color": RESERVED},
+        },
+        customdata=shown,
+        text=[f"{setting_hover_text(points[n], capacity)}<br>largest batch {batches[n]}" for n in shown],
+        hovertemplate="%{text}<extra></extra>",
+        cliponaxis=False,
+    )
+    shapes, annotations, top = _capacity(
+        capacity, max((min(points[n].peak_reserved, ceiling) for n in shown), default=1)
+    )
+    end = max((batches[number] for number in shown), default=1) * _HEADROOM
+    places = [
+        (batch / end, min(point.peak_reserved, ceiling) / top) for point, batch in zip(points, batches, strict=True)
+    ]
+    for number in _apart([shown[index] for index in best], places):
+        is_right = places[number][0] > 0.6
+        annotations.append(
+            _note(
+                escaped(_shortened(points[number].setting)),
+                x=batches[number],
+                y=min(points[number].peak_reserved, ceiling),
+                xanchor="right" if is_right else "left",
+                xshift=-9 if is_right else 9,
+                yshift=9,
+            )
+        )
+    values, texts = byte_ticks(top)
+    figure.update_layout(
+        shapes=shapes,
+        annotations=annotations,
+        xaxis={"title": {"text": "largest batch that fits"}, "range": [0, end]},
+        yaxis={
+            "title": {"text": "peak reserved at the present batch"},
+            "range": [0, top],
+            "tickvals": values,
+            "ticktext": texts,
+        },
+        showlegend=False,
+    )
+    return _styled(figure, theme)
+
+
+def _styled(figure: go.Figure, theme: Theme) -> go.Figure:
+    figure.update_layout(
+        height=HEIGHT,
+        margin={"l": 70, "r": 24, "t": 24, "b": 40},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": theme.value},
+        hovermode="closest",
+        hoverlabel={"bgcolor": "#222222", "font": {"color": "#ffffff", "size": 12, "family": FONT}, "align": "left"},
+        legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+    )
+    for axis in (figure.layout.xaxis, figure.layout.yaxis):
+        axis.update(gridcolor=GRID, zerolinecolor=GRID)
     return figure
+
+
+def _ceiling(sizes: Sequence[int], capacity: int | None) -> int:
+    """Return the size at which the memory axis ends: not far beyond the capacity, unless all settings are."""
+    highest = max(sizes, default=1)
+    return highest if capacity is None else min(highest, max(_BEYOND * capacity, min(sizes, default=0)))
+
+
+def _shortened(setting: str) -> str:
+    return setting if len(setting) <= _LABEL_LENGTH else setting[: _LABEL_LENGTH - 1] + "…"
+
+
+def _apart(numbers: Sequence[int], places: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the numbers, in order, whose places (shares of width and height) have space for a label of their own."""
+    kept: list[int] = []
+    for number in numbers:
+        x, y = places[number]
+        near = [places[other] for other in kept if abs(places[other][0] - x) < _LABEL_SPACE[0]]
+        if number not in kept and all(abs(other - y) >= _LABEL_SPACE[1] for _, other in near):
+            kept.append(number)
+    return kept
 
 
 def _edge(values: Sequence[float]) -> float:

@@ -3,87 +3,146 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
+from memexplore.codegen.diff import diff
 from memexplore.codegen.lines import lines as code_lines
-from memexplore.figures.tradeoff import tradeoff
+from memexplore.figures.tradeoff import largest_batches, tradeoff
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.view import Tab
 from memexplore.search.advice import Advice, setting_text
+from memexplore.search.candidates import LargestBatch
 from memexplore.steps.outcome import Outcome, extra_flops, point
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
 from memexplore.units import size_text
 
 TRADE_OFFS, HISTORY, CODE, ADVICE = "Trade-offs", "History", "Code", "Advice"
+TIGHT = 0.05
+"""Share of the capacity below which what is left is called tight."""
+_ALIGN = ["left", "right", "right", "right", "right", "right"]
 _NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorch with the same effect."
 
 
 def explorer_tabs(
-    step: Step | None, shown: Sequence[Outcome], advised: Sequence[Outcome], current: Knobs
+    step: Step | None,
+    shown: Sequence[Outcome],
+    advised: Sequence[Outcome],
+    current: Knobs,
+    largest: Mapping[Knobs, LargestBatch] = MappingProxyType({}),
 ) -> dict[str, Tab]:
     """Return all tabs except the advice, by name, in order. The chart draws advised settings after those shown."""
     return {
-        TRADE_OFFS: trade_offs([*shown, *advised], current),
+        TRADE_OFFS: trade_offs([*shown, *advised], current, largest),
         HISTORY: history(shown, current),
         CODE: code(step, current),
     }
 
 
-def trade_offs(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
-    """Return a chart with a point for each setting: time and memory."""
+def trade_offs(
+    outcomes: Sequence[Outcome], current: Knobs, largest: Mapping[Knobs, LargestBatch] = MappingProxyType({})
+) -> Tab:
+    """Return charts with a point for each setting: time and memory; memory and `largest`, where a search found it."""
     as_written = _as_written(outcomes)
     capacities = {outcome.capacity for outcome in outcomes if outcome.knobs == current}
     points = [point(outcome, as_written) for outcome in outcomes]
-    figure = tradeoff(points, *capacities, chosen=str(current))
-    return {"kind": "figure", "figure": figure.to_dict()}
+    figure = tradeoff(points, *capacities, chosen=str(current)).to_dict()
+    batches = [largest[outcome.knobs].samples if outcome.knobs in largest else 0 for outcome in outcomes]
+    if not any(batches):
+        return {"kind": "figure", "figure": figure}
+    second = largest_batches(points, batches, *capacities, chosen=str(current)).to_dict()
+    views = [{"label": "Time", "figure": figure}, {"label": "Largest batch", "figure": second}]
+    return {"kind": "figure", "figure": figure, "views": views}
 
 
 def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
-    """Return a table of settings in order: peaks, whether they fit, and FLOPs per sample."""
+    """Return a table of settings in order: peaks, what is left of the GPU, and FLOPs per sample."""
     as_written = _as_written(outcomes)
+    unit = unit_of(outcome.peak_reserved for outcome in outcomes)
     rows = [
         {
             "cells": [
                 str(outcome.knobs),
-                size_text(outcome.peak_allocated),
-                size_text(outcome.peak_reserved),
-                fit_text(outcome),
+                in_unit(outcome.peak_allocated, unit),
+                reserved_cell(outcome, unit),
+                in_unit(outcome.margin, unit),
                 _flops_text(outcome, as_written),
             ],
             "current": outcome.knobs == current,
-            "hint": "Return to this setting",
+            "hint": f"{fit_text(outcome)}. Return to this setting",
         }
         for outcome in outcomes
     ]
-    titles = ["Setting", "Peak allocated", "Peak reserved", "Fits", "FLOPs per sample"]
-    return {"kind": "table", "titles": titles, "rows": rows, "text": "Click a setting to return to it."}
+    titles = ["Setting", f"Allocated, {unit}", f"Reserved, {unit}", f"Left, {unit}", "FLOPs per sample"]
+    return {
+        "kind": "table",
+        "titles": titles,
+        "align": _ALIGN[: len(titles)],
+        "rows": rows,
+        "text": "Click a setting to return to it.",
+    }
 
 
 def code(step: Step | None, knobs: Knobs) -> Tab:
-    """Return the lines of PyTorch with the same effect as the knobs."""
-    return {"kind": "code", "text": code_lines(step, knobs).strip("\n") or _NO_CODE}
+    """Return the lines of PyTorch with the same effect as the knobs, shown as a diff."""
+    text = code_lines(step, knobs).strip("\n")
+    return {"kind": "code", "text": text, "diff": diff(step, knobs)} if text else {"kind": "code", "text": _NO_CODE}
 
 
-def advice(advice: Advice) -> Tab:
-    """Return a table of the settings that fit, cheapest first."""
+def advice(advice: Advice, current: Knobs | None = None) -> Tab:
+    """Return a table of the settings that fit, cheapest first; `current` is the setting in force."""
+    unit = unit_of(option.outcome.peak_reserved for option in advice.options)
     rows = []
     for option in advice.options:
-        largest = option.largest
-        at_least = "" if largest is None or largest.proven else "≥ "
         cells = [
             setting_text(option.knobs),
-            size_text(option.outcome.peak_reserved),
-            size_text(option.outcome.margin),
+            reserved_cell(option.outcome, unit),
+            in_unit(option.outcome.margin, unit),
             "" if math.isnan(option.slow_down) else f"× {option.slow_down:.2f}",
             _flops_text(option.outcome, advice.as_written),
-            f"{at_least}{largest.samples}" if largest is not None and largest.samples else "",
+            option.largest_text,
         ]
         warning = ["The training result changes."] if option.alters else []
-        rows.append({"cells": cells, "hint": " ".join(("Use this setting.", *warning, *option.notes))})
-    titles = ["Setting", "Peak reserved", "Margin", "Time per sample", "FLOPs per sample", "Largest batch"]
-    text = " ".join((*advice.sentences, "Click a setting to use it."))
-    return {"kind": "table", "titles": titles, "rows": rows, "text": text}
+        row = {
+            "cells": cells,
+            "hint": " ".join(("Use this setting.", *warning, *option.notes)),
+            "current": option.knobs == current,
+            "mark": "trains differently" if option.alters else "",
+            "copy": option.code,
+        }
+        rows.append(row)
+    titles = ["Setting", f"Reserved, {unit}", f"Left, {unit}", "Time", "FLOPs", "Largest batch"]
+    text = " ".join((*advice.sentences, *(["Click a setting to use it."] if rows else [])))
+    return {"kind": "table", "titles": titles, "align": _ALIGN, "rows": rows, "text": text}
+
+
+def unit_of(sizes: Iterable[int]) -> str:
+    """Return the unit in which the largest size has at most three digits.
+
+    >>> unit_of([300 << 20, 14 << 30]), unit_of([])
+    ('GiB', 'B')
+    """
+    return size_text(max(sizes, default=0)).split()[1]
+
+
+def in_unit(size: int, unit: str) -> str:
+    """Return a size in a unit, without the unit, with as many decimals as the sizes of a column have in common.
+
+    >>> in_unit(15_247_000_000, "GiB"), in_unit(-(300 << 20), "GiB"), in_unit(512, "B")
+    ('14.20', '−0.29', '512')
+    """
+    value = size / 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(unit)
+    text = f"{abs(value):.0f}" if unit == "B" else f"{abs(value):.2f}"
+    return f"−{text}" if value < 0 and float(text) else text
+
+
+def reserved_cell(outcome: Outcome, unit: str) -> dict[str, Any]:
+    """Return the cell of the peak reserved: its text, its share of the capacity, and "tight" or "over"."""
+    share = outcome.peak_reserved / max(outcome.capacity, 1)
+    tone = "over" if not outcome.fits else "tight" if 0 <= outcome.margin < TIGHT * outcome.capacity else ""
+    return {"text": in_unit(outcome.peak_reserved, unit), "share": share, "tone": tone}
 
 
 def fit_text(outcome: Outcome) -> str:

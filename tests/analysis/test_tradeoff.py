@@ -148,3 +148,26 @@ def test_text_is_sorted_by_time_with_a_star_on_the_frontier():
 
 def test_nan_time_is_a_dash():
     assert "nan" not in tradeoff_text([Point("gpu", math.nan, math.nan, GIB, True)])
+
+
+def test_settings_far_beyond_the_capacity_are_clipped_with_an_arrow() -> None:
+    points = [Point("as written", 1.0, 0.0, 100 << 30, False), Point("fp16", 0.5, 0.0, 8 << 30, True)]
+    figure = tradeoff(points, 10 << 30)
+    crosses = next(trace for trace in figure.data if trace.name == "does not fit")
+    # twice the capacity: 20 of 100 GiB
+    assert list(crosses.y) == [20 << 30]
+    assert "↑ 100 GiB" in [annotation.text for annotation in figure.layout.annotations]
+    assert figure.layout.yaxis.range[1] < 25 << 30
+
+
+def test_the_frontier_is_labelled_where_there_is_space() -> None:
+    points = [
+        Point("fast", 0.5, 0.0, 8 << 30, True),
+        Point("small", 2.0, 0.0, 2 << 30, True),
+        Point("beside", 1.99, 0.0, 2 << 30, True),
+        Point("beaten", 2.0, 0.0, 9 << 30, True),
+    ]
+    texts = [annotation.text for annotation in tradeoff(points).layout.annotations]
+    assert "fast" in texts
+    assert "beside" in texts  # as small as the last and faster, so that one is not on the frontier
+    assert "beaten" not in texts

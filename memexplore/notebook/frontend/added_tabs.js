@@ -3,9 +3,12 @@ import { Chart } from "./chart.js";
 import { codeElements } from "./code.js";
 import { element, graphElement, replaceKeepingFocus } from "./dom.js";
 import { settingsTable } from "./settings_table.js";
+import { toolbar, updateToolbar } from "./toolbar.js";
 
 /** @typedef {import("./types").AddedTab} AddedTab */
-/** @typedef {{ content: AddedTab, isStale: boolean, chart: Chart | null }} Entry */
+/** @typedef {Extract<AddedTab, { kind: "figure" }>} FigureTab */
+/** `view` is the label of the chosen figure. */
+/** @typedef {{ content: AddedTab, isStale: boolean, chart: Chart | null, bar: HTMLElement, view: string }} Entry */
 
 const BUTTONS = [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]];
 const GAP = 8; // pixels
@@ -14,9 +17,11 @@ export class AddedTabs {
   /**
    * @param {import("./chart.js").Context} context
    * @param {import("./tabs.js").Tabs} tabs
-   * @param {(tab: string, row: number) => void} onClick receives the clicked row of a table or point of a figure
+   * @param {{ onClick: (tab: string, row: number) => void, enqueue: (task: () => unknown) => void }} handlers `onClick`
+   *   receives the clicked row of a table or point of a figure
    */
-  constructor(context, tabs, onClick) {
+  constructor(context, tabs, { onClick, enqueue }) {
+    this.enqueue = enqueue;
     this.context = context;
     this.tabs = tabs;
     this.onClick = onClick;
@@ -36,7 +41,8 @@ export class AddedTabs {
     for (const content of contents) {
       const { name } = content;
       if (!this.tabs.has(name)) this.tabs.add(name);
-      this.entries.set(name, { content, isStale: true, chart: this.entries.get(name)?.chart ?? null });
+      const kept = this.entries.get(name) ?? { chart: null, bar: toolbar("bar", "View"), view: "" };
+      this.entries.set(name, { ...kept, content, isStale: true });
       if (!this.tabs.current) this.tabs.open(name);
       if (this.tabs.isOpen(name)) await this.draw(name);
     }
@@ -66,17 +72,45 @@ export class AddedTabs {
   /**
    * @param {HTMLElement} panel
    * @param {Entry} entry
-   * @param {Extract<AddedTab, { kind: "figure" }>} content
+   * @param {FigureTab} content
    */
-  async drawFigure(panel, entry, { name, figure }) {
-    const chart = (entry.chart ??= new Chart(this.context, graphElement("figure"), () => panel.clientHeight - GAP));
+  async drawFigure(panel, entry, { name, figure: first, views = [] }) {
+    const { bar } = entry;
+    const height = () => panel.clientHeight - bar.offsetHeight - GAP;
+    const chart = (entry.chart ??= new Chart(this.context, graphElement("figure"), height));
     const isFirst = !chart.isDrawn;
-    if (isFirst) panel.replaceChildren(chart.graph);
+    if (isFirst) panel.replaceChildren(bar, chart.graph);
+    const { figure } = views.find(({ label }) => label === entry.view) ?? { figure: first };
+    this.drawViews(bar, name, views, figure);
     await chart.draw(figure.data, figure.layout, { doubleClick: "reset", modeBarButtons: BUTTONS });
     if (!isFirst) return;
     chart.graph.on("plotly_click", ({ points }) => {
       const number = [points[0].customdata].flat()[0];
       if (Number.isInteger(number)) this.onClick(name, number);
     });
+  }
+
+  /**
+   * @param {HTMLElement} bar
+   * @param {string} name
+   * @param {NonNullable<FigureTab["views"]>} views
+   * @param {import("./types").Figure} shown
+   */
+  drawViews(bar, name, views, shown) {
+    const buttons = views.map(({ label, figure }) => {
+      const button = element("button", "", label);
+      button.type = "button";
+      button.setAttribute("aria-pressed", String(figure === shown));
+      button.addEventListener("click", () => {
+        const entry = this.entries.get(name);
+        if (!entry) return;
+        Object.assign(entry, { view: label, isStale: true });
+        this.enqueue(() => this.draw(name));
+      });
+      return button;
+    });
+    bar.hidden = !buttons.length;
+    replaceKeepingFocus(bar, buttons);
+    updateToolbar(bar);
   }
 }

@@ -14,12 +14,12 @@ export class Explorer {
    * @param {import("./requests.js").Requests} requests
    * @param {import("./kernel.js").Kernel} kernel
    * @param {import("./layer_actions.js").LayerActions} actions
-   * @param {{ onBusy: () => void, onProblem: (text: string) => void }} handlers
+   * @param {{ onBusy: () => void, onState: (state: ExplorerState) => void }} handlers
    */
-  constructor(requests, kernel, actions, { onBusy, onProblem }) {
+  constructor(requests, kernel, actions, { onBusy, onState }) {
     this.kernel = kernel;
     this.onBusy = onBusy;
-    this.onProblem = onProblem;
+    this.onState = onState;
     this.actions = actions;
     this.requests = new ExplorerRequests(requests.transmit, requests.view, () => kernel.canRead);
     this.changes = new Changes((request) => this.send(request));
@@ -68,7 +68,7 @@ export class Explorer {
     this.knobs.draw(state, (knob) => this.requests.withRequested(knob));
     this.search.draw(state.search);
     this.actions.drawActions(state.layer);
-    this.onProblem(state.problem);
+    this.onState(state);
     this.onBusy();
   }
 

@@ -2,7 +2,7 @@
 import { element, uniqueId } from "./dom.js";
 
 /** @typedef {import("./types").KnobRow} KnobRow */
-/** @typedef {{ type: string, field: string, index?: number, value?: string, drag?: string }} KnobRequest */
+/** @typedef {{ type: string, field: string, index?: number, label?: string, value?: string, drag?: string }} KnobRequest */
 /** @typedef {HTMLInputElement | HTMLSelectElement} Control */
 
 /**
@@ -83,7 +83,8 @@ export class Knob {
   request(change) {
     this.drag ||= uniqueId();
     this.draw({ ...this.row, ...change, problem: "" });
-    this.onRequest({ type: "knob", field: this.row.field, drag: this.drag, ...change });
+    const label = change.index === undefined ? {} : { label: this.row.options[change.index] };
+    this.onRequest({ type: "knob", field: this.row.field, drag: this.drag, ...change, ...label });
   }
 
   /** @param {KnobRow} row */

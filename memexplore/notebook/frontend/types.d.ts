@@ -121,7 +121,8 @@ export type AddedTab = { name: string } & (
   | ({ kind: "table" } & SettingsTable)
   /** `text` is what can be copied; `diff` is shown in its place, with "+", "-" or " " before each line. */
   | { kind: "code"; text: string; diff?: string }
-  | { kind: "figure"; figure: Figure }
+  /** With `views`, buttons choose among several figures, of which `figure` is the first. */
+  | { kind: "figure"; figure: Figure; views?: { label: string; figure: Figure }[] }
 );
 
 export interface SettingsTable {
@@ -205,6 +206,7 @@ export interface Message {
   view?: string;
   number?: number;
   text?: string;
+  explorer?: ExplorerState;
 }
 
 /** One control of the explorer. The kernel decides all texts; the page draws them and sends requests. */
@@ -278,12 +280,16 @@ export interface ExplorerState {
   /** The sentence about the setting shown, and problems that belong to no knob (else empty). */
   sentence: string;
   problem: string;
+  /** Notes on the applied knobs, and where they were not applied. */
+  notes: string[];
+  skipped: { site: string; reason: string }[];
 }
 
 /** Requests of the explorer's controls, without `tape`. `number` rises in each page, `view` is the id of the page's view.
  * All requests with the same `drag`, the id of one drag or held key, are one entry of the history. */
 export type ExplorerRequest = { number: number; view: string } & (
-  | { type: "knob"; field: string; index: number; drag: string }
+  /* `label` is that of the option, as the options may have changed meanwhile. */
+  | { type: "knob"; field: string; index: number; label?: string; drag: string }
   | { type: "knob"; field: string; value: string; drag: string }
   | { type: "reset"; field: string }
   | { type: "reset all" | "undo" | "redo" | "pin" | "unpin" | "search" | "stop" }

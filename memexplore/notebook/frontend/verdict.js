@@ -27,6 +27,7 @@ export class VerdictBar {
     this.detail = element("p", "detail", "\u00a0");
     this.where = disclosure("where");
     this.notes = disclosure("notes");
+    this.applied = disclosure("applied");
     this.problem = element("p", "problem");
     this.problem.setAttribute("role", "alert");
     this.gone = element("p", "gone");
@@ -43,11 +44,12 @@ export class VerdictBar {
     this.meter.append(this.bar, this.device);
     this.side.append(this.meter);
     const more = element("span", "verdict-more");
-    more.append(this.where, this.notes);
+    more.append(this.where, this.notes, this.applied);
     this.text = element("div", "verdict-text");
     this.text.append(this.headline, this.detail, more);
     this.root.append(this.mark, this.text, this.side);
     this.reservedWidth = 0;
+    this.drawnApplied = "";
     this.elements = [this.gone, this.root, this.problem, element("p", "waiting", WAITING)];
   }
 
@@ -59,10 +61,22 @@ export class VerdictBar {
     setText(this.detail, verdict.detail);
     this.problem.textContent = "";
     fill(this.where, "Where", verdict.where.map(whereEntry));
-    const title = notes.length === 1 ? "1 assumption" : `${notes.length} assumptions`;
-    fill(this.notes, title, notes.map((note) => element("li", "", note)));
+    fill(this.notes, countText(notes.length, "assumption"), notes.map((note) => element("li", "", note)));
     this.drawBar(verdict);
     this.reserve();
+  }
+
+  /**
+   * Show what the knobs did besides what was asked, and where they were not applied.
+   * @param {Pick<import("./types").ExplorerState, "notes" | "skipped">} state
+   */
+  drawApplied({ notes = [], skipped = [] }) {
+    const entries = [...notes, ...skipped.map(({ site, reason }) => `${site}: ${reason}`)];
+    const drawn = JSON.stringify(entries);
+    if (drawn === this.drawnApplied) return;
+    this.drawnApplied = drawn;
+    const parts = [notes.length && countText(notes.length, "note"), skipped.length && `${skipped.length} not changed`];
+    fill(this.applied, parts.filter(Boolean).join(", "), entries.map((entry) => element("li", "", entry)));
   }
 
   /** @param {Verdict} verdict */
@@ -94,6 +108,14 @@ export class VerdictBar {
   showGone(text) {
     this.gone.textContent = text;
   }
+}
+
+/**
+ * @param {number} count
+ * @param {string} name
+ */
+function countText(count, name) {
+  return `${count} ${name}${count === 1 ? "" : "s"}`;
 }
 
 /** @param {string} name */

@@ -64,7 +64,10 @@ export class View {
     });
     this.explorer = new Explorer(this.requests, this.kernel, this.layerActions, {
       onBusy: () => this.updateBusy(),
-      onProblem: (text) => this.showProblem(text),
+      onState: (state) => {
+        this.verdict.drawApplied(state);
+        this.verdict.showProblem(state.problem);
+      },
     });
     this.timeline = new Timeline(this.context, model.get("height"), {
       onZoom: (window) => this.zoom.show(window),
@@ -75,7 +78,10 @@ export class View {
       onSelectBlock: (row) => this.requests.send("block", { row }),
       enqueue: (task) => this.queue.add(task),
     });
-    this.added = new AddedTabs(this.context, this.side, (tab, row) => this.requests.send("tab click", { tab, row }));
+    this.added = new AddedTabs(this.context, this.side, {
+      onClick: (tab, row) => this.requests.send("tab click", { tab, row }),
+      enqueue: (task) => this.queue.add(task),
+    });
     this.hold = new PointerHold(this.timeline.graph, (task) => this.queue.add(task));
     buildPage(root, this);
     this.tabs.open("Layers");
@@ -133,7 +139,7 @@ export class View {
   /** @param {unknown} error */
   showProblem(error) {
     this.verdict.showProblem(error);
-    if (error) console.error(error);
+    console.error(error);
   }
 
   // -- messages
@@ -158,7 +164,7 @@ export class View {
       /** @type {any} */
       const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
       if (type === "everything") this.start(content);
-      else if (type === "explorer") this.explorer.receive(content.explorer);
+      else if (type === "explorer") this.explorer.receive(content.explorer ?? message.explorer);
       else if (!this.context.plotly) this.early.push([message, content]);
       else await this.draw(message, content);
     }
