@@ -15,7 +15,7 @@ import memexplore
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.allocator.placement import system_of
-from memexplore.analysis import summary, verdict
+from memexplore.analysis import verdict, verdict_content
 from memexplore.gpu_catalogue import Gpu
 from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
@@ -262,7 +262,7 @@ def simulate(
                 error.add_note(f"On the virtual {gpu}, {note}")
             raise
     if verdict.verdict(running.tape) is verdict.Verdict.NOT_ON_GPU:
-        warnings.warn(summary.sentence(running.tape).splitlines()[0], stacklevel=2)
+        warnings.warn(verdict_content.verdict_content(running.tape).headline, stacklevel=2)
     return running.tape
 
 

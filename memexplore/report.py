@@ -9,9 +9,10 @@ from plotly.offline import get_plotlyjs
 
 from memexplore.analysis.addresses import fragmentation_text, has_segments
 from memexplore.analysis.curves import peak
-from memexplore.analysis.groups import ending_text, growth_text
+from memexplore.analysis.growth import growth_text
 from memexplore.analysis.placements import placement_note
-from memexplore.analysis.summary import sentence, summary
+from memexplore.analysis.summary import summary
+from memexplore.analysis.verdict_content import VerdictContent, verdict_content
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_figure
 from memexplore.figures.palette import FONT, Theme
@@ -39,7 +40,8 @@ h1 {{ font-size: 1.35rem; line-height: 1.35; margin: 0; overflow-wrap: anywhere;
 h2 {{ font-size: 1.1rem; margin: 2.2rem 0 0.2rem; }}
 p {{ margin: 0.2rem 0 0.8rem; max-width: 60rem; }}
 .note {{ color: var(--muted); }}
-.oom {{ color: #d55e00; overflow-wrap: anywhere; }}
+.where {{ margin: 0 0 0.8rem; overflow-wrap: anywhere; }}
+.where li {{ list-style: none; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 0.9rem; }}
 th, td {{ text-align: left; vertical-align: top; padding: 0.25rem 0.8rem 0.25rem 0.4rem; }}
@@ -85,7 +87,7 @@ for (const table of document.querySelectorAll("table.memexplore")) {
 
 
 def html(tape: Tape) -> str:
-    """Return a stand-alone HTML page: sentence, timeline, layers, tensors, lines, growth, blocks, sources.
+    """Return a stand-alone HTML page: verdict, timeline, layers, tensors, lines, growth, blocks, sources.
 
     The page contains plotly.js once (about 5 MB) and loads nothing. It follows the light or dark setting of the
     browser; without JavaScript it shows the static image.
@@ -97,7 +99,7 @@ def html(tape: Tape) -> str:
 
     Raises ValueError for a tape that is not placed.
     """
-    first, *others = sentence(tape).splitlines()
+    verdict = verdict_content(tape)
     script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
     parts = [
@@ -105,10 +107,10 @@ def html(tape: Tape) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(first)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(first)}</h1>",
-        *(f'<p class="note">{escape(line)}</p>' for line in others),
-        *([f'<p class="oom">{escape(ending)}</p>'] if (ending := ending_text(tape)) else []),
+        f"<title>{escape(verdict.headline)}</title><style>{_STYLE}</style></head><body>",
+        f'<h1 class="{verdict.level}">{escape(verdict.headline)}</h1>',
+        f'<p class="note">{escape(verdict.detail)}</p>',
+        _where(verdict),
         f"<noscript>{image(tape)}</noscript>",
         _figure("timeline", timeline(tape, points=_POINTS)),
         "<h2>Layers</h2>",
@@ -132,6 +134,19 @@ def html(tape: Tape) -> str:
         f"<script>{get_plotlyjs()}</script><script>{script}</script></body></html>",
     ]
     return "\n".join(parts)
+
+
+def _where(verdict: VerdictContent) -> str:
+    """Return the lines that the verdict is about; all but the first behind a disclosure."""
+    lines = [
+        f'<span title="{escape(place.path)}">{escape(place.text)}</span>'
+        + (f": <code>{escape(place.code)}</code>" if place.code else "")
+        for place in verdict.where
+    ]
+    if len(lines) < 2:
+        return "".join(f'<p class="where">at {line}</p>' for line in lines)
+    rest = "".join(f"<li>{line}</li>" for line in lines[1:])
+    return f'<details class="where"><summary>at {lines[0]}</summary><ul>{rest}</ul></details>'
 
 
 def _growth(tape: Tape) -> list[str]:

@@ -13,7 +13,17 @@ ROOT = Path(memexplore.__file__).parent
 
 # From the lowest level up; a module may import only from its own level or below.
 LEVELS = [
-    {"units", "texts", "result_files", "thrift", "parquet_file", "outside_allocator", "cloud_gpus", "torch_internals"},
+    {
+        "units",
+        "texts",
+        "ipython_shell",
+        "result_files",
+        "thrift",
+        "parquet_file",
+        "outside_allocator",
+        "cloud_gpus",
+        "torch_internals",
+    },
     {"tape", "gpu_catalogue"},
     {"allocator"},
     {"tape_file"},

@@ -150,6 +150,19 @@ def training_tape(steps: int = 3, depth: int = 4, pixels: int = 256, batch: int 
     return replay(program.tape(meta))
 
 
+def leaking_tape(steps: int, leaked: int = 100, meta: Meta = CPU) -> Tape:
+    """Return a tape whose steps keep the `leaked` bytes of their loss, from line 9, and free their other block."""
+    program = Program()
+    program.alloc(1000, Category.PARAMETER, "empty", "fc", 3)
+    for step in range(1, steps + 1):
+        program.mark(step, Phase.FORWARD)
+        held = program.alloc(500, Category.ACTIVATION, "mm", "fc", 8)
+        program.alloc(leaked, Category.ACTIVATION, "sum", "", 9)
+        program.mark(step, Phase.BACKWARD)
+        program.free(held)
+    return program.tape(meta)
+
+
 def oom_tape() -> Tape:
     """Return a forward that requests 2 GiB when 1 GiB of 4 GiB is left."""
     program = Program()

@@ -5,10 +5,9 @@ from html.parser import HTMLParser
 import pytest
 
 from memexplore import report
-from memexplore.analysis import summary
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.tape import Category
-from tests.analysis.test_diff import leaking_tape
-from tests.sample_tapes import Program, oom_tape, small_tape, training_tape
+from tests.sample_tapes import Program, leaking_tape, oom_tape, small_tape, training_tape
 
 HOSTILE = '</script><img src=x onerror="alert(1)">'
 
@@ -44,9 +43,9 @@ def data_of(page: str, name: str) -> dict:
     return json.loads(match[1])
 
 
-def test_heading_is_the_sentence(page):
+def test_heading_is_the_verdict(page):
     reader = Reader(page)
-    assert reader.heading == summary.sentence(training_tape()).splitlines()[0]
+    assert reader.heading == verdict_content(training_tape()).headline
     order = [tag for tag, _ in reader.elements]
     assert order.index("h1") < order.index("div")
 
@@ -89,8 +88,8 @@ def test_hostile_names_are_escaped():
     assert count == sum(tag == "script" for tag, _ in harmless.elements)
 
 
-def test_heading_of_an_oom_names_the_layer():
-    assert Reader(report.html(oom_tape())).heading.startswith("Out of memory in step 1, forward of layer2.conv")
+def test_heading_of_an_oom_is_the_verdict():
+    assert Reader(report.html(oom_tape())).heading == "Needs more than 5.00 GiB · T4 has 4.00 · 1.00 over"
 
 
 def test_page_has_blocks_and_lines(page):
@@ -106,8 +105,10 @@ def test_page_of_a_leak_has_a_growth_table():
     assert "<code>train.py:9</code>" in page
 
 
-def test_page_of_an_oom_names_the_largest_holders():
-    assert "A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved" in report.html(oom_tape())
+def test_page_of_an_oom_says_once_where_it_stops():
+    page = report.html(oom_tape())
+    assert page.count("Stops in step 1, forward of layer2.conv: convolution requested 2.00 GiB") == 1
+    assert '<summary>at <span title="train.py:7">train.py, line 7</span></summary>' in page
 
 
 def test_empty_tape_has_a_page():

@@ -2,10 +2,12 @@
 
 - `curves`: bytes after each row (requested, allocated, active, reserved), the peak, lifetimes of blocks
 - `tables`: layers and tensors as DataFrames; the user's line of a stack
-- `groups`: bytes by line of code, growth from step to step, the difference of two tapes, the sentence for an OOM
+- `groups`: bytes by line of code, the difference of two tapes
+- `growth`: what grows from step to step, and the leak among it
 - `segments`, `addresses`: segments, blocks and free gaps after a row; fragmentation
-- `location`, `verdict`: the place of a row in the run; whether the run fits, and what ended it
-- `summary`: the object of ``memexplore run --json`` and the two-line sentence
+- `location`, `places`: the position of a row in the run; lines of code as text
+- `verdict`, `verdict_content`: whether the run fits, and what ended it; the same in words, for every surface
+- `summary`: the object of ``memexplore run --json``
 - `placements`: the peaks over placements of segments by the driver
 - `tradeoffs`: points of time against memory, and their frontier
 

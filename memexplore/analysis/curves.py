@@ -32,7 +32,8 @@ class Lifetimes(NamedTuple):
     """The row after which the allocator can reuse the block."""
 
 
-def _cached_by_tape(function: Callable[[Tape], Any]) -> Callable[[Tape], Any]:
+def cached_by_tape(function: Callable[[Tape], Any]) -> Callable[[Tape], Any]:
+    """Keep the result of a function of a tape as long as the tape."""
     # A tape is immutable and every zoom needs the same result; the cache entry dies with the tape.
     results: weakref.WeakKeyDictionary[Tape, Any] = weakref.WeakKeyDictionary()
 
@@ -45,7 +46,7 @@ def _cached_by_tape(function: Callable[[Tape], Any]) -> Callable[[Tape], Any]:
     return cached
 
 
-@_cached_by_tape
+@cached_by_tape
 def block_bytes(tape: Tape) -> Rows:
     """Return the block size of each alloc or preexisting row in bytes, 0 in other rows; cached per tape."""
     sizes = block_sizes(tape)
@@ -53,7 +54,7 @@ def block_bytes(tape: Tape) -> Rows:
     return sizes
 
 
-@_cached_by_tape
+@cached_by_tape
 def lifetimes(tape: Tape) -> Lifetimes:
     """Return the lifetime of every block as row numbers; cached per tape.
 

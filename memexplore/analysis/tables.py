@@ -43,9 +43,15 @@ _HERE = tuple(
 
 # Files and functions repeat in many frames.
 @functools.lru_cache(maxsize=20_000)
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Return whether a file is the user's code: neither installed nor C++."""
     path = filename.replace("\\", "/")
     return not _NATIVE.search(path) and not _INSTALLED.search(path) and not path.startswith(_HERE)
+
+
+def is_native(filename: str) -> bool:
+    """Return whether a file is C or C++ code, or none, as in frames of a snapshot."""
+    return _NATIVE.search(filename.replace("\\", "/")) is not None
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -65,7 +71,7 @@ def user_line(stack: tuple[Frame, ...]) -> str:
     'train.py:7'
     """
     for frame in stack:
-        if _is_users(frame.filename):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.line}"
     for frame in stack:
         node = _node(frame.function)

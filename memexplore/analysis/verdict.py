@@ -1,6 +1,6 @@
 """Verdict on a recorded program: a Tape goes in; out come the verdict and the out-of-memory errors that were caught.
 
-Everything that says whether a run fits calls `verdict` or `failed_request`.
+Everything that says whether a run fits calls `verdict` or `failed_request`; `verdict_content` puts it into words.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 
 from memexplore.analysis.curves import peak
 from memexplore.analysis.location import location_text, where
+from memexplore.analysis.places import place
 from memexplore.tape import Action, Ending, Tape
 from memexplore.units import size_text
 
@@ -103,9 +104,9 @@ def caught_text(tape: Tape) -> str:
         return ""
     texts = []
     for row in rows[:_SHOWN]:
-        place = where(tape, row)
-        parts = [location_text(tape, row), f"{place['op'] or 'a request'} requested {size_text(int(tape.size[row]))}"]
-        texts.append(", ".join(filter(None, parts)) + (f" at {place['line']}" if place["line"] else ""))
+        found = where(tape, row)
+        parts = [location_text(tape, row), f"{found['op'] or 'a request'} requested {size_text(int(tape.size[row]))}"]
+        texts.append(", ".join(filter(None, parts)) + (f" at {place(found['line']).text}" if found["line"] else ""))
     if len(rows) > _SHOWN:
         texts.append(f"and {len(rows) - _SHOWN} more")
     return f"The program went on after {errors_text(len(rows))}: {'; '.join(texts)}."

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from memexplore.tape import Tape
 
 
+_PLACES = 5
+"""Lines of a stack in a report."""
+
+
 def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     """Return the lines of a table; `align` has one letter per column, `l` or `r`."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(align))]
@@ -26,13 +30,12 @@ def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def report_text(tape: Tape) -> str:
-    """Return the report of a tape: sentence, blocks alive at the peak, fragmentation, growth, notes."""
-    from memexplore.analysis import groups, placements, summary, verdict
+    """Return the report of a tape: verdict, blocks alive at the peak, fragmentation, growth, notes."""
+    from memexplore.analysis import placements, summary, verdict_content
 
-    result, lines = summary.summary(tape), [summary.sentence(tape)]
-    lines += [
-        text for failure in (groups.oom_text(tape), verdict.caught_text(tape)) if failure for text in ("", failure)
-    ]
+    result, verdict = summary.summary(tape), verdict_content.verdict_content(tape)
+    lines = [verdict.headline, verdict.detail]
+    lines += [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in verdict.where[:_PLACES]]
     if peak := result["peak_allocated"]:
         shares = [(kind, size) for kind, size in result["at_peak"]["by_category"].items() if size]
         rows = [(kind, size_text(size), f"{size / peak * 100:.0f} %") for kind, size in shares]
@@ -58,7 +61,7 @@ def _largest_tensors(tape: Tape) -> list[str]:
 
 def _origin_lines(tape: Tape) -> list[str]:
     """Return bytes by line at the peak, fragmentation and growth, each if the tape has the columns for it."""
-    from memexplore.analysis import addresses, curves, groups
+    from memexplore.analysis import addresses, curves, groups, growth
 
     lines = []
     if any(tape.stacks):
@@ -70,15 +73,15 @@ def _origin_lines(tape: Tape) -> list[str]:
         lines += ["", "By line of code:", *text_table([("size", "blocks", "category", "line"), *rows], "rrll")]
     if addresses.has_segments(tape):
         lines += ["", addresses.fragmentation_text(tape, curves.peak(tape)[1])]
-    if growth := groups.growth_text(tape):
-        table = groups.growth(tape).head(10)
+    if grown := growth.growth_text(tape):
+        table = growth.growth(tape).head(10)
         rows = [
             (f"+{size_text(size)}", category, layer, _relative(line))
             for size, category, layer, line in zip(
                 *(table[name].tolist() for name in ("grew", "category", "layer", "line")), strict=True
             )
         ]
-        lines += ["", growth, *text_table([("grew", "category", "layer", "line"), *rows], "rlll")]
+        lines += ["", grown, *text_table([("grew", "category", "layer", "line"), *rows], "rlll")]
     return lines
 
 

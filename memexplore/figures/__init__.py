@@ -12,8 +12,8 @@ To add a chart, for example of bytes by phase:
 1. Write ``phases_figure(tape: Tape, theme: Theme = Theme.ANY) -> go.Figure`` in a new file ``figures/phases.py``;
    `layers.py` is an example. Compute numbers in `memexplore.analysis`, take colours and ticks from `palette`, and
    return a figure for an empty tape too.
-2. Write ``phases_text(tape: Tape) -> str`` in `text.py`, the same content for a terminal: `sentence(tape)` first, then
-   a table made with `_columns`.
+2. Write ``phases_text(tape: Tape) -> str`` in `text.py`, the same content for a terminal: first
+   `verdict_content(tape).text`, then a table made with `_columns`.
 3. Test both in ``tests/figures/test_phases.py`` with `small_tape()` of ``tests/sample_tapes.py``, whose comments give
    the allocated bytes after every row. Add both to `test_empty_tape_has_figures` in `test_static_figures.py`.
 4. Show the figure in a tab of the widget as ``memexplore/notebook/__init__.py`` says, without JavaScript. For the HTML

@@ -9,7 +9,8 @@ import textwrap
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.summary import sentence
+from memexplore.analysis.curves import peak
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import bands
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
 from memexplore.figures.scale import scale
@@ -57,7 +58,7 @@ class _Canvas:
 
 
 def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
-    """Return the timeline as an SVG document: sentence, areas, reserved, capacity, steps, peak and legend.
+    """Return the timeline as an SVG document: verdict, areas, reserved, capacity, steps, peak and legend.
 
     `width` and `height` are in pixels. The background is transparent, the text has a grey that is legible on light and
     on dark, and each line has at most 800 points.
@@ -71,9 +72,9 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
     """
     heights = scale(tape)
     # The mean width of a bold letter of 14 pixels is about 7.6 pixels, of a normal one of 12 pixels about 6.4.
-    first, *others = sentence(tape).splitlines()
-    lines = [(part, 14, 'font-weight="600"') for part in textwrap.wrap(first, int((width - 16) / 7.6))]
-    lines += [(part, 12, "") for line in others for part in textwrap.wrap(line, int((width - 16) / 6.4))]
+    verdict = verdict_content(tape)
+    lines = [(part, 14, 'font-weight="600"') for part in textwrap.wrap(verdict.headline, int((width - 16) / 7.6))]
+    lines += [(part, 12, "") for part in textwrap.wrap(verdict.detail, int((width - 16) / 6.4))]
     top = 44 + 20 * len(lines)
     canvas = _Canvas(width, height, window_rows(tape, None), heights.ceiling * 1.15, top)
     for number, (line, size, more) in enumerate(lines):
@@ -184,17 +185,17 @@ def _document(elements: list[str], width: int, height: int) -> str:
 
 
 def image(tape: Tape, width: int = 900) -> str:
-    """Return the image of `svg` as an HTML `<img>` with the sentence as its text alternative.
+    """Return the image of `svg` as an HTML `<img>` with its peak as the text alternative.
 
     Saved notebooks drop an inline `<svg>` and keep an image with a data URL.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> image(tape)[:43]
-    '<img style="max-width:100%" alt="Peak 10 B '
+    >>> image(tape)[:44]
+    '<img style="max-width:100%" alt="Timeline of'
 
     Raises ValueError for a tape that is not placed.
     """
     data = base64.b64encode(svg(tape, width).encode()).decode()
-    alternative = html.escape(" ".join(sentence(tape).split("\n")))
+    alternative = f"Timeline of the allocated memory, peak {size_text(peak(tape)[0])}"
     return f'<img style="max-width:100%" alt="{alternative}" src="data:image/svg+xml;base64,{data}">'

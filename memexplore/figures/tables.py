@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 
 from memexplore.analysis.curves import category_bytes, peak
-from memexplore.analysis.groups import by_line, growth, shown_steps
+from memexplore.analysis.groups import by_line
+from memexplore.analysis.growth import growth, shown_steps
 from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape

@@ -1,4 +1,4 @@
-"""Figures as plain text: a sentence, then a small table with bars."""
+"""Figures as plain text: a verdict, then a small table with bars."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from memexplore.analysis.curves import category_bytes, peak
-from memexplore.analysis.summary import sentence
 from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.analysis.tradeoffs import Point, frontier
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 
@@ -28,14 +28,14 @@ def bar(share: float, width: int = 24) -> str:
 
 
 def timeline_text(tape: Tape) -> str:
-    """Return the timeline as text: the sentence, and the allocated bytes of each category at the peak.
+    """Return the timeline as text: the verdict, and the allocated bytes of each category at the peak.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [1024], "category": [Category.INPUT]},
     ...                          meta=Meta(Source.MEASURED, "cpu"))
     >>> print(timeline_text(tape))
-    Peak 1.00 KiB allocated · 0 % activations
-    On the CPU · measured
+    Peak 1.00 KiB allocated
+    On the CPU · 100 % inputs: try a smaller batch · measured
     <BLANKLINE>
     input  1.00 KiB  100 %  ████████████████████████
 
@@ -53,7 +53,7 @@ def timeline_text(tape: Tape) -> str:
         for kind in sorted(Category, key=lambda kind: -shares[kind])
         if shares[kind]
     ]
-    return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+    return "\n\n".join([verdict_content(tape).text, *([_columns(rows)] if rows else [])])
 
 
 def _percent(share: float) -> str:
@@ -73,7 +73,7 @@ def layers_text(tape: Tape, count: int = 12) -> str:
     for name, size in held.items():
         largest = LAYER_CATEGORIES[int(np.argmax(table.loc[name, names].to_numpy(np.int64)))]
         rows.append((str(name), size_text(int(size)), f"mostly {largest.text}", bar(int(size) / int(held.iloc[0]))))
-    return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+    return "\n\n".join([verdict_content(tape).text, *([_columns(rows)] if rows else [])])
 
 
 def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
@@ -86,7 +86,7 @@ def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
         (size_text(int(entry.size_)), entry.category, entry.layer or "–", entry.op or "–", entry.line or "–")
         for entry in table.rename(columns={"size": "size_"}).itertuples()
     ]
-    return "\n\n".join([sentence(tape), *([_columns(rows)] if rows else [])])
+    return "\n\n".join([verdict_content(tape).text, *([_columns(rows)] if rows else [])])
 
 
 def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:

@@ -1,6 +1,6 @@
 """Widgets and IPython magics: from a Tape or a training step to the output in a notebook.
 
-- `view.py`: the widget of one tape. `view_content.py`, `verdict_content.py` and `cursor_details.py` compute its
+- `view.py`: the widget of one tape. `view_content.py` and `cursor_details.py` compute its
   content, `packing.py` packs it.
 - `explore.py`, `explorer.py`: the widget that runs a step with other knobs. `controls.py` has one control per knob,
   `explorer_layout.py` and `explorer_html.py` arrange them, `tabs.py` fills the explorer's own tabs.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
-import re
 from typing import Any, NamedTuple
 
-from IPython.core.getipython import get_ipython
-
-from memexplore.analysis import curves, groups, tables
+from memexplore.analysis import curves, groups, growth, tables
+from memexplore.analysis.places import place
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Phase, Tape
 from memexplore.units import size_text
@@ -23,10 +20,6 @@ class Line(NamedTuple):
     code: str
 
 
-_CELL = re.compile(r"<ipython-input-[^>\s]*>:\d+|[^\s(;:]*ipykernel_\d+[^\s(;:]*\.py:\d+")
-"""A line of a cell in a text; the kernel names the file of a cell after its content."""
-
-
 def code_line(line: str) -> Line:
     """Return the line of code at ``file:line``; a cell of this notebook is named as in tracebacks.
 
@@ -35,25 +28,8 @@ def code_line(line: str) -> Line:
     >>> code_line("")
     Line(location='', code='')
     """
-    if not line:
-        return Line("", "")
-    filename, _, number = line.rpartition(":")
-    if not number.isdigit():  # rows of the autograd engine name a node instead of a line
-        return Line(line, "")
-    shell = get_ipython()
-    # IPython has the name of a cell in tracebacks, for example ("Cell", "In[3]").
-    name = getattr(shell.compile, "format_code_name", lambda _: None)(filename) if shell is not None else None
-    location = name[1] if name else filename.replace("\\", "/").rsplit("/", 1)[-1]
-    return Line(f"{location}, line {number}", linecache.getline(filename, int(number)).strip())
-
-
-def name_cells(text: str) -> str:
-    """Return a text with the lines of this notebook's cells named as in tracebacks: ``In[3], line 2``.
-
-    >>> name_cells("too small (train.py:7)")
-    'too small (train.py:7)'
-    """
-    return _CELL.sub(lambda match: code_line(match[0]).location, text)
+    found = place(line)
+    return Line(found.text, found.code)
 
 
 def cursor_text(tape: Tape, row: int) -> str:
@@ -110,8 +86,8 @@ def live_lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
 
 def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
     """Return the memory that grew from step to step: `text`, titles of at most three `steps`, and `rows` of text."""
-    table = groups.growth(tape)
-    steps = groups.shown_steps(table)
+    table = growth.growth(tape)
+    steps = growth.shown_steps(table)
     rows = [
         {
             "grew": f"+{size_text(int(entry['grew']))}",
@@ -122,7 +98,7 @@ def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
         }
         for entry in table.head(count).to_dict("records")
     ]
-    return {"text": groups.growth_text(tape), "steps": [f"Step {step}" for step in steps], "rows": rows}
+    return {"text": growth.growth_text(tape), "steps": [f"Step {step}" for step in steps], "rows": rows}
 
 
 def _category(category: str) -> dict[str, str]:

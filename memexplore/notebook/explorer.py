@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,11 @@ class Result(NamedTuple):
 
     trial: Trial
     outcome: Outcome
+
+    @property
+    def needed(self) -> int | None:
+        """Bytes that a setting which does not fit needs."""
+        return None if self.outcome.fits else self.outcome.peak_reserved
 
 
 Run = Callable[[Knobs], tuple[Trial, Outcome]]
@@ -86,7 +92,7 @@ class Explorer(widgets.VBox):
         self._follow_up: Iterator[None] = iter(())
         self._static_display: Any = None
         self._controls = [control for panel in panels.values() for control in panel]
-        self.view = View(self._shown.trial.tape)
+        self.view = View(self._shown.trial.tape, self._shown.needed)
         self.view.on_tab_click(self._on_tab_click)
         self.view.observe(self._update_layer_buttons, "selection")
         self._headline, self._hints = html_widget("headline"), html_widget("hints")
@@ -198,7 +204,8 @@ class Explorer(widgets.VBox):
 
         before = self._before.trial.tape if self._before else None
         # While the browser draws, it has the processor to itself; without a browser the follow-up starts anyway.
-        self.view.show(result.trial.tape, before, lambda: self._thread.run_after(_SECONDS_AFTER_DRAWN, start))
+        on_drawn = functools.partial(self._thread.run_after, _SECONDS_AFTER_DRAWN, start)
+        self.view.show(result.trial.tape, before, on_drawn, needed=result.needed)
         self._headline.value = explorer_html.headline(self._sentence())
         if self._thread.is_kernel:
             self._thread.run_after(_SECONDS_WITHOUT_BROWSER, start)
@@ -222,7 +229,7 @@ class Explorer(widgets.VBox):
 
     def _follow_up_parts(self, result: Result) -> Iterator[None]:
         self._sync_controls()
-        self._hints.value = explorer_html.hints(result.outcome.applied, result.trial.tape)
+        self._hints.value = explorer_html.hints(result.outcome.applied)
         self.view.send_details()
         yield
         shown = [self._results[knobs].outcome for knobs in self._history]

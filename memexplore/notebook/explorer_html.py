@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 
-from memexplore.analysis import groups
 from memexplore.knobs.report import ApplyReport
-from memexplore.tape import Tape
 
 _MAX_ERROR_LENGTH = 400
 
@@ -31,10 +29,9 @@ def error(text: str, sentence: str) -> str:
     )
 
 
-def hints(applied: ApplyReport, tape: Tape) -> str:
-    """Return notes on the applied knobs, the text of an out-of-memory error, and the skipped sites with reasons."""
-    oom = groups.ending_text(tape)
-    parts = [f"<p>{html.escape(note)}</p>" for note in (*applied.note_texts, *([oom] if oom else []))]
+def hints(applied: ApplyReport) -> str:
+    """Return notes on the applied knobs, and the skipped sites with reasons."""
+    parts = [f"<p>{html.escape(note)}</p>" for note in applied.note_texts]
     if applied.skipped:
         items = "".join(
             f"<li><b>{html.escape(site.site)}</b>: {html.escape(site.reason)}</li>" for site in applied.skipped

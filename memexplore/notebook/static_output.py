@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 
-from memexplore.analysis import summary
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.static import svg
 from memexplore.figures.text import timeline_text
 from memexplore.tape import Tape
@@ -14,9 +14,9 @@ from memexplore.tape import Tape
 def image_html(tape: Tape, class_name: str) -> str:
     """Return the timeline as an ``<img>`` element with a CSS class."""
     data = base64.b64encode(svg(tape).encode()).decode()
-    sentence = html.escape(summary.sentence(tape))
+    verdict = html.escape(verdict_content(tape).text)
     source = f"data:image/svg+xml;base64,{data}"
-    return f'<img class="{class_name}" style="max-width: 100%" alt="{sentence}" src="{source}">'
+    return f'<img class="{class_name}" style="max-width: 100%" alt="{verdict}" src="{source}">'
 
 
 def static_output(tape: Tape, class_name: str, sentence: str = "") -> dict[str, str]:

@@ -74,9 +74,10 @@ class View(anywidget.AnyWidget):
     cursor = traitlets.Int()
     selection = traitlets.Unicode(None, allow_none=True)
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, needed: int | None = None) -> None:
         self._tape = tape
         self._before: Tape | None = None
+        self._needed = needed
         self._screen = Screen()
         self._is_silent = False
         self._tabs: dict[str, Tab] = {}
@@ -114,11 +115,18 @@ class View(anywidget.AnyWidget):
         self.show(self._tape, before)
         self.send_details()
 
-    def show(self, tape: Tape, before: Tape | None = None, on_drawn: Callable[[], None] | None = None) -> None:
+    def show(
+        self,
+        tape: Tape,
+        before: Tape | None = None,
+        on_drawn: Callable[[], None] | None = None,
+        *,
+        needed: int | None = None,
+    ) -> None:
         """Replace the tape. Zoom, cursor and selection move to the same position in the run and the same layer.
 
         Tables and the chart of layers stay those of the old tape until `send_details`. `on_drawn` is called once, when
-        a browser has drawn the tape; never if another tape is shown first.
+        a browser has drawn the tape; never if another tape is shown first. `needed` is as in `verdict_content`.
 
         Raises ValueError, and changes nothing, if a tape has no addresses.
         """
@@ -135,7 +143,7 @@ class View(anywidget.AnyWidget):
                 tape.modules
             )
             window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
-            self._tape, self._before, self._on_drawn = tape, before, on_drawn
+            self._tape, self._before, self._on_drawn, self._needed = tape, before, on_drawn, needed
             self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
             with self._silently():
                 self.cursor, self.selection = cursor, self.selection if has_layer else None
@@ -259,7 +267,8 @@ class View(anywidget.AnyWidget):
         self.send({"type": kind}, pack(content))
 
     def _scene(self) -> Scene:
-        return Scene(self._tape, self.cursor, self.selection, self._before, self._screen.window, self._screen.width)
+        screen = self._screen
+        return Scene(self._tape, self.cursor, self.selection, self._before, screen.window, screen.width, self._needed)
 
     # -- display
 

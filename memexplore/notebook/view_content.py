@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from memexplore.analysis import curves
 from memexplore.analysis.addresses import fragmentation_text
 from memexplore.analysis.placements import placement_note
+from memexplore.analysis.places import name_cells
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
 from memexplore.figures.layers import layers_figure
@@ -22,9 +24,8 @@ from memexplore.figures.timeline import (
     timeline_traces,
     trace_by_name,
 )
-from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors, name_cells
+from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors
 from memexplore.notebook.packing import pack
-from memexplore.notebook.verdict_content import verdict_content
 from memexplore.tape import Tape
 
 
@@ -40,12 +41,15 @@ class Scene(NamedTuple):
     window: Window = None
     width: int | None = None
     """Width of the timeline in pixels, None if unknown."""
+    needed: int | None = None
+    """Peak reserved of the run with unlimited memory, None if it was not run."""
 
 
 def tape_content(scene: Scene) -> dict[str, Any]:
-    """Return the verdict, notes and timeline traces of the tape."""
+    """Return verdict, notes and timeline traces of the tape."""
+    verdict = verdict_content(scene.tape, scene.needed)
     return {
-        "verdict": verdict_content(scene.tape),
+        "verdict": {**verdict._asdict(), "where": [place._asdict() for place in verdict.where]},
         "notes": [name_cells(note) for note in (*scene.tape.meta.notes, placement_note(scene.tape)) if note],
         "data": _traces(scene),
     }

@@ -1,11 +1,11 @@
-"""Memory by line, layer and category: live blocks, growth from step to step, difference of two tapes."""
+"""Memory by line, layer and category: live blocks, difference of two tapes."""
 
 from __future__ import annotations
 
 import memexplore as mx
 from memexplore.analysis import curves, groups
-from memexplore.tape import Category, Frame, Meta, Phase, Source, Tape
-from tests.sample_tapes import GIB, Program, oom_tape, small_tape, training_tape
+from memexplore.tape import Category, Frame, Meta, Source, Tape
+from tests.sample_tapes import small_tape, training_tape
 
 
 def test_by_line_sums_to_the_peak() -> None:
@@ -21,58 +21,6 @@ def test_by_line_after_a_row() -> None:
     assert table["line"].tolist() == ["train.py:3", "train.py:6", "train.py:5", "train.py:7"]
     assert table["size"].tolist() == [400, 200, 100, 50]
     assert table["category"].tolist() == ["parameter", "activation", "input", "temporary"]
-
-
-def leaking_tape(steps: int) -> Tape:
-    """Return a tape whose steps never free the 100 bytes of their loss, from line 9; a step frees its other blocks."""
-    program = Program()
-    program.alloc(1000, Category.PARAMETER, "empty", "fc", 3)
-    for step in range(1, steps + 1):
-        program.mark(step, Phase.FORWARD)
-        held = program.alloc(500, Category.ACTIVATION, "mm", "fc", 8)
-        program.alloc(100, Category.ACTIVATION, "sum", "", 9)
-        program.mark(step, Phase.BACKWARD)
-        program.free(held)
-    return program.tape()
-
-
-def test_growth_finds_the_line_of_a_leak() -> None:
-    table = groups.growth(leaking_tape(4))
-    assert table[["layer", "line", "category"]].to_numpy().tolist() == [["(no layer)", "train.py:9", "activation"]]
-    # the first step is warm-up: 200 after the second, 400 after the fourth
-    assert table[[2, 3, 4, "grew"]].to_numpy().tolist() == [[200, 300, 400, 200]]
-    assert groups.growth_text(leaking_tape(4)).startswith(
-        "200 B at the end of step 2 grew to 400 B at the end of step 4, +200 B (+100 %)"
-    )
-
-
-def test_growth_ignores_an_unfinished_step() -> None:
-    tape = leaking_tape(4)
-    # the last three rows are the mark of backward and the free of the activation
-    assert groups.growth(tape[:-3])[[2, 3, "grew"]].to_numpy().tolist() == [[200, 300, 100]]
-
-
-def test_growth_of_training_without_a_leak_is_empty() -> None:
-    assert len(groups.growth(training_tape(steps=5))) == 0
-    assert groups.growth_text(training_tape(steps=5)) == ""
-
-
-def test_growth_of_two_steps_is_empty() -> None:
-    assert len(groups.growth(leaking_tape(2))) == 0
-
-
-def test_oom_text_has_request_free_memory_and_holders() -> None:
-    # 1 GiB of parameters from line 3 and 2 GiB of activations from line 6 fill 3 GiB of segments; 4 GiB is the capacity
-    assert groups.oom_text(oom_tape()) == (
-        "A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved, 1.00 GiB of the device left and nothing "
-        "free in them. The largest holders of the 3.00 GiB allocated: train.py:6 (2.00 GiB, activation), "
-        "train.py:3 (1.00 GiB, parameter)."
-    )
-    assert curves.curve(oom_tape(), "reserved")[-1] == 3 * GIB
-
-
-def test_oom_text_of_a_run_that_fits_is_empty() -> None:
-    assert groups.oom_text(small_tape()) == ""
 
 
 def one_layer(size: int, address: int, line: int = 3) -> Tape:

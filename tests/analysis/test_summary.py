@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from memexplore.analysis import curves, summary, tables
 from memexplore.analysis.tables import NO_LAYER, module_parents
-from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
-from tests.sample_tapes import CPU, GIB, MIB, T4, Program, oom_tape, small_tape, training_tape
+from memexplore.tape import Action, Category, Frame, Meta, Tape
+from tests.sample_tapes import CPU, GIB, MIB, T4, leaking_tape, oom_tape, small_tape, training_tape
 
 ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
 
@@ -261,7 +261,7 @@ def test_user_line_of_installed_code_is_the_innermost():
     assert tables.user_line(stack) == "/env/site-packages/a.py:1"
 
 
-# -- summary and sentence
+# -- summary
 
 
 def test_summary_of_the_small_tape():
@@ -288,6 +288,7 @@ def test_summary_of_the_small_tape():
         "error": None,
         "failed_request": None,
         "caught_requests": [],
+        "growth": None,
         "notes": [],
     }  # fmt: skip
 
@@ -297,37 +298,7 @@ def test_summary_of_an_oom():
     assert (result["outcome"], result["gpu"], result["peak_reserved"]) == ("oom", "T4", 3 * GIB)
 
 
-def test_sentence_of_a_run_that_fits():
-    program = Program()
-    program.alloc(6 * GIB, Category.ACTIVATION, "convolution", "layer1", 3)
-    program.alloc(2 * GIB, Category.PARAMETER, "empty", "layer1", 3)
-    program.rows.insert(0, (Action.SEGMENT_ALLOC, 0, 9 * GIB, Category.UNKNOWN, Phase.OTHER, 0, -1, -1, -1))
-    tape = program.tape(T4._replace(capacity=12 * GIB))
-    # 6 / 8 = 75 % activations; 12 - 9 = 3 GiB to spare
-    assert summary.sentence(tape).splitlines() == [
-        "Peak 8.00 GiB allocated (9.00 reserved) in layer1 · 75 % activations",
-        "Fits a Tesla T4 (12.0 GiB usable) with 3.00 GiB to spare · predicted, torch 2.13",
-    ]
-
-
-def test_sentence_of_an_oom():
-    # 2 GiB requested with 3 of 4 GiB reserved: 1 GiB more than was free
-    assert summary.sentence(oom_tape()).splitlines() == [
-        "Out of memory in step 1, forward of layer2.conv: convolution requested 2.00 GiB, 1.00 GiB more than was free",
-        "A 4.00 GiB GPU has 4.00 GiB usable; peak 3.00 GiB allocated (3.00 reserved) · 67 % activations · predicted, "
-        "torch 2.13",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("device", "with_article"),
-    [
-        ("Tesla T4", "a Tesla T4"),
-        ("NVIDIA A100", "an NVIDIA A100"),
-        ("RTX 4090", "an RTX 4090"),
-        ("GeForce", "a GeForce"),
-    ],
-)
-def test_device_name_has_an_article(device, with_article):
-    tape = tape_of((ALLOC, 0, 10), meta=Meta(Source.PREDICTED, device, capacity=GIB))
-    assert f"Fits {with_article} (" in summary.sentence(tape)
+def test_summary_has_the_growth_and_its_line():
+    # 100 bytes from line 9 stay in every step; a CPU is never full
+    grown = summary.summary(leaking_tape(4))["growth"]
+    assert (grown["bytes_per_step"], grown["full_at_step"], grown["line"]) == (100, None, "train.py:9")

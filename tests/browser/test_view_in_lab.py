@@ -200,9 +200,7 @@ def test_selected_layer_highlights_its_blocks_and_a_block_selects_its_layer(show
 
 
 def test_growth_tab_shows_what_grows(notebook: Callable[..., Any]) -> None:
-    book = notebook(
-        "import memexplore as mx\nfrom tests.analysis.test_diff import leaking_tape\nmx.view(leaking_tape(4))"
-    )
+    book = notebook("import memexplore as mx\nfrom tests.sample_tapes import leaking_tape\nmx.view(leaking_tape(4))")
     book.run(0)
     book.page.wait_for_selector(".memexplore-drawn .icicle")
     book.page.get_by_role("tab", name="Growth", exact=True).click()

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from memexplore.analysis import summary
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import static, tables, text
 from memexplore.figures.layers import layers_figure
 from memexplore.figures.palette import COLOURS
@@ -32,7 +32,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_image_has_the_texts_of_the_timeline():
     root = ET.fromstring(static.svg(training_tape()))
     labels = [element.text for element in root.iter(f"{SVG}text")]
-    assert labels[0] == summary.sentence(training_tape()).splitlines()[0]
+    assert labels[0] == verdict_content(training_tape()).headline
     for label in ("peak 3.21 GiB", "step 2", "backward", "activation", "reserved", "event", "allocated, predicted"):
         assert label in labels
 
@@ -54,12 +54,13 @@ def test_top_area_reaches_the_peak():
     assert min(heights) == float(circle.get("cy", "nan"))
 
 
-def test_long_sentence_is_wrapped():
+def test_long_verdict_is_wrapped():
     program = Program()
     program.alloc(100, Category.ACTIVATION, "op", ".".join(["module_with_a_long_name"] * 6), 3)
     root = ET.fromstring(static.svg(program.tape(), width=600))
-    # bold letters of 14 pixels are 7.6 pixels wide: (600 - 16) / 7.6 = 76 letters
-    assert all(len(element.text or "") <= 76 for element in root.iter(f"{SVG}text"))
+    # Letters are 7.6 pixels wide in bold and 6.4 in plain text: (600 - 16) / 7.6 = 76 and (600 - 16) / 6.4 = 91.
+    widths = {"600": 76, None: 91}
+    assert all(len(element.text or "") <= widths[element.get("font-weight")] for element in root.iter(f"{SVG}text"))
 
 
 def test_names_in_the_image_are_escaped():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memexplore.analysis.summary import sentence
 from memexplore.analysis.verdict import Verdict, verdict
+from memexplore.analysis.verdict_content import verdict_content
 from tests.notebook.magics_shell import Shell
 
 CHOICE = 'device = "cuda" if torch.cuda.is_available() else "cpu"\nmodel = torch.nn.Linear(8, 8).to(device)'
@@ -24,7 +24,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_device_of_an_earlier_cell_is_named_with_what_to_write(shell: Shell) -> None:
     shell.run(CHOICE).raise_error()
     shell.run(f"%%memprofile --gpu T4 -o tape\n{TRAINING}").raise_error()
-    first, second = sentence(shell["tape"]).splitlines()
+    first, second = verdict_content(shell["tape"]).text.splitlines()
     assert first == "Nothing trained on the Tesla T4: Linear trained on the CPU"
     assert second.startswith(
         "device is the CPU, set by a cell that ran before the virtual GPU was on: "
@@ -69,6 +69,6 @@ def test_explorer_is_not_shown_for_a_cell_without_the_gpu(shell: Shell, explored
 @pytest.mark.parametrize("magic", ["%%memprofile --gpu T4 -o tape\n", "%memprofile --gpu T4 -o tape "])
 def test_cell_that_raises_never_fits(shell: Shell, magic: str) -> None:
     assert shell.run(f'{magic}torch.ones(3, device="cuda").nope').error_in_exec is not None
-    text = sentence(shell["tape"])
+    text = verdict_content(shell["tape"]).text
     assert text.startswith("Ended by an error: AttributeError: ")
     assert "fits" not in text.lower()

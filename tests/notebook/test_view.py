@@ -11,8 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 from traitlets import TraitError
 
-from memexplore.analysis import summary
 from memexplore.analysis.addresses import fragmentation_text
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.timeline import timeline
 from memexplore.notebook.cursor_details import cursor_text, live_tensors
 from memexplore.notebook.view import View, view
@@ -98,8 +98,7 @@ def test_tape_without_addresses_raises() -> None:
 
 def test_request_for_everything(browser: Browser) -> None:
     (answer,) = browser.request(type="everything")
-    lines = [answer["verdict"][name] for name in ("headline", "detail")]
-    assert lines == summary.sentence(browser.view.tape).splitlines()
+    assert answer["verdict"]["headline"] == verdict_content(browser.view.tape).headline
     assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
     assert answer["layers"]["data"][0]["type"] == "icicle"
     assert answer["row"] == PEAK_ROW
@@ -179,14 +178,14 @@ def test_tensor_made_in_a_cell_names_the_cell(monkeypatch: pytest.MonkeyPatch) -
     stacks = tuple(tuple(frame._replace(filename=name, line=2) for frame in stack[1:]) for stack in tape.stacks)
     tensor = live_tensors(tape.replace(stacks=stacks), 3)[1]
     InteractiveShell.clear_instance()
-    assert (tensor["location"], tensor["code"]) == ("In[7], line 2", "b = 2")
+    assert (tensor["location"], tensor["code"]) == ("Cell In[7], line 2", "b = 2")
 
 
 def test_out_of_memory_view_has_an_image() -> None:
     shown = view(oom_tape())
     data, _ = shown._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
-    assert data["text/plain"].startswith("Out of memory")
+    assert data["text/plain"].startswith("Needs more than 5.00 GiB")
     assert 'src="data:image/svg+xml;base64,' in data["text/html"]
 
 
@@ -225,8 +224,8 @@ def test_click_on_a_block_selects_its_layer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_out_of_memory_names_the_lines_that_held_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     (reply,) = Browser(view(oom_tape()), monkeypatch).request(type="everything")
-    (place,) = reply["verdict"]["where"]
-    assert place["text"].startswith("A request for 2.00 GiB failed at train.py:7: 3.00 GiB reserved")
+    assert (reply["verdict"]["level"], reply["verdict"]["needed"]) == ("oom", 5 << 30)
+    assert reply["verdict"]["where"][0] == {"text": "train.py, line 7", "code": "", "path": "train.py:7"}
     assert reply["growth"]["rows"] == []
     assert [line["size"] for line in reply["lines"]] == ["2.00 GiB", "1.00 GiB"]
 

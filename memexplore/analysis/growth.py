@@ -1,0 +1,182 @@
+"""Memory that grows from step to step: a Tape goes in; out come the groups that grow, and the leak among them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, lifetimes, peak
+from memexplore.analysis.groups import category_names, layer_names, line_names
+from memexplore.tape import Action, Tape
+from memexplore.units import difference_text, size_text
+
+if TYPE_CHECKING:
+    import pandas
+
+_COMPARED_STEPS = 100
+_LONGEST_TRAINING = 1_000_000
+"""Steps after which a leak no longer matters: slower growth is not called a leak."""
+_LEAST_RISES = 3
+
+
+class Leak(NamedTuple):
+    """Growth that continues to the last step."""
+
+    bytes_per_step: int
+    full_at: int | None
+    """The step in which the device would be full; None without a capacity, and for a run that is out of memory."""
+    row: int
+    """An alloc row of the group that grows most: its line, layer and category."""
+
+
+class _Held(NamedTuple):
+    """Allocated bytes at the ends of steps, by layer, line and category."""
+
+    steps: list[int]
+    row: Rows
+    """An alloc row of each group."""
+    sizes: Rows
+    """Shape (groups, steps)."""
+
+
+def growth(tape: Tape) -> pandas.DataFrame:
+    """Return the groups whose memory grows from step to step, most growth first.
+
+    Columns `layer`, `line`, `category`, one column per step (its number) with the allocated bytes at the end of that
+    step, and `grew`, last minus first. Only groups that never shrink and end above their start are included. The first
+    step is warm-up, because it allocates gradients and optimizer state, and an unfinished last step is ignored, so the
+    table is empty for fewer than three steps. Of more than 100 steps 100 are compared, evenly spread.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> rows = {"address": [0, 512, 1024], "size": [10, 10, 10], "step": [1, 2, 3]}
+    >>> growth(Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cpu")))["grew"].tolist()
+    [10]
+
+    Raises ValueError for a tape that is not placed.
+    """
+    import pandas
+
+    held = _held(tape)
+    values = held.sizes
+    grew = values[:, -1] - values[:, 0] if len(held.steps) else np.zeros(0, dtype=np.int64)
+    kept = np.flatnonzero(np.all(np.diff(values, axis=1) >= 0, axis=1) & (grew > 0)) if len(grew) else grew
+    rows = held.row[kept]
+    columns: dict[str | int, NDArray[Any]] = {"layer": layer_names(tape)[tape.module[rows]]}
+    columns |= {"line": line_names(tape, rows), "category": category_names(tape, rows)}
+    columns |= {step: values[kept, number] for number, step in enumerate(held.steps)}
+    table = pandas.DataFrame({**columns, "grew": grew[kept]})
+    return table.sort_values("grew", ascending=False, kind="stable", ignore_index=True)
+
+
+@cached_by_tape
+def leak(tape: Tape) -> Leak | None:
+    """Return the growth that continues to the last finished step, None without one; cached per tape.
+
+    A group leaks if what it never gives back again rises in at least three steps after the first one (in both steps of
+    two), and if it rises to the end: since its last rise no more steps have passed than between two rises. Growth that
+    happens once (the state of an optimizer, a second model) and growth that ends (a cache that is full) is no leak. The
+    bytes per step are the median of the growth between any two steps (Theil and Sen), summed over the groups. Growth
+    that would take more than a million steps to fill the device, or without a capacity to double the peak, is ignored.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> rows = {"address": [0, 512, 1024, 1536], "size": [10, 10, 10, 10], "step": [1, 2, 3, 4]}
+    >>> leak(Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cpu"))).bytes_per_step
+    10
+
+    Raises ValueError for a tape that is not placed.
+    """
+    held = _held(tape)
+    if len(held.steps) < 3:
+        return None
+    steps = np.array(held.steps, dtype=np.float64)
+    # What a group holds after a step and never gives back: the least of all later values.
+    kept = np.minimum.accumulate(held.sizes[:, ::-1], axis=1)[:, ::-1]
+    slopes = np.zeros(len(kept))
+    for group in np.flatnonzero(kept[:, -1] > kept[:, 0]).tolist():
+        if _rises_to_the_end(kept[group]):
+            slopes[group] = _median_slope(steps, kept[group])
+    rate = float(slopes.sum())
+    used, capacity = peak(tape, "reserved")[0], tape.meta.capacity
+    room = used if capacity is None else max(capacity - used, 0)
+    if rate <= 0 or room / rate > _LONGEST_TRAINING:
+        return None
+    is_open = capacity is not None and not np.any(tape.action == Action.OOM)
+    full_at = held.steps[-1] + math.ceil(room / rate) if is_open else None
+    return Leak(round(rate), full_at, int(held.row[int(np.argmax(slopes))]))
+
+
+def _rises_to_the_end(values: Rows) -> bool:
+    rises = np.flatnonzero(np.diff(values) > 0)
+    intervals = len(values) - 1
+    if len(rises) < min(_LEAST_RISES, intervals):
+        return False
+    return bool(intervals - 1 - rises[-1] < np.diff(rises).max())
+
+
+def _median_slope(steps: NDArray[np.float64], values: Rows) -> float:
+    first, second = np.triu_indices(len(values), k=1)
+    return float(np.median((values[second] - values[first]) / (steps[second] - steps[first])))
+
+
+def _held(tape: Tape) -> _Held:
+    """Return the bytes at the ends of at most 100 finished steps after the first."""
+    ends = np.array(_step_ends(tape)[1:], dtype=np.int64)
+    if len(ends) > _COMPARED_STEPS:
+        ends = ends[np.linspace(0, len(ends) - 1, _COMPARED_STEPS).round().astype(np.int64)]
+    life = lifetimes(tape)
+    # The ends of steps that a block lives to see.
+    first, after = np.searchsorted(ends, life.born), np.searchsorted(ends, life.requested)
+    seen = (first < after) & (block_bytes(tape)[life.born] > 0)
+    born, first, after = life.born[seen], first[seen], after[seen]
+    names = [layer_names(tape)[tape.module[born]], line_names(tape, born), category_names(tape, born)]
+    number: dict[tuple[str, ...], int] = {}
+    group = np.array([number.setdefault(key, len(number)) for key in zip(*names, strict=True)], dtype=np.int64)
+    row = np.zeros(len(number), dtype=np.int64)
+    row[group] = born  # the last block of each group
+    changes = np.zeros((len(number), len(ends) + 1), dtype=np.int64)
+    sizes = block_bytes(tape)[born]
+    np.add.at(changes, (group, first), sizes)
+    np.add.at(changes, (group, after), -sizes)
+    return _Held(tape.step[ends].tolist(), row, np.cumsum(changes, axis=1)[:, :-1])
+
+
+def _step_ends(tape: Tape) -> list[int]:
+    """Return the last row of each finished training step."""
+    inside = np.flatnonzero(tape.step > 0)
+    if not len(inside):
+        return []
+    numbers = tape.step[inside]
+    last = np.flatnonzero(np.append(numbers[1:] != numbers[:-1], True))
+    ends: list[int] = inside[last].tolist()
+    if len(ends) > 1:
+        phases = [set(np.unique(tape.phase[tape.step == tape.step[row]]).tolist()) for row in ends[-2:]]
+        if phases[0] - phases[1] or np.any(tape.action[ends[-2] :] == Action.OOM):
+            ends.pop()
+    return ends
+
+
+def shown_steps(table: pandas.DataFrame) -> list[int]:
+    """Return the steps that a narrow table of `growth` shows: the first, the second last and the last.
+
+    >>> import pandas
+    >>> shown_steps(pandas.DataFrame(columns=["layer", "line", "category", 2, 3, 4, 5, "grew"]))
+    [2, 4, 5]
+    """
+    steps = [column for column in table.columns if isinstance(column, int)]
+    return sorted({*steps[:1], *steps[-2:]})
+
+
+def growth_text(tape: Tape) -> str:
+    """Return the growth of the groups of `growth` together as one sentence, empty if nothing grew."""
+    table = growth(tape)
+    if not len(table):
+        return ""
+    steps = [column for column in table.columns if isinstance(column, int)]
+    first, last = (int(table[step].sum()) for step in (steps[0], steps[-1]))
+    return (
+        f"{size_text(first)} at the end of step {steps[0]} grew to {size_text(last)} at the end of step "
+        f"{steps[-1]}, {difference_text(first, last)}."
+    )

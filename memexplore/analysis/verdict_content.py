@@ -1,0 +1,336 @@
+"""The verdict on a run in words: a Tape goes in; out come a headline, a detail, and the lines of code that it is about.
+
+Every surface (widget, page, command line, reprs) shows the result of `verdict_content`; nothing else says whether a run
+fits or what ended it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import NamedTuple
+
+from memexplore.analysis.curves import category_bytes, curve, peak
+from memexplore.analysis.growth import leak
+from memexplore.analysis.location import location_text, where
+from memexplore.analysis.places import Place, name_cells, place, places
+from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, verdict
+from memexplore.tape import Category, Ending, Tape
+from memexplore.units import parse_size, size_text
+
+_TIGHT = 0.05
+"""A run fits tightly if less than this share of the device is left."""
+_LEVERS = {
+    Category.PARAMETER: "weights in 16 bits",
+    Category.OPTIMIZER_STATE: "an optimizer with less state, such as 8-bit AdamW or SGD",
+    Category.GRADIENT: "an update in the backward pass, frozen layers or LoRA",
+    Category.ACTIVATION: "checkpointing or mixed precision",
+    Category.INPUT: "a smaller batch",
+    Category.TEMPORARY: "a smaller batch or micro-batches",
+}
+"""What lowers the bytes of a category; the others depend on the code alone."""
+_PLURALS = {
+    Category.PARAMETER: "parameters",
+    Category.BUFFER: "buffers",
+    Category.GRADIENT: "gradients",
+    Category.ACTIVATION: "activations",
+    Category.INPUT: "inputs",
+    Category.TEMPORARY: "temporaries",
+    Category.WORKSPACE: "workspaces",
+    Category.UNKNOWN: "of unknown kind",
+}
+_LINE_AT_END = re.compile(r"\((?P<line>[^()]+:\d+)\)$")
+
+
+class Level(enum.StrEnum):
+    """What a verdict means for the person who reads it."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    """Fits with less than 5 % of the device left."""
+    GROWING = "growing"
+    """Fits so far, and memory grows from step to step."""
+    OOM = "oom"
+    ERROR = "error"
+    """An error or an interrupt ended the program."""
+    NONE = "none"
+    """Nothing to judge: no capacity, or nothing ran on the GPU."""
+
+
+class VerdictContent(NamedTuple):
+    """The verdict on a run; sizes in bytes."""
+
+    level: Level
+    headline: str
+    detail: str
+    """The peak, its largest categories and what lowers them, and the origin of the numbers."""
+    where: tuple[Place, ...]
+    """Where the run stops or what grows: the innermost line of the user's code first, then the rest of its stack."""
+    used: int
+    """Peak reserved of the tape."""
+    capacity: int | None
+    needed: int
+    """Peak reserved of the whole run; of a run that stopped at least."""
+    device: str
+    """Short name, such as ``T4``."""
+
+    @property
+    def text(self) -> str:
+        """Headline and detail, one line each."""
+        return f"{self.headline}\n{self.detail}"
+
+
+def verdict_content(tape: Tape, needed: int | None = None, whole: Tape | None = None) -> VerdictContent:
+    """Return the verdict on a run in words.
+
+    `needed` are the bytes that the run reserves with unlimited memory, and `whole` is the tape of that run; without
+    either, the verdict on a run out of memory gives the bytes held and requested when it stopped, as "more than".
+
+    >>> from memexplore.tape import Meta, Phase, Source
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=8192, versions={"torch": "2.13.0"})
+    >>> tape = Tape.from_columns({"address": [0, 4096], "size": [3072, 1024], "step": [1, 1], "module": [0, 0],
+    ...     "category": [Category.ACTIVATION, Category.INPUT], "phase": [Phase.FORWARD] * 2}, modules=["conv1"],
+    ...     meta=meta)
+    >>> print(verdict_content(tape).text)
+    Fits: needs 4.00 KiB · T4 has 8.00 · 4.00 to spare
+    Peak 4.00 KiB allocated in step 1, forward of conv1 · 75 % activations, 25 % inputs: try checkpointing or mixed \
+precision · predicted, torch 2.13
+
+    Raises ValueError for a tape that is not placed.
+    """
+    if whole is not None and needed is None:
+        needed = peak(whole, "reserved")[0]
+    match verdict(tape):
+        case Verdict.OOM:
+            return _out_of_memory(tape, needed, whole)
+        case Verdict.NOT_ON_GPU:
+            return _content(tape, Level.NONE, _not_on_gpu(tape), [tape.meta.advice or _ADVICE, _source(tape)])
+        case Verdict.ERROR | Verdict.INTERRUPTED:
+            return _ended_early(tape)
+        case _:
+            return _growing(tape) or _fits(tape)
+
+
+_ADVICE = 'Put the model and its batches on "cuda"'
+
+
+def _content(
+    tape: Tape,
+    level: Level,
+    headline: str,
+    details: list[str],
+    where: tuple[Place, ...] = (),
+    needed: int | None = None,
+) -> VerdictContent:
+    used = peak(tape, "reserved")[0]
+    return VerdictContent(
+        level,
+        headline,
+        " · ".join(filter(None, details)),
+        where,
+        used,
+        tape.meta.capacity,
+        used if needed is None else needed,
+        _short_name(tape),
+    )
+
+
+# -- runs that fit
+
+
+def _fits(tape: Tape) -> VerdictContent:
+    used, capacity = peak(tape, "reserved")[0], tape.meta.capacity
+    caught = tuple(found for row in caught_requests(tape) for found in _places(tape, row)[:1])
+    details = [
+        f"Peak {_held(tape)}{_at(tape)}",
+        _shares(tape, lever=True),
+        caught_text(tape).removesuffix("."),
+        _source(tape),
+    ]
+    if capacity is None:
+        device = "the CPU" if tape.meta.device == "cpu" else tape.meta.device
+        parts = [f"On {device}", _shares(tape, lever=True), _source(tape)]
+        return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
+    spare = capacity - used
+    is_tight = spare < capacity * _TIGHT
+    left = in_unit_of(spare, used) if spare > 0 else "nothing"
+    budget = f"needs {size_text(used)} · {_has(tape, used)} · {left} to spare"
+    headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget}"
+    return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)
+
+
+def _growing(tape: Tape) -> VerdictContent | None:
+    found = leak(tape)
+    if found is None:
+        return None
+    grows = f"rows {size_text(found.bytes_per_step)} a step"
+    fits = tape.meta.capacity is not None
+    headline = f"Fits now, but g{grows}" if fits else f"G{grows}"
+    if found.full_at is not None:
+        headline += f": full at about step {about(found.full_at):,}"
+    where = _places(tape, found.row)
+    held = f"at {where[0].text} " if where else ""
+    used = peak(tape, "reserved")[0]
+    kept = (
+        f"{Category(int(tape.category[found.row])).text.capitalize()} memory allocated {held}is kept from step to step"
+    )
+    budget = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
+    details = [kept, budget, f"peak {_held(tape)}{_at(tape)}", _shares(tape, lever=False), _source(tape)]
+    return _content(tape, Level.GROWING, headline, details, where)
+
+
+def about(number: int) -> int:
+    """Return a number with two digits.
+
+    >>> about(896), about(12_345), about(7)
+    (900, 12000, 7)
+    """
+    return round(number, min(2 - len(str(number)), 0))
+
+
+# -- runs out of memory
+
+
+def _out_of_memory(tape: Tape, needed: int | None, whole: Tape | None) -> VerdictContent:
+    row = failed_request(tape)
+    request, allocated = int(tape.size[row]), int(curve(tape)[row])
+    location, op = location_text(tape, row), where(tape, row)["op"]
+    stops = f"{'Stops in ' + location if location else 'Stops'}: {op or 'the run'} requested {size_text(request)}"
+    found = leak(tape)
+    details = [
+        stops,
+        _gaps(tape, row),
+        "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
+        caught_text(tape).removesuffix("."),
+        _shares(whole or tape, lever=found is None),
+        f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
+        _source(tape),
+    ]
+    where_grows = _places(tape, found.row)[:1] if found is not None else ()
+    least = allocated + request
+    return _content(
+        tape,
+        Level.OOM,
+        _over(tape, row, needed, least),
+        details,
+        (*_places(tape, row), *where_grows),
+        max(needed or 0, least),
+    )
+
+
+def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
+    """Return how much more a run needs than there is."""
+    capacity = tape.meta.capacity
+    more, size = ("", needed) if needed is not None else ("more than ", least)
+    if capacity is None:
+        return f"Out of memory: needs {more}{size_text(size)}"
+    if size > capacity:
+        over = in_unit_of(size - capacity, size)
+        return f"Needs {more}{size_text(size)} · {_has(tape, size)} · {over} over"
+    # There was enough memory, in gaps between blocks and in segments.
+    free = capacity - int(curve(tape, "active")[row])
+    request = int(tape.size[row])
+    pieces = f"{size_text(free)} of it free in smaller pieces"
+    return f"Needs {size_text(request)} in one piece · {_has(tape, request)}, {pieces}"
+
+
+def _gaps(tape: Tape, row: int) -> str:
+    """Return the free memory inside the segments, where it would have been enough."""
+    free = int(curve(tape, "reserved")[row]) - int(curve(tape, "active")[row])
+    if free < int(tape.size[row]):
+        return ""
+    return f"{size_text(free)} are free inside the segments in gaps too small for it"
+
+
+# -- runs that an error ended, and runs beside the GPU
+
+
+def _ended_early(tape: Tape) -> VerdictContent:
+    first = "Interrupted" if verdict(tape) is Verdict.INTERRUPTED else "Ended by an error"
+    headline = f"{first}: {name_cells(tape.meta.error)}".removesuffix(": ")
+    line = _LINE_AT_END.search(tape.meta.error)
+    assumed = [note.removeprefix("assumed: ") for note in tape.meta.notes if note.startswith("assumed: ")]
+    parts = [
+        f"Peak so far {_held(tape)}{_at(tape)}" if peak(tape)[0] else "Nothing was allocated on the GPU so far",
+        _has(tape, 0) if tape.meta.capacity is not None else "",
+        _shares(tape, lever=False),
+        caught_text(tape).removesuffix("."),
+        f"assumed before the error: {name_cells('; '.join(assumed))}"
+        if assumed and verdict(tape) is Verdict.ERROR
+        else "",
+        _source(tape),
+    ]
+    return _content(tape, Level.ERROR, headline, parts, (place(line["line"]),) if line else ())
+
+
+def _not_on_gpu(tape: Tape) -> str:
+    """Return the headline for a program that came to its end without the GPU."""
+    device, models = tape.meta.device, tape.meta.trained_on_cpu
+    if models:
+        trained = models[0] if len(models) == 1 else f"{models[0]} and {len(models) - 1} more"
+        first = f"Nothing trained on the {device}: {trained} trained on the CPU"
+    else:
+        first = f"Nothing ran on the {device}: the code put no tensor on it"
+    return f"{first}; peak of the rest {_held(tape)}" if peak(tape)[0] else first
+
+
+# -- parts
+
+
+def _places(tape: Tape, row: int) -> tuple[Place, ...]:
+    return places(tape.stacks[tape.stack[row]]) if tape.stack[row] >= 0 else ()
+
+
+def _held(tape: Tape) -> str:
+    """Return the peak allocated, and on a device without capacity the peak reserved where it says more."""
+    allocated, reserved = peak(tape)[0], peak(tape, "reserved")[0]
+    held = f"{size_text(allocated)} allocated"
+    if tape.meta.capacity is None and reserved != peak(tape, "active")[0]:
+        held += f" ({in_unit_of(reserved, allocated)} reserved)"
+    return held
+
+
+def _at(tape: Tape) -> str:
+    location = location_text(tape, peak(tape)[1])
+    return f" in {location}" if location else ""
+
+
+def _shares(tape: Tape, *, lever: bool) -> str:
+    """Return the two largest categories at the peak allocated, and what lowers the larger one."""
+    allocated, row = peak(tape)
+    if not allocated:
+        return ""
+    sizes = category_bytes(tape, row)
+    largest = [kind for kind in sorted(Category, key=lambda kind: -sizes[kind]) if sizes[kind] >= allocated * 0.005][:2]
+    text = ", ".join(f"{sizes[kind] / allocated * 100:.0f} % {_PLURALS.get(kind, kind.text)}" for kind in largest)
+    return f"{text}: try {_LEVERS[largest[0]]}" if lever and largest[0] in _LEVERS else text
+
+
+def _has(tape: Tape, other: int) -> str:
+    capacity = tape.meta.capacity or 0
+    return f"{_short_name(tape)} has {in_unit_of(capacity, other) if other else size_text(capacity)}"
+
+
+def _short_name(tape: Tape) -> str:
+    name = tape.meta.gpu or tape.meta.device
+    try:
+        parse_size(name)
+    except ValueError:
+        return name
+    return "the GPU"  # its name is its size
+
+
+def _source(tape: Tape) -> str:
+    torch = tape.meta.versions.get("torch", "")
+    release = ".".join(torch.split("+")[0].split(".")[:2])
+    return f"{tape.meta.source}, torch {release}" if release else str(tape.meta.source)
+
+
+def in_unit_of(size: int, other: int) -> str:
+    """Return a size as text, without its unit if `other` has the same unit.
+
+    >>> in_unit_of(3 << 29, 1 << 30), in_unit_of(3 << 19, 1 << 30)
+    ('1.50', '1.50 MiB')
+    """
+    number, unit = size_text(size).split(" ")
+    return number if unit == size_text(other).split(" ")[1] else f"{number} {unit}"

@@ -1,0 +1,262 @@
+"""The verdict in words: headline, detail and places of runs that end in different ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from memexplore.analysis.places import Place
+from memexplore.analysis.verdict_content import Level, about, verdict_content
+from memexplore.tape import Action, Category, Ending, Frame, Meta, Phase, Source, Tape
+from tests.sample_tapes import GIB, MIB, T4, Program, leaking_tape, oom_tape, small_tape
+
+ENDED = T4._replace(ending=Ending.COMPLETED, notes=(), capacity=14 * GIB)
+ALLOC, OOM = (Action.ALLOC, MIB), (Action.OOM, 16 * GIB)
+
+
+def tape_of(*rows: tuple[Action, int], meta: Meta = ENDED) -> Tape:
+    """Return a tape of (action, size) rows; every block has an address of its own."""
+    actions, sizes = zip(*rows, strict=True) if rows else ((), ())
+    addresses = [-1 if action == Action.OOM else number * GIB for number, action in enumerate(actions)]
+    return Tape.from_columns(
+        {"action": actions, "address": addresses, "size": sizes, "step": [1] * len(rows)}, meta=meta
+    )
+
+
+def of_categories(sizes: dict[Category, int], meta: Meta = ENDED) -> Tape:
+    """Return a tape that holds some bytes of each category."""
+    program = Program()
+    for kind, size in sizes.items():
+        program.alloc(size, kind)
+    return program.tape(meta)
+
+
+# -- runs that fit
+
+
+def test_run_that_fits_has_need_capacity_and_rest() -> None:
+    program = Program()
+    program.alloc(6 * GIB, Category.ACTIVATION, "convolution", "layer1", 3)
+    program.alloc(2 * GIB, Category.PARAMETER, "empty", "layer1", 3)
+    program.rows.insert(0, (Action.SEGMENT_ALLOC, 0, 9 * GIB, Category.UNKNOWN, Phase.OTHER, 0, -1, -1, -1))
+    found = verdict_content(program.tape(T4._replace(capacity=12 * GIB)))
+    # 9 GiB reserved of 12 leave 3; 6 / 8 = 75 % of the allocated bytes are activations
+    assert (found.level, found.headline) == (Level.FITS, "Fits: needs 9.00 GiB · T4 has 12.0 · 3.00 to spare")
+    assert found.detail == (
+        "Peak 8.00 GiB allocated in layer1 · 75 % activations, 25 % parameters: try checkpointing or mixed precision · "
+        "predicted, torch 2.13"
+    )
+    assert (found.used, found.needed, found.capacity, found.device) == (9 * GIB, 9 * GIB, 12 * GIB, "T4")
+
+
+@pytest.mark.parametrize(
+    ("capacity", "level", "rest"),
+    [
+        # 5 % of 100 MiB are 5 MiB
+        (100 * MIB, Level.TIGHT, "4.00 to spare"),
+        (102 * MIB, Level.FITS, "6.00 to spare"),
+        # a real GPU can hold more than its entry in the catalogue says
+        (95 * MIB, Level.TIGHT, "nothing to spare"),
+    ],
+)
+def test_run_with_less_than_a_twentieth_left_fits_tightly(capacity: int, level: Level, rest: str) -> None:
+    found = verdict_content(tape_of((Action.ALLOC, 96 * MIB), meta=ENDED._replace(capacity=capacity)))
+    assert found.level is level
+    assert found.headline.endswith(rest)
+    assert found.headline.startswith("Fits tightly: needs 96.0 MiB" if level is Level.TIGHT else "Fits: needs 96.0 MiB")
+
+
+def test_tape_of_a_cpu_has_its_peak_and_nothing_to_fit() -> None:
+    # 400 of 750 bytes are parameters, 200 activations
+    found = verdict_content(small_tape())
+    assert (found.level, found.capacity) == (Level.NONE, None)
+    assert found.text.splitlines() == [
+        "Peak 750 B allocated in step 1, forward of Net",
+        "On the CPU · 53 % parameters, 27 % activations: try weights in 16 bits · measured, torch 2.13",
+    ]
+
+
+def test_gpu_that_is_given_by_its_size_is_called_the_gpu() -> None:
+    meta = ENDED._replace(gpu="24.0 GiB", device="GPU with 24.0 GiB", capacity=24 * GIB)
+    assert verdict_content(tape_of(ALLOC, meta=meta)).headline.startswith("Fits: needs 1.00 MiB · the GPU has 24.0 GiB")
+
+
+def test_caught_errors_are_in_the_detail() -> None:
+    found = verdict_content(tape_of(OOM, OOM, ALLOC))
+    assert found.level is Level.FITS
+    assert "The program went on after 2 out-of-memory errors: step 1, a request requested 16.0 GiB; " in found.detail
+
+
+# -- categories and levers
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({Category.ACTIVATION: 19, Category.PARAMETER: 1}, "95 % activations, 5 % parameters: try checkpointing"),
+        ({Category.OPTIMIZER_STATE: 2, Category.PARAMETER: 1}, "67 % optimizer state, 33 % parameters: try an optim"),
+        ({Category.GRADIENT: 3, Category.INPUT: 1}, "75 % gradients, 25 % inputs: try an update in the backward pass"),
+        ({Category.TEMPORARY: 1}, "100 % temporaries: try a smaller batch or micro-batches"),
+        # nothing lowers these
+        ({Category.WORKSPACE: 3, Category.ACTIVATION: 1}, "75 % workspaces, 25 % activations · predicted"),
+        ({Category.UNKNOWN: 1}, "100 % of unknown kind · predicted"),
+    ],
+)
+def test_two_largest_categories_and_what_lowers_the_first(sizes: dict[Category, int], text: str) -> None:
+    assert text in verdict_content(of_categories({kind: size * MIB for kind, size in sizes.items()})).detail
+
+
+def test_category_of_less_than_half_a_per_cent_is_not_named() -> None:
+    detail = verdict_content(of_categories({Category.PARAMETER: 300 * MIB, Category.INPUT: MIB})).detail
+    assert "100 % parameters: try weights in 16 bits" in detail  # 1 / 301 = 0.3 %
+
+
+# -- out of memory
+
+
+def test_out_of_memory_has_the_bytes_of_the_whole_run() -> None:
+    # The whole run needs 5.5 GiB: 1.5 more than 4.
+    found = verdict_content(oom_tape(), needed=5 * GIB + GIB // 2)
+    assert (found.level, found.headline) == (Level.OOM, "Needs 5.50 GiB · T4 has 4.00 · 1.50 over")
+    assert found.detail == (
+        "Stops in step 1, forward of layer2.conv: convolution requested 2.00 GiB · 67 % activations, 33 % parameters: "
+        "try checkpointing or mixed precision · predicted, torch 2.13"
+    )
+    assert (found.used, found.needed) == (3 * GIB, 5 * GIB + GIB // 2)
+
+
+def test_out_of_memory_without_a_whole_run_needs_more_than_it_held_and_requested() -> None:
+    # 3 GiB were held when 2 more were requested
+    found = verdict_content(oom_tape())
+    assert found.headline == "Needs more than 5.00 GiB · T4 has 4.00 · 1.00 over"
+    assert found.needed == 5 * GIB
+
+
+def test_categories_are_those_of_the_whole_run() -> None:
+    whole = of_categories({Category.OPTIMIZER_STATE: 6 * GIB, Category.PARAMETER: 2 * GIB})
+    found = verdict_content(oom_tape(), whole=whole)
+    assert found.headline == "Needs 8.00 GiB · T4 has 4.00 · 4.00 over"
+    assert "75 % optimizer state, 25 % parameters: try an optimizer with less state" in found.detail
+
+
+def test_out_of_memory_is_at_the_users_own_line_first() -> None:
+    assert verdict_content(oom_tape()).where == (
+        Place("train.py, line 7", "", "train.py:7"),
+        Place(
+            "torch/nn/modules/conv.py, line 548",
+            verdict_content(oom_tape()).where[1].code,
+            "/env/site-packages/torch/nn/modules/conv.py:548",
+        ),
+    )
+
+
+def test_request_that_finds_no_gap_needs_one_piece() -> None:
+    program = Program()
+    held = [program.alloc(GIB, Category.ACTIVATION, "mm", "fc", 6) for _ in range(4)]
+    program.free(held[0], held[2])
+    program.oom(2 * GIB, "mm", "fc", 7)
+    program.rows.insert(0, (Action.SEGMENT_ALLOC, 0, 4 * GIB + 4096, Category.UNKNOWN, Phase.OTHER, 0, -1, -1, -1))
+    found = verdict_content(program.tape(ENDED._replace(capacity=4 * GIB + 4096, ending=Ending.OUT_OF_MEMORY)))
+    # 2 of 4 GiB are held; the other 2 are two gaps of 1 GiB and the rounding
+    assert found.headline == "Needs 2.00 GiB in one piece · T4 has 4.00, 2.00 GiB of it free in smaller pieces"
+    assert "2.00 GiB are free inside the segments in gaps too small for it" in found.detail
+
+
+def test_program_that_gives_up_after_the_error_says_so() -> None:
+    found = verdict_content(tape_of(ALLOC, OOM))
+    assert found.level is Level.OOM
+    assert "the program caught the error and allocated nothing afterwards" in found.detail
+
+
+# -- growth
+
+
+def test_leak_is_the_headline_and_has_its_line() -> None:
+    # 400 MiB and 1000 bytes are used after step 4; 13936 MiB of 14 GiB are left, for 140 steps: 144, with two digits
+    found = verdict_content(leaking_tape(4, leaked=100 * MIB, meta=ENDED))
+    assert (found.level, found.headline) == (
+        Level.GROWING,
+        "Fits now, but grows 100 MiB a step: full at about step 140",
+    )
+    assert found.where[0].text == "train.py, line 9"
+    assert found.detail.startswith("Activation memory allocated at train.py, line 9 is kept from step to step")
+
+
+def test_leak_on_a_cpu_is_never_full() -> None:
+    assert verdict_content(leaking_tape(4)).headline == "Grows 100 B a step"
+
+
+def test_leak_that_ends_out_of_memory_replaces_the_lever() -> None:
+    program = Program()
+    for step in range(1, 7):
+        program.mark(step, Phase.FORWARD)
+        program.alloc(GIB, Category.ACTIVATION, "sum", "", 9)
+    program.oom(GIB, "mm", "fc", 6)
+    found = verdict_content(program.tape(ENDED._replace(capacity=6 * GIB, ending=Ending.OUT_OF_MEMORY)))
+    assert (found.level, found.headline) == (Level.OOM, "Needs more than 7.00 GiB · T4 has 6.00 · 1.00 over")
+    assert "100 % activations · memory grows 1.00 GiB a step · predicted" in found.detail
+    assert [place.text for place in found.where][::2] == ["train.py, line 6", "train.py, line 9"]
+
+
+@pytest.mark.parametrize(("number", "rounded"), [(7, 7), (96, 96), (134, 130), (896, 900), (12_345, 12_000)])
+def test_step_in_the_future_has_two_digits(number: int, rounded: int) -> None:
+    assert about(number) == rounded
+
+
+# -- programs that ended early, or beside the GPU
+
+
+@pytest.mark.parametrize("ending", [Ending.ERROR, Ending.INTERRUPTED])
+def test_run_that_ended_early_never_fits(ending: Ending) -> None:
+    found = verdict_content(tape_of(ALLOC, meta=ENDED._replace(ending=ending, error="ValueError: no (train.py:3)")))
+    assert found.level is Level.ERROR
+    assert "fits" not in found.text.lower()
+    assert found.headline.endswith(": ValueError: no (train.py:3)")
+    assert found.detail.startswith("Peak so far 1.00 MiB allocated in step 1 · T4 has 14.0 GiB")
+    assert found.where == (Place("train.py, line 3", "", "train.py:3"),)
+
+
+def test_error_in_a_cell_has_its_name() -> None:
+    meta = ENDED._replace(ending=Ending.ERROR, error="ValueError: no (<ipython-input-3-0a1b2c>:7)")
+    found = verdict_content(tape_of(ALLOC, meta=meta))
+    assert found.headline == "Ended by an error: ValueError: no (Cell In[3], line 7)"
+    assert found.where[0].text == "Cell In[3], line 7"
+
+
+def test_assumptions_explain_an_error() -> None:
+    meta = ENDED._replace(
+        ending=Ending.ERROR, error="E", notes=("assumed: a value counted as 1 (x.py:2)", "an estimate")
+    )
+    found = verdict_content(tape_of(ALLOC, meta=meta))
+    assert "assumed before the error: a value counted as 1 (x.py:2) · predicted" in found.detail
+
+
+def test_program_without_tensors_on_the_gpu_is_advised() -> None:
+    found = verdict_content(tape_of())
+    assert found.level is Level.NONE
+    assert found.headline == "Nothing ran on the Tesla T4: the code put no tensor on it"
+    assert found.detail.startswith('Put the model and its batches on "cuda" · predicted')
+
+
+def test_training_on_the_cpu_is_named_and_advised() -> None:
+    meta = ENDED._replace(trained_on_cpu=("Net", "Critic"), advice="Write it")
+    found = verdict_content(tape_of(ALLOC, meta=meta))
+    assert found.headline == (
+        "Nothing trained on the Tesla T4: Net and 1 more trained on the CPU; peak of the rest 1.00 MiB allocated"
+    )
+    assert found.detail.startswith("Write it · predicted")
+
+
+def test_empty_tape_has_a_verdict() -> None:
+    assert verdict_content(tape_of(meta=Meta(Source.IMPORTED, "cuda:0"))).text.splitlines() == [
+        "Peak 0 B allocated",
+        "On cuda:0 · imported",
+    ]
+
+
+def test_frame_without_source_has_only_its_name() -> None:
+    tape = Tape.from_columns(
+        {"action": [Action.OOM], "address": [-1], "size": [20 * GIB], "stack": [0]},
+        stacks=[(Frame("train.py", 7, "step"),)],
+        meta=ENDED._replace(ending=Ending.OUT_OF_MEMORY),
+    )
+    assert verdict_content(tape).where == (Place("train.py, line 7", "", "train.py:7"),)
