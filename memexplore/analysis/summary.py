@@ -1,8 +1,7 @@
-"""Summary of a Tape: the object of ``memexplore run --json``, and names of devices with their articles."""
+"""Summary of a Tape: the object of ``memexplore run --json``."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -62,19 +61,3 @@ def _growth(tape: Tape) -> dict[str, Any] | None:
 
 def _request(tape: Tape, row: int) -> dict[str, Any]:
     return {"requested": int(tape.size[row])} | where(tape, row)
-
-
-def with_article(name: str) -> str:
-    """Return the name of a device with its article.
-
-    >>> [with_article(name) for name in ("Tesla T4", "NVIDIA A100", "8 GiB GPU", "8.00 GiB")]
-    ['a Tesla T4', 'an NVIDIA A100', 'an 8 GiB GPU', 'a GPU with 8.00 GiB']
-    """
-    if name.startswith("cuda:"):
-        return name
-    if re.fullmatch(r"[\d.]+ \w+", name):
-        return f"a GPU with {name}"
-    first = name.split()[0] if name.split() else name
-    spelled = first.isupper() and not first.isdigit()
-    vowel = first[:1] in "AEFHILMNORSX" if spelled else first[:1] in "AEIOaeio" or first.startswith(("8", "11", "18"))
-    return f"{'an' if vowel else 'a'} {name}"

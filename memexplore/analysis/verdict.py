@@ -109,13 +109,5 @@ def caught_text(tape: Tape) -> str:
         texts.append(", ".join(filter(None, parts)) + (f" at {place(found['line']).text}" if found["line"] else ""))
     if len(rows) > _SHOWN:
         texts.append(f"and {len(rows) - _SHOWN} more")
-    return f"The program went on after {errors_text(len(rows))}: {'; '.join(texts)}."
-
-
-def errors_text(count: int) -> str:
-    """Return a number of out-of-memory errors as text.
-
-    >>> errors_text(1), errors_text(3)
-    ('1 out-of-memory error', '3 out-of-memory errors')
-    """
-    return f"{count} out-of-memory error{'' if count == 1 else 's'}"
+    errors = "1 out-of-memory error" if len(rows) == 1 else f"{len(rows)} out-of-memory errors"
+    return f"The program went on after {errors}: {'; '.join(texts)}."

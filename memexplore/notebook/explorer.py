@@ -261,7 +261,7 @@ class Explorer(widgets.VBox):
     def _sentence(self) -> str:
         before, after = self._before, self._shown
         if before is None:
-            return sentences.first_sentence(after.trial, whole=after.outcome)
+            return sentences.first_sentence(after.trial)
         return sentences.sentence(before.trial, after.trial, whole=(before.outcome, after.outcome))
 
     def _sync_controls(self) -> None:

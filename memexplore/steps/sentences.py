@@ -1,4 +1,7 @@
-"""Sentences about trials: the effect of changed knobs on peak, fit and FLOPs, and where the numbers come from."""
+"""Sentences about trials: the effect of changed knobs on peak and FLOPs, and where the numbers come from.
+
+Whether a setting fits is said by `analysis.verdict_content` alone.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import enum
 import math
 from typing import Any
 
-from memexplore.analysis import curves, summary
-from memexplore.analysis.location import location_text
+from memexplore.analysis import curves
 from memexplore.analysis.verdict import failed_request
 from memexplore.knobs.facts import Change
 from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
@@ -41,12 +43,12 @@ _FIELD_NOUNS = {
 }
 
 
-def sentence(before: Trial, after: Trial, gpu: str | None = None, whole: tuple[Outcome, Outcome] | None = None) -> str:
-    """Return the effect of changed knobs on peak, fit and FLOPs as one sentence.
+def sentence(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None = None) -> str:
+    """Return the effect of changed knobs on peak and FLOPs as one sentence.
 
-    `gpu` names the GPU of `after` in the sentence; by default its short name. `whole` are the outcomes of both settings
-    with unlimited memory; without them, the peak of a step that ran out of memory is given as "over" what it reached.
-    If one of the two trials was measured, the sentence says how the second was obtained.
+    `whole` are the outcomes of both settings with unlimited memory; without them, the peak of a step that ran out of
+    memory is given as "over" what it reached. If one of the two trials was measured, the sentence says how the second
+    was obtained.
 
     >>> from memexplore.knobs.report import ApplyReport
     >>> from memexplore.steps.cost import Cost
@@ -54,39 +56,29 @@ def sentence(before: Trial, after: Trial, gpu: str | None = None, whole: tuple[O
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=16384)
     >>> before, after = (Tape.from_columns({"address": [0], "size": [size]}, meta=meta) for size in (8192, 4096))
     >>> sentence(Trial(Knobs(), before, ApplyReport(), Cost()), Trial(Knobs(batch=4), after, ApplyReport(), Cost()))
-    'Batch 4: peak 8.00 → 4.00 KiB (−50 %), fits a T4'
+    'Batch 4: peak 8.00 → 4.00 KiB (−50 %)'
 
     Raises ValueError for a tape without addresses.
     """
-    name = gpu or after.tape.meta.gpu or after.tape.meta.device
-    peaks = _peaks(before.tape, after.tape, whole)
-    parts = [peaks, _fit(before, after, summary.with_article(name)), _flops(before, after, whole)]
+    parts = [_peaks(before.tape, after.tape, whole), _flops(before, after, whole)]
     text = f"{change(before, after)}: " + ", ".join(part for part in parts if part)
     measured = Source.MEASURED in (before.tape.meta.source, after.tape.meta.source)
     return f"{text} · {origin(after)}" if measured else text
 
 
-def first_sentence(trial: Trial, gpu: str | None = None, whole: Outcome | None = None) -> str:
-    """Return the peak and fit of one setting as a sentence; for the arguments see `sentence`.
+def first_sentence(trial: Trial) -> str:
+    """Return the setting of a trial as a sentence, with the device and the time of a measured one.
 
     >>> from memexplore.knobs.report import ApplyReport
     >>> from memexplore.steps.cost import Cost
     >>> from memexplore.tape import Meta, Source
-    >>> meta = Meta(Source.PREDICTED, "Tesla T4", capacity=2048)
-    >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=meta)
+    >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=Meta(Source.PREDICTED, "Tesla T4"))
     >>> first_sentence(Trial(Knobs(), tape, ApplyReport(), Cost()))
-    'As written: peak 512 B, fits a Tesla T4'
+    'As written'
     """
-    name = summary.with_article(gpu or trial.tape.meta.gpu or trial.tape.meta.device)
-    over = out_of_memory(trial.tape) if whole is None else 0
-    needed = size_text(over or (curves.peak(trial.tape)[0] if whole is None else whole.peak_allocated))
-    text = f"{trial.knobs}: peak {'over ' if over else ''}{needed}"
-    source = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
-    if trial.tape.meta.capacity is None:
-        return text[0].upper() + text[1:] + source
-    row = failed_request(trial.tape)
-    fit = f"fits {name}" if row < 0 else f"does not fit {name}: out of memory in {location_text(trial.tape, row)}"
-    return f"{text[0].upper()}{text[1:]}, {fit}{source}"
+    text = str(trial.knobs)
+    measured = f" · {origin(trial)}" if trial.tape.meta.source is Source.MEASURED else ""
+    return f"{text[0].upper()}{text[1:]}{measured}"
 
 
 def origin(trial: Trial) -> str:
@@ -201,17 +193,6 @@ def percent_text(ratio: float) -> str:
     share = (ratio - 1) * 100
     digits = 0 if abs(share) >= 0.95 or not share else 1 if abs(share) >= 0.05 else 2
     return f"{'−' if share < 0 else '+'}{abs(share):.{digits}f} %"
-
-
-def _fit(before: Trial, after: Trial, name: str) -> str:
-    if after.tape.meta.capacity is None:
-        return ""
-    same = before.tape.meta.device == after.tape.meta.device
-    if fits(after.tape):
-        return f"{'now fits' if same and not fits(before.tape) else 'fits'} {name}"
-    where = location_text(after.tape, failed_request(after.tape))
-    still = "no longer fits" if same and fits(before.tape) else "still does not fit" if same else "does not fit"
-    return f"{still} {name}" + (f": out of memory in {where}" if where else "")
 
 
 def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -> str:

@@ -30,7 +30,7 @@ def real() -> Explorer:
 def test_real_device_is_listed_first_and_named_in_the_headline(real: Explorer) -> None:
     options = control(real, "gpu").widget.options
     assert options[0] == ("this machine's CPU", "cpu")
-    assert headline(real).startswith("As written: peak ")
+    assert headline(real).startswith("As written · measured on")
     assert "· measured on this machine's CPU, " in headline(real)
     assert real.trial.tape.meta.source is Source.MEASURED
 
@@ -40,7 +40,7 @@ def test_real_device_measures_every_knob_and_predicts_another_gpu(real: Explorer
     assert headline(real).startswith("Batch of 32: peak ")
     assert "measured on this machine's CPU" in headline(real)
     turn(real, "gpu", "T4")
-    assert headline(real).endswith("fits a T4 · predicted")
+    assert headline(real).endswith("· predicted")
     assert real.trial.tape.meta.gpu == "T4"
     turn(real, "gpu", "cpu")
     assert real.trial.knobs == Knobs(batch=32)
