@@ -14,7 +14,7 @@ from memexplore.analysis.placements import placement_note
 from memexplore.analysis.summary import summary
 from memexplore.analysis.verdict_content import VerdictContent, verdict_content
 from memexplore.figures.blocks import blocks_figure
-from memexplore.figures.layers import layers_figure
+from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import FONT, Theme
 from memexplore.figures.static import image
 from memexplore.figures.tables import categories_table, growth_table, lines_table, tensors_table
@@ -114,9 +114,8 @@ def html(tape: Tape) -> str:
         f"<noscript>{image(tape)}</noscript>",
         _figure("timeline", timeline(tape, points=_POINTS)),
         "<h2>Layers</h2>",
-        '<p class="note">Bytes of each layer and its sublayers in the step with the highest peak: activations saved '
-        "for backward, parameters, buffers, gradients and optimizer state. Click a layer to enlarge it.</p>",
-        _figure("layers", layers_figure(tape)),
+        '<p class="note">Allocated bytes of each layer and its sublayers at the peak. Click a layer to fold it.</p>',
+        f'<div class="wide">{layers_tree(tape)}</div>',
         "<h2>Largest tensors at the peak</h2>",
         '<p class="note">Requested bytes, and the line of your code that allocated each tensor. '
         "Click a heading to sort.</p>",

@@ -192,6 +192,8 @@ class Tape:
     modules: tuple[str, ...]
     stacks: tuple[tuple[Frame, ...], ...]
     meta: Meta
+    classes: tuple[str, ...] = ()
+    """Class name of each entry of `modules`, "" where unknown; empty if no class is known."""
 
     @classmethod
     def from_columns(
@@ -202,6 +204,7 @@ class Tape:
         ops: Sequence[str] = (),
         modules: Sequence[str] = (),
         stacks: Sequence[tuple[Frame, ...]] = (),
+        classes: Sequence[str] = (),
     ) -> Tape:
         """Build a Tape from some of its columns; missing columns get a neutral value, `time` the row number.
 
@@ -237,7 +240,16 @@ class Tape:
                 raise ValueError(
                     f"column {name!r} has an index outside its table of {len(table)} entries; use -1 for none"
                 )
-        return cls(**arrays, ops=tuple(ops), modules=tuple(modules), stacks=tuple(stacks), meta=meta)
+        if classes and len(classes) != len(modules):
+            raise ValueError(f"a Tape of {len(modules)} modules has {len(classes)} classes; give one for each module")
+        return cls(
+            **arrays,
+            ops=tuple(ops),
+            modules=tuple(modules),
+            stacks=tuple(stacks),
+            meta=meta,
+            classes=tuple(classes),
+        )
 
     def __len__(self) -> int:
         return len(self.time)
@@ -347,6 +359,7 @@ class Tape:
         frames: dict[Frame, int] = {}
         stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in self.stacks]
         tables = {"ops": self.ops, "modules": self.modules, "frames": list(frames), "stacks": stacks}
+        tables |= {"classes": self.classes} if self.classes else {}
         meta = self.meta._asdict() | {"versions": dict(self.meta.versions)}
         table = pyarrow.table({name: getattr(self, name) for name in COLUMNS})
         table = table.replace_schema_metadata(

@@ -53,6 +53,7 @@ def read_tape(path: str) -> Tape:
                 ops=_texts(tables.get("ops")),
                 modules=_texts(tables.get("modules")),
                 stacks=_stacks(tables.get("frames"), tables.get("stacks")),
+                classes=_texts(tables.get("classes", [])),  # files of earlier releases have none
             )
         except (ValueError, pyarrow.ArrowException, OSError, OverflowError) as error:
             text = clean_text(" ".join(str(error).split()), 300).rstrip(".")

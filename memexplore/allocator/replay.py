@@ -292,4 +292,6 @@ class _Replay:
         elif meta.ending is Ending.OUT_OF_MEMORY and not np.any(columns["action"] == Action.OOM):
             # The request that ended the program succeeds here: what the program would do next is unknown.
             meta = meta._replace(ending=Ending.UNKNOWN, error="")
-        return Tape.from_columns(columns, meta=meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks)
+        return Tape.from_columns(
+            columns, meta=meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks, classes=tape.classes
+        )

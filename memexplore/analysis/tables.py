@@ -35,6 +35,8 @@ _NODE = re.compile(
 )
 # File names of C and C++ frames in a snapshot: a source file, or nothing.
 _NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|so[.\d]*)$")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A part of a layer's name that is a number."""
 _HERE = tuple(
     path.replace("\\", "/").rstrip("/") + "/"
     for path in (os.path.dirname(os.path.dirname(os.path.abspath(__file__))), sysconfig.get_paths()["stdlib"])
@@ -235,3 +237,61 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
         },
         index=pandas.Index(alive, name="row"),
     )
+
+
+def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) -> pandas.DataFrame:
+    """Return the tensors alive after a row (default: the peak allocated) in groups of equal ones, largest group first.
+
+    Tensors are equal if they have the same size, category, op and line, and layers that differ only in numbers.
+    Columns: `size` (requested bytes of each), `count`, `total` (their product), `category`, `layer` (`h.0–11.mlp` for
+    numbers without gaps, `h.*.mlp` with gaps), `op`, `line`. At most `count` groups.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"address": [0, 512, 1024], "size": [10, 10, 25], "module": [0, 1, -1]},
+    ...                          modules=["h.0", "h.1"], meta=Meta(Source.MEASURED, "cpu"))
+    >>> tensor_groups(tape)[["size", "count", "total", "layer"]].to_numpy().tolist()
+    [[25, 1, 25, ''], [10, 2, 20, 'h.0–1']]
+
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
+    """
+    import pandas
+
+    alive = live_rows(tape, row)
+    alive = alive[tape.size[alive] > 0]
+    lines = np.array([*(user_line(stack) for stack in tape.stacks), ""], dtype=object)
+    forms = np.array([*(_NUMBER.sub("#", name) for name in tape.modules), ""], dtype=object)
+    modules, ops = np.array([*tape.modules, ""], dtype=object), np.array([*tape.ops, ""], dtype=object)
+    kinds = np.array([category.text for category in Category], dtype=object)
+    table = pandas.DataFrame(
+        {
+            "size": tape.size[alive],
+            "category": kinds[tape.category[alive]],
+            "form": forms[tape.module[alive]],
+            "op": ops[tape.op[alive]],
+            "line": lines[tape.stack[alive]],
+            "layer": modules[tape.module[alive]],
+        }
+    )
+    keys = ["size", "category", "form", "op", "line"]
+    groups = table.groupby(keys, sort=False)["layer"].agg(count="size", layers="unique").reset_index()
+    groups["total"] = groups["size"] * groups["count"]
+    groups = groups.sort_values("total", ascending=False, kind="stable", ignore_index=True).head(count)
+    groups["layer"] = [_layers_text(list(layers)) for layers in groups["layers"]]
+    return groups[["size", "count", "total", "category", "layer", "op", "line"]]
+
+
+def _layers_text(names: list[str]) -> str:
+    """Return layers that differ only in numbers as one name.
+
+    >>> _layers_text(["h.0.mlp", "h.1.mlp"]), _layers_text(["h.0", "h.2"]), _layers_text(["h.1"])
+    ('h.0–1.mlp', 'h.*', 'h.1')
+    """
+    if len(names) == 1:
+        return names[0]
+    parts = []
+    for column in zip(*(name.split(".") for name in names), strict=True):
+        numbers = {int(part) for part in column if part.isdecimal()}
+        low, high = min(numbers, default=0), max(numbers, default=0)
+        is_range = len(numbers) > 1 and high - low + 1 == len(numbers)
+        parts.append(f"{low}–{high}" if is_range else "*" if len(numbers) > 1 else column[0])
+    return ".".join(parts)

@@ -2,7 +2,7 @@
 
 - `timeline`: allocated bytes by category over the events. `highlight` emphasises one layer in it, `hover` writes its
   hover texts, `bands` finds steps and phases, `scale` the range of the y axis, `alignment` matching rows of two tapes.
-- `layers`: icicle of the module tree. `blocks`: segments and blocks by address. `tradeoff`: time against memory.
+- `layers`: tree of layers as HTML. `blocks`: segments and blocks by address. `tradeoff`: time against memory.
   `scaling`: memory against a size, log-log.
 - `static`: the timeline as SVG. `tables`: HTML tables. `text`: figures as plain text.
 - `palette`: colours, fonts and axis ticks of every figure.
@@ -10,7 +10,7 @@
 To add a chart, for example of bytes by phase:
 
 1. Write ``phases_figure(tape: Tape, theme: Theme = Theme.ANY) -> go.Figure`` in a new file ``figures/phases.py``;
-   `layers.py` is an example. Compute numbers in `memexplore.analysis`, take colours and ticks from `palette`, and
+   `tradeoff.py` is an example. Compute numbers in `memexplore.analysis`, take colours and ticks from `palette`, and
    return a figure for an empty tape too.
 2. Write ``phases_text(tape: Tape) -> str`` in `text.py`, the same content for a terminal: first
    `verdict_content(tape).text`, then a table made with `_columns`.

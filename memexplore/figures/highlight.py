@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import block_bytes, lifetimes
+from memexplore.analysis.layer_rows import layers_in
 from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
@@ -18,6 +19,8 @@ _PALE_OPACITY = 0.2
 def modules_of_layer(tape: Tape, layer: str) -> NDArray[np.bool_]:
     """Return for each index of `tape.modules` whether it is the layer or below it; the last value is for index -1.
 
+    A `layer` such as `h.0–11.mlp` stands for several layers (`layer_rows.LayerRow.name`).
+
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"size": [1]}, modules=["Net", "a.b", "c"], meta=Meta(Source.MEASURED, "cpu"))
     >>> modules_of_layer(tape, "a").tolist()
@@ -26,9 +29,9 @@ def modules_of_layer(tape: Tape, layer: str) -> NDArray[np.bool_]:
     Raises ValueError for a layer that is not on the tape.
     """
     tree = module_parents(tape.modules)
-    if layer != NO_LAYER and layer not in tree:
+    below = set(layers_in(tree, layer))
+    if layer != NO_LAYER and not below:
         raise ValueError(f"this tape has no layer {layer!r}: tables.layers(tape) lists the layers")
-    below = {layer}
     # Children follow their parents in the tree, so one pass finds all descendants.
     for name, parent in tree.items():
         if parent in below:

@@ -1,180 +1,79 @@
-"""Layers of a Tape: an icicle of the module tree, sized by the bytes that each module holds."""
+"""Layers of a Tape at one of its rows as an HTML tree: one line a layer, with its bytes and a bar by category."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import html
 
-import plotly.graph_objects as go
-
-from memexplore.analysis.tables import LAYER_CATEGORIES, layers
-from memexplore.figures.palette import COLOURS, FONT, Theme, escaped, text_colour
+from memexplore.analysis.curves import peak
+from memexplore.analysis.layer_rows import LayerRow, held_layers
+from memexplore.analysis.tables import NO_LAYER
+from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 
-if TYPE_CHECKING:
-    import pandas
-
-ROOT = "all layers"
-EVERYTHING = "everything"
-_SEPARATOR = " · "
-"""Separator between layer and category in the id of a box."""
-# The text on a box has its own colour (`text_colour`), legible in every theme.
-_NEUTRAL = "#5f6b75"
-_ROOT_COLOUR = "#48525b"
-
-
-def _column(kind: Category) -> str:
-    return kind.name.lower()
+NOT_IN_A_LAYER = "not in a layer"
+"""Label of the bytes that belong to no layer."""
+_OPEN_LEVELS, _OPEN_SHARE = 3, 0.4
+"""A line is open at first if it is the root, or on the first levels and at least this share of the total."""
+_STYLE = """<style>
+.memexplore-tree summary,.memexplore-tree div.row{display:grid;grid-template-columns:minmax(14em,2fr) 6em 4fr 12em;
+gap:0 0.8em;align-items:center;cursor:default;border-bottom:1px solid rgba(128,128,128,.25)}
+.memexplore-tree summary{cursor:pointer}.memexplore-tree summary>b::before{content:'▸ '}
+.memexplore-tree details[open]>summary>b::before{content:'▾ '}.memexplore-tree b{white-space:nowrap;overflow:hidden;
+text-overflow:ellipsis}.memexplore-tree b i{font-weight:400;font-style:normal;opacity:.75}.memexplore-tree u{
+text-decoration:none;text-align:right;font-variant-numeric:tabular-nums}.memexplore-tree span{display:flex;
+height:.8em}.memexplore-tree small{opacity:.75}</style>"""
 
 
-class _Box(NamedTuple):
-    """One box of the icicle; the fields have plotly's names."""
+def each_text(row: LayerRow) -> str:
+    """Return the bytes of each layer of a row of several layers as text, "" for a single layer.
 
-    ids: str
-    parents: str
-    labels: str
-    values: int
-    text: str
-    colors: str
-    text_colours: str
-    customdata: str
-
-
-def _box(ids: str, parents: str, label: str, size: int, colour: str, details: str) -> _Box:
-    return _Box(ids, parents, escaped(label), size, size_text(size), colour, text_colour(colour), details)
-
-
-def _boxes(table: pandas.DataFrame, kinds: tuple[Category, ...], details: dict[str, str]) -> dict[str, list[Any]]:
-    """Return the columns of an icicle of some categories: grey boxes for modules, coloured ones for their own bytes."""
-    own = {kind: dict(zip(table.index, table[_column(kind)].tolist(), strict=True)) for kind in kinds}
-    totals = table[[f"{_column(kind)}_total" for kind in kinds]].sum(axis=1)
-    size_of = dict(zip(table.index, totals.tolist(), strict=True))
-    parent_of = dict(zip(table.index, table["parent"], strict=True))
-    # A module whose bytes are all in one child gets no box of its own: `0.block` instead of `0` around `block`.
-    wrapped = {parent for name, parent in parent_of.items() if parent and size_of[name] == size_of[parent] > 0}
-    wrapped -= {name for name, parent in parent_of.items() if not parent}
-    with_children = {parent for name, parent in parent_of.items() if size_of[name]}
-
-    def box_above(name: str) -> str:
-        parent = parent_of[name]
-        while parent in wrapped:
-            parent = parent_of[parent]
-        return parent
-
-    total = sum(size_of[name] for name, parent in parent_of.items() if not parent)
-    boxes = [_box(ROOT, "", ROOT, total, _ROOT_COLOUR, details[ROOT])]
-    for name, size in size_of.items():
-        if not size or name in wrapped:
-            continue
-        above = box_above(name)
-        held = [kind for kind in kinds if own[kind][name]]
-        is_single_category = len(held) == 1 and name not in with_children
-        colour = COLOURS[held[0]] if is_single_category else _NEUTRAL
-        boxes.append(_box(name, above or ROOT, name.removeprefix(f"{above}."), size, colour, details[name]))
-        boxes += [
-            _box(name + _SEPARATOR + kind.text, name, kind.text, own[kind][name], COLOURS[kind], details[name])
-            for kind in ([] if is_single_category else held)
-        ]
-    columns = dict(zip(_Box._fields, map(list, zip(*boxes, strict=True)), strict=True))
-    columns["marker.colors"] = columns.pop("colors")
-    columns["textfont.color"] = columns.pop("text_colours")
-    return columns
-
-
-def layer_of_box(box: str) -> str | None:
-    """Return the layer of a box of the icicle by the id of the box, None for the root.
-
-    >>> layer_of_box("down.0.conv · activation"), layer_of_box("down.0.conv"), layer_of_box("all layers")
-    ('down.0.conv', 'down.0.conv', None)
+    >>> each_text(LayerRow("h.0–1", "h", "Block", 2, (2048,), 1024, 1024))
+    'each 1.00 KiB'
+    >>> each_text(LayerRow("h.0–1", "h", "Block", 2, (3072,), 1024, 2048))
+    'each 1.00–2.00 KiB'
     """
-    return None if box == ROOT else box.partition(_SEPARATOR)[0]
+    if row.layers == 1:
+        return ""
+    low, high = size_text(row.smallest), size_text(row.largest)
+    number, unit = low.split(" ")
+    return f"each {high}" if low == high else f"each {number if high.endswith(f' {unit}') else low}–{high}"
 
 
-def _details(table: pandas.DataFrame) -> dict[str, str]:
-    """Return the hover text of each layer and of the root: name, bytes of each category, peak."""
-    columns = [(kind.text, table[f"{_column(kind)}_total"].tolist()) for kind in LAYER_CATEGORIES]
-    highest = table["peak_total"].tolist()
-    by_layer = {name: _hover_text(name, columns, highest, row) for row, name in enumerate(table.index)}
-    totals = [(kind.text, [int(table[_column(kind)].sum())]) for kind in LAYER_CATEGORIES]
-    return {ROOT: _hover_text(ROOT, totals, [int(table["peak"].max())], 0), **by_layer}
+def layers_tree(tape: Tape, row: int | None = None) -> str:
+    """Return the layers with what each of them holds after a row (default: the peak allocated) as HTML.
 
-
-def _hover_text(name: str, columns: list[tuple[str, list[int]]], highest: list[int], row: int) -> str:
-    lines = [f"<b>{escaped(name)}</b>"]
-    lines += [f"{size_text(sizes[row])} {text}" for text, sizes in columns if sizes[row]]
-    if highest[row]:
-        lines.append(f"peak {size_text(highest[row])} allocated while running")
-    return "<br>".join(lines)
-
-
-def layers_figure(tape: Tape, theme: Theme = Theme.ANY) -> go.Figure:
-    """Return the layers of a tape as an icicle: one box per module, sized by its bytes and those of its submodules.
-
-    Bytes are those of `tables.layers`. Modules are grey, and the bytes that a module holds itself have the colour of
-    their category. A click on a box makes it the root of the chart. The buttons select all categories (activations,
-    parameters, buffers, gradients and optimizer state) or one of them.
+    Lines fold without JavaScript. They sum to the allocated bytes.
 
     >>> from memexplore.tape import Meta, Source
-    >>> tape = Tape.from_columns({"address": [0], "size": [40], "category": [Category.PARAMETER], "module": [0]},
-    ...                          modules=["Linear"], meta=Meta(Source.MEASURED, "cpu"))
-    >>> list(layers_figure(tape).data[0].labels)
-    ['all layers', 'Linear']
+    >>> tape = Tape.from_columns({"address": [0], "size": [512], "module": [0]}, modules=["Net"],
+    ...                          meta=Meta(Source.MEASURED, "cpu"))
+    >>> "512 B" in layers_tree(tape)
+    True
 
-    Raises ValueError for a tape that is not placed.
+    Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
-    table = layers(tape)
-    kinds = tuple(kind for kind in LAYER_CATEGORIES if table[_column(kind)].any())
-    details = _details(table)
-    first = _boxes(table, LAYER_CATEGORIES, details)
-    colours, text_colours = first.pop("marker.colors"), first.pop("textfont.color")
-    figure = go.Figure(
-        go.Icicle(
-            **first,
-            branchvalues="total",
-            marker={"colors": colours, "line": {"width": 1, "color": "rgba(128,128,128,0.6)"}},
-            tiling={"orientation": "h"},
-            pathbar={"visible": True},
-            maxdepth=6,
-            sort=False,
-            textfont={"color": text_colours},
-            pathbar_textfont={"color": "#888888"},
-            texttemplate="%{label} · %{text}",
-            hovertemplate="%{customdata}<extra></extra>",
-            leaf={"opacity": 1},
-        )
+    rows = held_layers(tape, peak(tape)[1] if row is None else row)
+    total = max(sum(row.total for row in rows), 1)
+    return f'{_STYLE}<div class="memexplore-tree">{"".join(_line(row, 1, total) for row in rows)}</div>'
+
+
+def _line(row: LayerRow, level: int, total: int) -> str:
+    label = NOT_IN_A_LAYER if row.name == NO_LAYER else row.label
+    count = f" ×{row.layers}" if row.layers > 1 else ""
+    kind = f" <i>{html.escape(row.kind)}</i>" if row.kind not in ("", row.label) else ""
+    bar = "".join(
+        f'<a style="width:{100 * size / total:.2f}%;background:{COLOURS[kind]}" '
+        f'title="{size_text(size)} {kind.text}"></a>'
+        for kind, size in zip(Category, row.sizes, strict=True)
+        if size
     )
-    choices = [(EVERYTHING, LAYER_CATEGORIES), *((kind.text, (kind,)) for kind in kinds)]
-    buttons = [
-        {
-            "label": label,
-            "method": "restyle",
-            "args": [{key: [value] for key, value in _boxes(table, chosen, details).items()}],
-        }
-        for label, chosen in choices
-    ]
-    figure.update_layout(
-        height=520,
-        margin={"l": 8, "r": 8, "t": 68, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": theme.value},
-        uniformtext={"minsize": 9, "mode": "hide"},
-        hoverlabel={"bgcolor": "#222222", "font": {"color": "#ffffff", "size": 12, "family": FONT}, "align": "left"},
-        updatemenus=[
-            {
-                "type": "buttons",
-                "direction": "right",
-                "buttons": buttons,
-                "x": 0,
-                "xanchor": "left",
-                "y": 1.01,
-                "yanchor": "bottom",
-                # Space below the buttons for the path bar.
-                "pad": {"b": 24},
-                # plotly draws the selected button nearly white in every theme.
-                "bgcolor": "#c4c4c4",
-                "bordercolor": "#8a8a8a",
-                "font": {"size": 11, "color": "#222222"},
-            }
-        ],
+    cells = (
+        f'<b style="padding-left:{level - 1}em" title="{html.escape(row.name)}">{html.escape(label)}{count}{kind}</b>'
+        f"<u>{size_text(row.total)}</u><span>{bar}</span><small>{each_text(row)}</small>"
     )
-    return figure
+    if not row.children:
+        return f'<div class="row">{cells}</div>'
+    is_open = level == 1 or (level <= _OPEN_LEVELS and row.total >= _OPEN_SHARE * total)
+    inner = "".join(_line(child, level + 1, total) for child in row.children)
+    return f"<details{' open' if is_open else ''}><summary>{cells}</summary>{inner}</details>"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memexplore.analysis import curves, groups, growth, tables
+from memexplore.analysis.layer_rows import LayerRow
 from memexplore.analysis.places import place
+from memexplore.figures.layers import NOT_IN_A_LAYER, each_text
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Phase, Tape
 from memexplore.units import size_text
@@ -54,32 +56,67 @@ def cursor_text(tape: Tape, row: int) -> str:
     return f"{peak}event {row:,} · {position} · {allocated} allocated"
 
 
-def live_tensors(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
-    """Return the largest tensors alive after a row as text: size, category, colour, layer, op, location and code."""
+def layer_tree(rows: tuple[LayerRow, ...]) -> dict[str, Any]:
+    """Return rows of layers for the browser: their total, the colours of the categories, and the rows with texts."""
+    return {
+        "total": sum(row.total for row in rows),
+        "text": size_text(sum(row.total for row in rows)),
+        "categories": [{"name": kind.text, "colour": COLOURS[kind]} for kind in Category],
+        "rows": [_layer(row) for row in rows],
+    }
+
+
+def _layer(row: LayerRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "label": NOT_IN_A_LAYER if row.name == tables.NO_LAYER else row.label,
+        "kind": row.kind,
+        "count": row.layers,
+        "size": size_text(row.total),
+        "each": each_text(row),
+        "sizes": row.sizes,
+        "children": [_layer(child) for child in row.children],
+        "members": [_layer(member) for member in row.members],
+    }
+
+
+def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]:
+    """Return the tensors alive after a row in groups of equal ones, the largest groups first.
+
+    `bytes` is the total of a group; all other values are text: size, each, category, colour, layer, op, location, code.
+    """
     if row < 0:
         return []
     return [
         {
-            "size": size_text(tensor.size),
-            **_category(tensor.category),
-            "layer": tensor.layer,
-            "op": tensor.op,
-            **code_line(tensor.line)._asdict(),
+            "bytes": group.total,
+            "size": size_text(group.total),
+            "each": f"{group.count:,} × {size_text(group.size)}" if group.count > 1 else "",
+            **_category(group.category),
+            "layer": group.layer,
+            "op": group.op,
+            **code_line(group.line)._asdict(),
         }
-        for tensor in tables.tensors(tape, row, count).itertuples()
+        for group in tables.tensor_groups(tape, row, count).itertuples(name="Group")
     ]
 
 
-def live_lines(tape: Tape, row: int, count: int = 50) -> list[dict[str, str]]:
+def live_lines(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]:
     """Return the lines of code with the most memory alive after a row.
 
-    All values are text: size, blocks, category, colour, location and code.
+    `bytes` is a number; all other values are text: size, blocks, category, colour, location and code.
     """
     if row < 0:
         return []
     table = groups.by_line(tape, row).head(count)
     return [
-        {"size": size_text(int(size)), "blocks": f"{blocks:,}", **_category(category), **code_line(line)._asdict()}
+        {
+            "bytes": int(size),
+            "size": size_text(int(size)),
+            "blocks": f"{blocks:,}",
+            **_category(category),
+            **code_line(line)._asdict(),
+        }
         for size, blocks, category, line in zip(*(table[name] for name in table.columns), strict=True)
     ]
 

@@ -21,8 +21,8 @@ import traitlets
 from IPython.display import display
 
 from memexplore.analysis import curves, tables
+from memexplore.analysis.layer_rows import layers_in
 from memexplore.figures.alignment import matching_rows, matching_window
-from memexplore.figures.layers import layer_of_box
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline import HEIGHT, Window
 from memexplore.notebook import view_content
@@ -59,8 +59,9 @@ class View(anywidget.AnyWidget):
     """Widget that shows a Tape. Create it with `view`.
 
     `cursor` is the row that was clicked in the timeline (initially the row of the peak, -1 on an empty tape).
-    `selection` is the layer that was clicked, None for all layers. `tape` is the tape shown, and `before` a tape drawn
-    as a pale outline behind it. Assigning any of the four updates the browser.
+    `selection` is the layer that was clicked, None for all layers; `h.0–11.mlp` stands for several layers. `tape` is
+    the tape shown, and `before` a tape drawn as a pale outline behind it. Assigning any of the four updates the
+    browser.
     """
 
     _esm = bundle(FRONTEND / "index.js")
@@ -139,9 +140,7 @@ class View(anywidget.AnyWidget):
             if not is_at_peak and peak_row >= 0:
                 aligned = matching_rows(np.array([float(self.cursor)]), old, tape)[0]
                 cursor = min(round(float(aligned)), len(tape) - 1)
-            has_layer = self.selection in (None, tables.NO_LAYER) or self.selection in tables.module_parents(
-                tape.modules
-            )
+            has_layer = self.selection is None or _has_layer(tape, self.selection)
             window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
             self._tape, self._before, self._on_drawn, self._needed = tape, before, on_drawn, needed
             self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
@@ -196,7 +195,7 @@ class View(anywidget.AnyWidget):
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> str | None:
         layer = proposal["value"]
-        if layer is not None and layer != tables.NO_LAYER and layer not in tables.module_parents(self.tape.modules):
+        if layer is not None and not _has_layer(self.tape, layer):
             raise traitlets.TraitError(f"this tape has no layer {layer!r}: tables.layers(tape) lists the layers")
         return layer
 
@@ -244,6 +243,8 @@ class View(anywidget.AnyWidget):
             self.send({"type": "pong", **_identity(request)})
         elif kind == "blocks":
             self._reply(request, **view_content.blocks_content(self._scene()))
+        elif kind == "highest layers":
+            self._reply(request, **view_content.highest_layers_content(self._scene()))
         elif kind == "drawn":
             on_drawn, self._on_drawn = self._on_drawn, None
             if on_drawn is not None:
@@ -252,7 +253,7 @@ class View(anywidget.AnyWidget):
             # A click can be slightly left of the first row or right of the last one.
             self.cursor = min(max(round(request["row"]), 0), len(self.tape) - 1)
         elif kind == "select":
-            self.selection = layer_of_box(request["box"]) if request["box"] else None
+            self.selection = request["layer"]
         elif kind == "block":
             module = int(self.tape.module[request["row"]])
             self.selection = (self.tape.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER
@@ -294,6 +295,10 @@ def _identity(request: dict[str, Any]) -> dict[str, Any]:
 
 def _named(tabs: dict[str, Tab]) -> list[dict[str, Any]]:
     return [{"name": name, **tab} for name, tab in tabs.items()]
+
+
+def _has_layer(tape: Tape, layer: str) -> bool:
+    return layer == tables.NO_LAYER or bool(layers_in(tables.module_parents(tape.modules), layer))
 
 
 def _clipped(window: Window, count: int) -> Window:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from memexplore.analysis import curves
 from memexplore.analysis.addresses import fragmentation_text
+from memexplore.analysis.layer_rows import held_layers, highest_layers
 from memexplore.analysis.placements import placement_note
 from memexplore.analysis.places import name_cells
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
-from memexplore.figures.layers import layers_figure
 from memexplore.figures.timeline import (
     DEFAULT_WIDTH,
     Window,
@@ -24,7 +24,7 @@ from memexplore.figures.timeline import (
     timeline_traces,
     trace_by_name,
 )
-from memexplore.notebook.cursor_details import cursor_text, growth_table, live_lines, live_tensors
+from memexplore.notebook.cursor_details import cursor_text, growth_table, layer_tree, live_lines, live_tensors
 from memexplore.notebook.packing import pack
 from memexplore.tape import Tape
 
@@ -67,10 +67,9 @@ def scene_content(scene: Scene) -> dict[str, Any]:
 
 
 def details_content(scene: Scene) -> dict[str, Any]:
-    """Return tables, the chart of layers and hover texts, which are sent after the timeline."""
-    layers = json.loads(layers_figure(scene.tape).to_json())
+    """Return tables, layers and hover texts, which are sent after the timeline."""
     hover = {"window": scene.window, **hover_fields(scene.tape, trace_by_name(_traces(scene), "allocated")["x"])}
-    return {"growth": growth_table(scene.tape), "layers": layers, "hover": hover, **cursor_content(scene)}
+    return {"growth": growth_table(scene.tape), "hover": hover, **cursor_content(scene)}
 
 
 def timeline_content(scene: Scene) -> dict[str, Any]:
@@ -86,9 +85,15 @@ def cursor_content(scene: Scene) -> dict[str, Any]:
     return {
         "row": scene.cursor,
         "text": cursor_text(scene.tape, scene.cursor),
+        "layers": layer_tree(held_layers(scene.tape, scene.cursor)),
         "tensors": live_tensors(scene.tape, scene.cursor),
         "lines": live_lines(scene.tape, scene.cursor),
     }
+
+
+def highest_layers_content(scene: Scene) -> dict[str, Any]:
+    """Return the layers with the maximum of each, whenever it was."""
+    return {"layers": layer_tree(highest_layers(scene.tape))}
 
 
 def blocks_content(scene: Scene) -> dict[str, Any]:

@@ -118,6 +118,7 @@ def annotate(history: Tape, recorded: Tape) -> Tape:
         meta=recorded.meta,
         ops=recorded.ops,
         modules=recorded.modules,
+        classes=recorded.classes,
         stacks=[*history.stacks, *recorded.stacks],
     )
     return _with_marks(tape, recorded, match)
@@ -201,4 +202,6 @@ def _with_marks(tape: Tape, recorded: Tape, match: Any) -> Tape:
     for name in ("phase", "step"):
         columns[name][inside] = columns[name][last_mark[inside]]
     columns["time"] = np.maximum.accumulate(columns["time"])
-    return Tape.from_columns(columns, meta=tape.meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks)
+    return Tape.from_columns(
+        columns, meta=tape.meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks, classes=tape.classes
+    )

@@ -29,18 +29,23 @@ class Names:
 
     def __init__(self) -> None:
         self.table: list[str] = []
+        self.classes: list[str] = []
+        """Class name of each module, "" for a name of an earlier recording."""
         self._interned: dict[str, int] = {}
         self._numbers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._prefixes: dict[str, int] = {}
         self._plain = True
 
-    def intern(self, name: str) -> int:
-        """Return the number of a name."""
+    def intern(self, name: str, module: torch.nn.Module | None = None) -> int:
+        """Return the number of a name, which is that of `module`."""
         number = self._interned.get(name)
         if number is None:
             number = self._interned[name] = len(self.table)
             self.table.append(name)
+            self.classes.append("")
+        if module is not None:
+            self.classes[number] = type(module).__name__
         return number
 
     def root(self, module: torch.nn.Module) -> bool:
@@ -52,13 +57,13 @@ class Names:
         uses = self._prefixes[title] = self._prefixes.get(title, 0) + 1
         if uses > 1:
             title = f"{title}#{uses}"
-        self._numbers[module] = self.intern(title)
+        self._numbers[module] = self.intern(title, module)
         children = [(name, child) for name, child in module.named_modules() if name]
         prefix = ""
         if children:
             prefix, self._plain = ("" if self._plain else f"{title}."), False
         for name, child in children:
-            self._numbers.setdefault(child, self.intern(prefix + name))
+            self._numbers.setdefault(child, self.intern(prefix + name, child))
         return True
 
     def number(self, module: torch.nn.Module, parent: int) -> int:
@@ -66,7 +71,7 @@ class Names:
         number = self._numbers.get(module)
         if number is None:
             outer = f"{self.table[parent]}." if parent >= 0 else ""
-            number = self._numbers[module] = self.intern(outer + type(module).__name__)
+            number = self._numbers[module] = self.intern(outer + type(module).__name__, module)
         return number
 
 

@@ -54,6 +54,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,
+        classes=list(recorder.names.classes),
     )
 
 

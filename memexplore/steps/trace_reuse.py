@@ -97,6 +97,7 @@ def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
         ops=tape.ops,
         modules=tape.modules,
         stacks=tape.stacks,
+        classes=tape.classes,
     )
     # A free is one event and two rows.
     is_event = kept.action != Action.FREE_COMPLETED

@@ -105,7 +105,7 @@ def _measure(page: Any, name: str) -> None:
         "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
     )
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
-    page.wait_for_selector(".memexplore-drawn .icicle")
+    page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     times: dict[str, list[float]] = {"new": [], "seen": []}
     # The new options have moved the slider to its left end.
     for kind, key in (("new", "ArrowRight"), ("seen", "ArrowLeft")):

@@ -323,6 +323,6 @@ def explored(notebook: Callable[..., Any]) -> Any:
     book = notebook(SET_UP, "explorer", "explorer.knobs = mx.Knobs()", "print(explorer.knobs)")
     book.run(0)
     book.run(1)
-    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.settle()
     return book

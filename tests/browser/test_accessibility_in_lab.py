@@ -20,7 +20,7 @@ def shown(notebook: Callable[..., Any]) -> Any:
     book = notebook(SET_UP, "view", "view.cursor = 1000")
     book.run(0)
     book.run(1)
-    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.settle()
     return book
 
@@ -80,7 +80,7 @@ def test_cursor_and_selection_are_announced(shown: Any) -> None:
     region = shown.page.locator(STATUS)
     shown.run(2)
     shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent.startsWith('event 1,000 · ')")
-    shown.page.locator(".memexplore-layers .slice").filter(has_text="encoder").first.click()
+    shown.page.locator(".memexplore-layer", has_text="encoder").first.click()
     shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent === 'encoder is highlighted.'")
     # Invisible, but not hidden from screen readers.
     box = region.bounding_box()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -117,7 +118,7 @@ def test_every_knob_by_mouse(explored: Any) -> None:
 
 
 def test_button_checkpoints_the_clicked_layer(explored: Any) -> None:
-    explored.page.locator(".memexplore-layers .slice").filter(has_text="2 · ").first.click()
+    explored.page.get_by_role("treeitem", name=re.compile("^7, ")).click()
     explored.page.wait_for_selector(".memexplore-chip:not([hidden])")
     layer = explored.page.locator(".memexplore-chip").inner_text().split()[0]
     take = explored.page.locator(".memexplore-group button").filter(has_text="Checkpoint")
@@ -271,7 +272,7 @@ def test_slider_of_a_cell_on_several_kernels(
     book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
     book.run(0)
     book.run(1)
-    book.page.wait_for_selector(".memexplore-drawn .icicle")
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.settle()
     assert book.errors() == []
     handle = knob(book, "batch", ".noUi-handle")

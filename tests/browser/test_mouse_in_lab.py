@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ pytestmark = pytest.mark.browser
 
 
 def click_layer(book: Any, name: str) -> None:
-    """Click a layer in the chart of layers."""
+    """Click the row of a layer."""
     book.settle()
-    book.page.locator(".memexplore-layers .slice").filter(has_text=f"{name} · ").first.click()
+    together = book.page.get_by_role("button", name="4 layers one by one", pressed=False)
+    if together.count():
+        together.click()
+    book.page.get_by_role("treeitem", name=re.compile(f"^{re.escape(name)}, ")).first.click()
     book.page.locator(".memexplore-chip", has_text=f"{name} ✕").wait_for()
 
 

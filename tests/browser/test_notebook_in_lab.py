@@ -22,7 +22,8 @@ def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str]
     assert book.errors() == []
     views = sum("view(" in source or source.startswith("%%memprofile") for source in book.sources())
     book.page.wait_for_function(
-        "count => document.querySelectorAll('.memexplore-drawn .icicle').length === count", arg=views
+        "count => document.querySelectorAll('.memexplore-drawn .memexplore-layers:not(:empty)').length === count",
+        arg=views,
     )
     drawn = book.page.evaluate(
         """() => [...document.querySelectorAll('.memexplore')].map(view => {

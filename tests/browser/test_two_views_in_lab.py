@@ -39,7 +39,9 @@ def test_each_view_keeps_its_own_zoom(notebook: Callable[..., Any]) -> None:
     book = notebook(SET_UP, "view", "view")
     for number in range(3):
         book.run(number)
-    book.page.wait_for_function("() => document.querySelectorAll('.memexplore-drawn .icicle').length === 2")
+    book.page.wait_for_function(
+        "() => document.querySelectorAll('.memexplore-drawn .memexplore-layers:not(:empty)').length === 2"
+    )
     book.settle()
     whole = book.page.evaluate(ROWS)
     assert whole[0] == whole[1]
@@ -60,7 +62,9 @@ def test_cursor_and_selection_are_those_of_both_views(notebook: Callable[..., An
     book = notebook(SET_UP, "view", "view", "view.selection = 'encoder'")
     for number in range(3):
         book.run(number)
-    book.page.wait_for_function("() => document.querySelectorAll('.memexplore-drawn .icicle').length === 2")
+    book.page.wait_for_function(
+        "() => document.querySelectorAll('.memexplore-drawn .memexplore-layers:not(:empty)').length === 2"
+    )
     book.settle()
     book.run(3)
     book.page.wait_for_function(

@@ -9,7 +9,7 @@ import pytest
 
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import static, tables, text
-from memexplore.figures.layers import layers_figure
+from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import COLOURS
 from memexplore.figures.timeline import timeline
 from memexplore.tape import Category
@@ -18,7 +18,7 @@ from tests.sample_tapes import Program, small_tape, training_tape
 # -- empty tapes
 
 
-@pytest.mark.parametrize("draw", [timeline, layers_figure, static.svg, text.timeline_text, text.tensors_text])
+@pytest.mark.parametrize("draw", [timeline, layers_tree, static.svg, text.timeline_text, text.tensors_text])
 def test_empty_tape_has_figures(draw):
     assert draw(small_tape()[:0])
 

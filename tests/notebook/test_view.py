@@ -100,7 +100,11 @@ def test_request_for_everything(browser: Browser) -> None:
     (answer,) = browser.request(type="everything")
     assert answer["verdict"]["headline"] == verdict_content(browser.view.tape).headline
     assert [trace["name"] for trace in answer["data"]] == [trace.name for trace in timeline(browser.view.tape).data]
-    assert answer["layers"]["data"][0]["type"] == "icicle"
+    # 400 + 200 of fc and 50 of Net itself; 100 of the input
+    assert [(row["label"], row["size"]) for row in answer["layers"]["rows"]] == [
+        ("Net", "650 B"),
+        ("not in a layer", "100 B"),
+    ]
     assert answer["row"] == PEAK_ROW
     # alive at the peak, largest first: weight 400, activation 200, input 100, temporary 50
     assert [tensor["size"] for tensor in answer["tensors"]] == ["400 B", "200 B", "100 B", "50 B"]
@@ -131,7 +135,7 @@ def test_cursor_set_in_python_is_sent(browser: Browser) -> None:
 
 
 def test_selected_layer_is_highlighted(browser: Browser) -> None:
-    assert [answer["type"] for answer in browser.request(type="select", box="fc · activation")] == ["selection"]
+    assert [answer["type"] for answer in browser.request(type="select", layer="fc")] == ["selection"]
     assert browser.view.selection == "fc"
     (answer,) = browser.request(type="timeline", window=None, number=1)
     highlighted = [trace["name"] for trace in answer["timeline"]["data"] if trace.get("stackgroup") == "layer"]
@@ -144,7 +148,7 @@ def test_selected_layer_is_highlighted(browser: Browser) -> None:
 def test_failing_request_is_reported_and_raised(browser: Browser) -> None:
     browser.messages.clear()
     with pytest.raises(TraitError):
-        browser.view._answer(browser.view, {"type": "select", "box": "nothing"}, [])
+        browser.view._answer(browser.view, {"type": "select", "layer": "nothing"}, [])
     assert "no layer 'nothing'" in browser.messages[0]["text"]
 
 

@@ -1,18 +1,14 @@
-// The built-in tabs below the timeline: layers, tensors, lines, blocks and growth.
+// The tabs at the cursor: layers, tensors, lines, blocks; and growth from step to step.
 import { Blocks } from "./blocks.js";
 import { element } from "./dom.js";
 import { Layers } from "./layers.js";
+import { MemoryTable } from "./memory_tables.js";
 import { fillMemoryTable } from "./tables.js";
 
-const AT_CURSOR = ["Tensors", "Lines", "Blocks"]; // tabs about the row of the cursor
+const AT_CURSOR = ["Layers", "Tensors", "Lines", "Blocks"]; // tabs about the row of the cursor
+const SEARCHED = ["Layers", "Tensors", "Lines"];
 
-/**
- * @typedef {{
- *   onSelectLayer: (box: string) => void,
- *   onSelectBlock: (row: number) => void,
- *   enqueue: (task: () => unknown) => void,
- * }} Handlers
- */
+/** @typedef {import("./layers.js").Handlers & { onSelectBlock: (row: number) => void }} Handlers */
 
 export class Details {
   /**
@@ -20,31 +16,46 @@ export class Details {
    * @param {import("./tabs.js").Tabs} tabs
    * @param {Handlers} handlers
    */
-  constructor(context, tabs, { onSelectLayer, onSelectBlock, enqueue }) {
+  constructor(context, tabs, handlers) {
     this.tabs = tabs;
     this.position = element("p", "position");
-    this.layers = new Layers(context, tabs.add("Layers"), { onSelect: onSelectLayer, enqueue });
-    this.tensors = element("table", "tensors");
-    tabs.add("Tensors").append(this.tensors);
-    this.lines = element("table", "lines");
-    tabs.add("Lines").append(this.lines);
-    this.blocks = new Blocks(context, tabs.add("Blocks"), onSelectBlock);
+    this.layers = new Layers(tabs.add("Layers"), handlers);
+    /** @type {MemoryTable<import("./types").TensorRow>} */
+    this.tensors = new MemoryTable(
+      tabs.add("Tensors"), "tensors", ["Size", "Category", "Each", "Layer", "Op", "Line"],
+      ({ size, each, layer, op }) => [size, each, layer, op],
+    );
+    /** @type {MemoryTable<import("./types").LineRow>} */
+    this.lines = new MemoryTable(
+      tabs.add("Lines"), "lines", ["Size", "Category", "Blocks", "Line"], ({ size, blocks }) => [size, blocks],
+    );
+    this.blocks = new Blocks(context, tabs.add("Blocks"), handlers.onSelectBlock);
     this.growthText = element("p", "caption");
     this.growth = element("table", "growth");
     tabs.add("Growth").append(this.growthText, this.growth);
+    this.search = element("input", "search");
+    this.search.type = "search";
+    this.search.placeholder = "Search layers, tensors, lines";
+    this.search.setAttribute("aria-label", this.search.placeholder);
+    this.search.addEventListener("input", () => {
+      for (const part of [this.layers, this.tensors, this.lines]) part.setSearch(this.search.value);
+    });
+    // JupyterLab has shortcuts for single letters.
+    this.search.addEventListener("keydown", (event) => event.stopPropagation());
   }
 
-  /** Show the position of the cursor above the tabs about it. */
+  /** Show the position of the cursor and the search above the tabs that they are about. */
   update() {
     this.position.hidden = !AT_CURSOR.some((name) => this.tabs.isOpen(name));
+    this.search.hidden = !SEARCHED.some((name) => this.tabs.isOpen(name));
   }
 
   /** @param {import("./types").CursorContent} content */
-  drawCursor({ text, tensors, lines }) {
+  drawCursor({ text, layers, tensors, lines }) {
     this.position.textContent = text;
-    const tensorTitles = ["Size", "Category", "Layer", "Op", "Line"];
-    fillMemoryTable(this.tensors, tensorTitles, tensors, ({ size, layer, op }) => [size, layer, op]);
-    fillMemoryTable(this.lines, ["Size", "Category", "Blocks", "Line"], lines, ({ size, blocks }) => [size, blocks]);
+    this.layers.drawHeld(layers);
+    this.tensors.setRows(tensors);
+    this.lines.setRows(lines);
   }
 
   /** @param {import("./types").DetailsContent["growth"]} growth */

@@ -14,7 +14,7 @@ export function buildPage(root, { verdict, explorer, timeline, tabs, side, detai
   verdict.meter.append(explorer.knobs.gpu);
   verdict.side.append(explorer.search.root);
   const main = element("div", "main");
-  main.append(bar(tabs.list, layerActions.root), details.position, tabs.panels);
+  main.append(bar(tabs.list, details.search, layerActions.root), details.position, tabs.panels);
   const beside = element("div", "side");
   beside.append(bar(side.list), side.panels);
   const lower = element("div", "lower");

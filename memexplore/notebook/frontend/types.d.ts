@@ -21,12 +21,6 @@ export interface Trace {
   marker?: { size: number; color: string; line: Line };
   showlegend?: boolean;
   legendrank?: number;
-  ids?: string[];
-  level?: string;
-}
-
-export interface UpdateMenu {
-  buttons: { label: string; args: [Record<string, unknown>, number[]?] }[];
 }
 
 export interface Layout {
@@ -36,7 +30,6 @@ export interface Layout {
   margin?: Record<string, number>;
   shapes?: Record<string, unknown>[];
   xaxis?: { range?: Range; [key: string]: unknown };
-  updatemenus?: UpdateMenu[];
   [key: string]: unknown;
 }
 
@@ -69,7 +62,7 @@ export interface Graph extends HTMLDivElement {
   figure?: Figure;
   on(event: "plotly_relayout" | "plotly_relayouting", handler: (change: Record<string, any>) => void): void;
   on(event: "plotly_doubleclick", handler: () => void): void;
-  on(event: "plotly_click" | "plotly_icicleclick", handler: (click: Click) => void): void;
+  on(event: "plotly_click", handler: (click: Click) => void): void;
 }
 
 export interface Config {
@@ -112,8 +105,9 @@ export interface MemoryRow {
   location: string;
   code: string;
 }
-export type TensorRow = MemoryRow & { size: string; layer: string; op: string };
-export type LineRow = MemoryRow & { size: string; blocks: string };
+/** Equal tensors; `bytes` and `size` of all of them together, `each` such as "24 × 64.0 MiB", empty for a single one. */
+export type TensorRow = MemoryRow & { bytes: number; size: string; each: string; layer: string; op: string };
+export type LineRow = MemoryRow & { bytes: number; size: string; blocks: string };
 export type GrowthRow = MemoryRow & { grew: string; layer: string; sizes: string[] };
 
 /** Content of a tab that Python has added (`Tab` in view.py). */
@@ -146,10 +140,32 @@ export interface SettingsRow {
 
 /** `share` (0 to 1) is drawn as a bar, of the capacity; `tone` is a word beside the text, "tight" or "over". */
 export type Cell = string | { text: string; share?: number; tone?: "tight" | "over" | "" };
+/** Bytes of a layer, or of several layers of the same structure (`LayerRow` in analysis/layer_rows.py). */
+export interface LayerRow {
+  name: string;
+  label: string;
+  kind: string;
+  count: number;
+  size: string;
+  /** Bytes of each layer of the row, as "each 2.00 GiB"; empty for a single one. */
+  each: string;
+  /** Bytes by category, in the order of `LayerTree.categories`. */
+  sizes: number[];
+  children: LayerRow[];
+  members: LayerRow[];
+}
+
+export interface LayerTree {
+  total: number;
+  text: string;
+  categories: { name: string; colour: string }[];
+  rows: LayerRow[];
+}
 
 export interface CursorContent {
   row: number;
   text: string;
+  layers: LayerTree;
   tensors: TensorRow[];
   lines: LineRow[];
 }
@@ -190,7 +206,6 @@ export interface Hover {
 export interface DetailsContent extends CursorContent {
   tape: number;
   growth: { text: string; steps: string[]; rows: GrowthRow[] };
-  layers: Figure;
   hover: Hover;
 }
 

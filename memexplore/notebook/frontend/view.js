@@ -25,7 +25,6 @@ import { Zoom } from "./zoom.js";
 /** @typedef {import("./types").CursorContent} CursorContent */
 
 const STATIC_AFTER_MS = 1500; // without an answer the static image is shown
-const LAYERS_AFTER_MS = 150; // without another tape the chart of layers is drawn
 const DRAWN_AFTER_MS = 100; // pages in the background draw no frames
 const LABELS_PX = 40; // change of width after which the timeline chooses its labels again
 const GONE = "The kernel that made this has ended or was restarted: this is its last picture. Run the cell again.";
@@ -48,8 +47,6 @@ export class View {
     this.labelledWidth = undefined; // width for which the kernel chose the labels
     /** @type {[Message, any][]} */
     this.early = []; // messages before plotly.js has loaded
-    /** @type {ReturnType<typeof setTimeout> | undefined} */
-    this.layersTimer = undefined;
     this.kernel = new Kernel(model, root, { onGone: () => this.showGone(), onIdle: () => this.updateBusy() });
     this.requests = new Requests((request) => this.send(request), uniqueId());
     this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
@@ -59,7 +56,7 @@ export class View {
     this.tabs = new Tabs("At the cursor", (name) => this.onOpen(name));
     this.side = new Tabs("Settings and results", (name) => this.onOpen(name));
     this.layerActions = new LayerActions({
-      onClear: () => this.requests.send("select", { box: null }),
+      onClear: () => this.requests.send("select", { layer: null }),
       onAction: (field, layer) => this.explorer.send({ type: "layer action", field, layer }),
     });
     this.explorer = new Explorer(this.requests, this.kernel, this.layerActions, {
@@ -74,9 +71,9 @@ export class View {
       onCursor: (row) => this.requests.send("cursor", { row }),
     });
     this.details = new Details(this.context, this.tabs, {
-      onSelectLayer: (box) => this.requests.send("select", { box }),
+      onSelect: (layer) => this.requests.send("select", { layer }),
+      onHighest: () => this.requestHighest(),
       onSelectBlock: (row) => this.requests.send("block", { row }),
-      enqueue: (task) => this.queue.add(task),
     });
     this.added = new AddedTabs(this.context, this.side, {
       onClick: (tab, row) => this.requests.send("tab click", { tab, row }),
@@ -188,6 +185,9 @@ export class View {
     } else if (type === "blocks" && this.requests.isLatest(message)) {
       await this.details.blocks.drawBlocks(content);
       this.requests.settle(type);
+    } else if (type === "highest layers" && this.requests.isLatest(message)) {
+      this.details.layers.drawHighest(content.layers);
+      this.requests.settle(type);
     }
   }
 
@@ -234,6 +234,7 @@ export class View {
     this.timeline.row = content.row;
     this.verdict.draw(content);
     this.layerActions.drawLayer(content.selection);
+    this.details.layers.select(content.selection);
     if (isNew) this.live.announce(`${content.verdict.headline} ${content.verdict.detail}`);
     await this.timeline.drawFigure({ data: [...content.data, ...content.outline], layout: content.layout });
     this.reportDrawn(content.tape);
@@ -260,16 +261,7 @@ export class View {
     this.details.drawGrowth(content.growth);
     await this.hold.run(() => this.timeline.addHover(content.hover, this.zoom.window));
     await this.drawCursor(content);
-    if (!this.details.layers.isDrawn) return this.drawLayers(content);
-    // The chart of layers takes longer than all the rest: a slider that is being dragged does not wait for it.
-    clearTimeout(this.layersTimer);
-    this.layersTimer = setTimeout(() => this.queue.add(() => this.drawLayers(content)), LAYERS_AFTER_MS);
-  }
-
-  /** @param {DetailsContent} content */
-  async drawLayers(content) {
-    if (content.tape < this.requests.tape) return;
-    await this.details.layers.drawFigure(content.layers);
+    if (this.details.layers.isHighest) this.requestHighest();
     this.detailsTape = content.tape;
   }
 
@@ -287,6 +279,7 @@ export class View {
   /** @param {string | null} layer */
   drawSelection(layer) {
     this.layerActions.drawLayer(layer);
+    this.details.layers.select(layer);
     this.live.announce(layer === null ? "All layers are shown." : `${layer} is highlighted.`);
     this.zoom.settle();
     this.requestBlocks();
@@ -307,6 +300,11 @@ export class View {
     this.updateBusy();
   }
 
+  requestHighest() {
+    this.requests.sendNumbered("highest layers");
+    this.updateBusy();
+  }
+
   // -- changes of the page
 
   /** @param {string} name */
@@ -323,7 +321,7 @@ export class View {
   }
 
   get charts() {
-    const charts = [this.timeline, this.details.layers, this.details.blocks, ...this.added.charts];
+    const charts = [this.timeline, this.details.blocks, ...this.added.charts];
     return charts.filter((chart) => chart.isDrawn);
   }
 
@@ -343,7 +341,7 @@ export class View {
     this.isAlive = false;
     this.queue.close();
     this.zoom.cancel();
-    for (const timer of [this.staticTimer, this.layersTimer]) clearTimeout(timer);
+    clearTimeout(this.staticTimer);
     for (const cleanup of this.cleanups) cleanup();
     for (const chart of this.charts) this.context.plotly?.purge(chart.graph);
   }
