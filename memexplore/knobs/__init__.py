@@ -20,7 +20,7 @@ To add a knob:
    `LOOP_FIELDS` and is handled in `steps/training_loop.py`.
 3. Text: `report_text._WRITERS` for the report of a change, `facts.NoteKind` and `report_text._NOTES` for a note, and
    `_VALUE_TEXTS` or `_FIELD_NOUNS` in `steps/sentences.py` if the value alone is not a readable phrase.
-4. A control in `notebook/controls.py` (`model_controls`), lines of code in `codegen/model.py`, and the list in
+4. A control in `notebook/knob_table.py` (`_model_knobs`), lines of code in `codegen/model.py`, and the list in
    README.md. For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`).
 5. A knob that can save memory: `search.candidates.single_candidates`. A knob that changes what is trained:
    `search.candidates.ALTERING`. A knob that keeps the FLOPs of a step: `steps.sentences._FIELDS_THAT_KEEP_FLOPS`.

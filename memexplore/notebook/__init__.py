@@ -2,11 +2,15 @@
 
 - `view.py`: the widget of one tape. `view_content.py` and `cursor_details.py` compute its
   content, `packing.py` packs it.
-- `explore.py`, `explorer.py`: the widget that runs a step with other knobs. `controls.py` has one control per knob,
-  `explorer_layout.py` and `explorer_html.py` arrange them, `tabs.py` fills the explorer's own tabs.
+- `explore.py`, `explorer.py`: a step that runs with other knobs, and its view. `explorer_state.py` has what a request
+  changes, as functions from a state to a state; `knob.py`, `knob_table.py` and `written.py` the knobs, `layers.py` what
+  applies to a layer; `explorer_message.py` the message to the page. `explorer_search.py` searches beside the kernel,
+  `results.py` runs settings ahead of a request, `tabs.py` fills the explorer's own tabs, `allocator_settings.py` reads
+  and changes one option.
 - `magics.py`, `options.py`, `profile.py`, `notebook_gpu.py`: `%%memprofile`, `%memprofile` and `%memgpu`.
 - `cpu_names.py`: advice for a cell that ran on the CPU.
-- `main_thread.py`: work for the kernel when it is idle. `static_output.py`: images for notebooks without a kernel.
+- `main_thread.py`, `idle_work.py`: work for the kernel when it is idle. `quiet.py`: runs whose displays are dropped.
+  `static_output.py`: images for notebooks without a kernel.
 - `frontend/`: the browser's part, ES modules that `bundle.py` joins at import, without node; all CSS files are joined
   too. `view.js` composes the others and `page.js` places them: `verdict.js`, `explorer.js` (with `changes.js`,
   `knobs.js`, `search.js`), `timeline.js`, `details.js` (tabs about the cursor) and `added_tabs.js` (tabs about

@@ -1,31 +1,37 @@
-"""Explorers of a training step and of a notebook cell: their controls, their target, and their search."""
+"""Explorers of a training step and of a notebook cell: their knobs, their target, and their search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from IPython.utils.capture import capture_output
-
 from memexplore import targets
+from memexplore.knobs.adapters import is_linear
 from memexplore.knobs.knobs import Knobs
-from memexplore.notebook import controls
-from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import Explorer
-from memexplore.notebook.explorer_layout import LAYER_FIELDS
-from memexplore.search.advise import Advice, advise
-from memexplore.search.progress import Progress
+from memexplore.notebook.explorer_search import Stop, search_step
+from memexplore.notebook.knob import Knob
+from memexplore.notebook.knob_table import knob_table, variable_knob
+from memexplore.notebook.main_thread import MainThread
+from memexplore.notebook.quiet import without_displays
+from memexplore.notebook.results import Result
+from memexplore.notebook.written import assigned_batch, written_texts
+from memexplore.search.beside import Report
+from memexplore.steps import batches
 from memexplore.steps.cell import Cell
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
+from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
 from memexplore.tape import Os
 
 _NO_ALLOCATOR = "a CPU has no caching allocator"
+_LABELS = {"batch": "Batch", "accumulation": "Micro-batches", "input_size": "Input size"}
+"""Knobs that the table of a step or a cell may not have."""
 
 
 def explore(step: Step, gpu: str | None = None, *, release: str | None = None, os: str = Os.LINUX) -> Explorer:
-    """Show a training step with controls for its knobs; each change runs the step and draws its memory.
+    """Show a training step with its knobs; each change runs the step and draws its memory.
 
     `gpu` is a name of the catalogue or a size, for a virtual GPU, or ``cuda`` or ``cpu``, for a real run on this
     machine. Default: the real GPU if usable, else a virtual T4. A GPU named by the knobs is virtual. `release` is the
@@ -44,22 +50,31 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
     if not isinstance(step, Step):
         raise TypeError(f"explore takes mx.Step(model, batch, loss=..., optimizer=...), not {type(step).__name__}")
     target = gpu or targets.default_target()
-    panels = _panels(step, target)
-    disabled = _disabled(target)
-    if not step.input_size:
-        disabled["input_size"] = "this batch has neither images nor sequences"
+    targets.gpu_of(target)
 
     def run(knobs: Knobs) -> tuple[Trial, Outcome]:
         return run_outcome(step, knobs, gpu=target, release=release, os=os)
 
-    def search(knobs: Knobs, report: Callable[[Progress], object]) -> Advice:
+    def search(knobs: Knobs, report: Report, thread: MainThread) -> Stop:
         # Predicted on a virtual GPU like the real one: a search would fill the real one a hundred times.
-        return advise(step, knobs.gpu or targets.gpu_of(target).key, release=release, os=os, progress=report)
+        name = knobs.gpu or targets.gpu_of(target).key
+        return search_step(step, name, report, thread, release=release, os=os)
 
-    if target == targets.CPU:
-        disabled["advise"] = "a CPU has no GPU memory to fit: explore the step with gpu= the name of a GPU"
-    usable_search = None if "advise" in disabled else search
-    return Explorer(run, panels, step=step, search=usable_search, disabled=disabled, neighbours=_neighbours(target))
+    as_written = Result(*run(Knobs()))
+    table = knob_table(step, target, written_texts(step, built_model(step), as_written.trial.tape))
+    is_cpu = target == targets.CPU
+    table, hidden = _without(table, _hidden(step, target))
+    return Explorer(
+        run,
+        table,
+        step=step,
+        search=None if is_cpu else search,
+        no_search="A CPU has no GPU memory to fit: explore the step with gpu= the name of a GPU" if is_cpu else "",
+        reasons=_reasons(step),
+        hidden=hidden,
+        neighbours=_neighbours(target),
+        as_written=as_written,
+    )
 
 
 def explore_cell(
@@ -71,51 +86,74 @@ def explore_cell(
     release: str | None = None,
     os: str = Os.LINUX,
 ) -> Explorer:
-    """Show a cell with controls for its knobs, beginning with its run as written.
+    """Show a cell with its knobs, beginning with its run as written.
 
     `sliders` maps variables of the cell to their values. `gpu`, `release` and `os` are as for `explore`.
 
     Raises ValueError for a variable that the cell does not assign, and for an unknown GPU.
     """
     target = gpu or targets.default_target()
-    disabled = (
-        cell.unavailable_knobs() | _disabled(target) | {"advise": "a cell has no batch and no optimizer to search with"}
-    )
     assigned = cell.assigned()
     missing = [name for name in sliders if name not in assigned]
     if missing:
         raise ValueError(f"the cell assigns no variable {missing[0]!r}; it assigns {', '.join(assigned) or 'none'}")
-    panels = {
-        "Variables": [controls.variable_control(name, values, assigned[name]) for name, values in sliders.items()]
-    }
-    panels |= _panels(None, target)
+    reasons = {**cell.unavailable_knobs(), **_hidden_by_target(target)}
+    reasons["lora_rank"] = reasons["lora"]
+    batch = assigned_batch({name: value for name, value in assigned.items() if name not in sliders})
+    if batch is not None:
+        name, value = batch
+        reasons["batch"] = f"the cell sets {name} = {value}: add --slider {name}=LOW:HIGH:STEP to change it"
+    variables = [variable_knob(name, values, assigned[name]) for name, values in sliders.items()]
+    table, hidden = _without(knob_table(None, target, {}), reasons)
 
     def run(knobs: Knobs) -> tuple[Trial, Outcome]:
         # Jupyter would append the cell's output to whichever cell ran last.
-        with capture_output():
+        with without_displays():
             trial = as_written if knobs == Knobs() else None
             return cell.run_outcome(knobs, gpu=target, release=release, os=os, trial=trial)
 
-    with_controls = {title: panel for title, panel in panels.items() if panel}
-    return Explorer(run, with_controls, disabled=disabled, neighbours=_neighbours(target))
+    return Explorer(
+        run,
+        [*variables, *table],
+        no_search="A cell has no batch and no optimizer to search with: explore a Step instead",
+        reasons=reasons,
+        hidden=hidden,
+        neighbours=_neighbours(target),
+    )
 
 
-def _panels(step: Step | None, target: str) -> dict[str, list[Control]]:
-    lines = [controls.layers_control(field, label) for field, label in LAYER_FIELDS.items()]
-    return {
-        "Model": controls.model_controls(),
-        "Batch": controls.batch_controls(step),
-        "Optimizer": controls.optimizer_controls(),
-        "Layers": [*lines, controls.rank_control()],
-        "GPU and allocator": controls.device_controls(target),
-    }
+def _without(table: list[Knob], reasons: Mapping[str, str]) -> tuple[list[Knob], dict[str, str]]:
+    """Return the knobs without those of some fields, and the reasons by the labels of these."""
+    hidden = {_LABELS[field]: reasons[field] for field in _LABELS if field in reasons}
+    hidden |= {knob.label: reasons[knob.field] for knob in table if knob.field in reasons}
+    return [knob for knob in table if knob.field not in reasons], hidden
 
 
-def _disabled(target: str) -> dict[str, str]:
-    """Return fields of `Knobs` that a target does not have, with the reason."""
+def _hidden(step: Step, target: str) -> dict[str, str]:
+    """Return fields of `Knobs` that do not apply to a step, with the reason."""
+    found, model = _hidden_by_target(target), built_model(step)
+    if not any(weight.dim() == 4 for weight in model.parameters()):
+        found["memory_format"] = "the model has no weights for images"
+    if not any(is_linear(module) for module in model.modules()):
+        found |= dict.fromkeys(("lora", "lora_rank"), "the model has no linear layer")
+    if step.input_size is None:
+        found["input_size"] = "this batch has neither images nor sequences"
+    return found
+
+
+def _hidden_by_target(target: str) -> dict[str, str]:
     return {"settings": _NO_ALLOCATOR} if target == targets.CPU else {}
 
 
-def _neighbours(target: str) -> Callable[[Control, Knobs], list[Knobs]]:
+def _reasons(step: Step) -> dict[str, str]:
+    """Return why knobs of a step cannot be set, by name."""
+    along_first = any(tensor.dim() and tensor.shape[0] == step.batch_size for tensor in batches.tensors(step.batch))
+    if step.resize is None and not along_first:
+        text = "the samples do not lie along the first dimension: give Step(..., resize=function of batch and samples)"
+        return {"batch": text, "accumulation": text}
+    return {}
+
+
+def _neighbours(target: str) -> Callable[[Knob, Knobs], list[Knobs]]:
     """Return the settings to run ahead: none on a real device, which other programs may need."""
-    return (lambda control, knobs: []) if targets.is_real(target) else Control.neighbours
+    return (lambda knob, knobs: []) if targets.is_real(target) else Knob.neighbours

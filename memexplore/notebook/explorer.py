@@ -1,30 +1,28 @@
-"""The explorer widget: controls for the knobs of a step, the view of its tape, and the run after each change."""
+"""The explorer: the settings of a step, the run after each change, and the view that draws it with its knobs."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-import ipywidgets as widgets
 from IPython.display import display
 
-from memexplore.knobs.knobs import Checkpoint, CheckpointKind, Knobs
-from memexplore.notebook import explorer_html, tabs
-from memexplore.notebook.controls import Control
-from memexplore.notebook.explorer_layout import column, html_widget, layer_buttons
-from memexplore.notebook.main_thread import MainThread, receive_while_busy
+from memexplore.knobs.knobs import Knobs
+from memexplore.notebook import explorer_message, explorer_state, tabs
+from memexplore.notebook.explorer_message import against_text, reason_text
+from memexplore.notebook.explorer_search import Search, StartSearch
+from memexplore.notebook.explorer_state import State
+from memexplore.notebook.idle_work import IdleWork
+from memexplore.notebook.knob import Knob
+from memexplore.notebook.layers import Layers
+from memexplore.notebook.main_thread import MainThread
+from memexplore.notebook.results import Result, Run, run_ahead
 from memexplore.notebook.view import View
-from memexplore.search.advise import Advice
-from memexplore.search.progress import Progress
 from memexplore.steps import sentences
-from memexplore.steps.cost import interruptible
 from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
-from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
 
 _SECONDS_BEFORE_PREFETCH = 0.3
@@ -32,109 +30,68 @@ _SECONDS_AFTER_DRAWN = 0.1
 """Idle time of the kernel after a drawing, in which the next change of a control is answered without delay."""
 _SECONDS_WITHOUT_BROWSER = 1.0
 """Time after which the explorer stops waiting for a browser to report that it has drawn."""
-_ADVISE = "What would fit?"
 
 
-class Result(NamedTuple):
-    """Trial and numbers of one setting."""
+class Explorer:
+    """A step whose knobs can be turned, in a page or in code; `explore` makes one.
 
-    trial: Trial
-    outcome: Outcome
-
-    @property
-    def needed(self) -> int | None:
-        """Bytes that a setting which does not fit needs."""
-        return None if self.outcome.fits else self.outcome.peak_reserved
-
-
-Run = Callable[[Knobs], tuple[Trial, Outcome]]
-Search = Callable[[Knobs, Callable[[Progress], object]], Advice]
-"""Searches for settings that fit the GPU of some knobs, and reports its progress to a callback."""
-
-
-class _Cancelled(BaseException):
-    """Cancels background work. A BaseException, so that `except Exception` cannot catch it."""
-
-
-class Explorer(widgets.VBox):
-    """The widget of `explore`: controls on the left, the view on the right, the result as a sentence above.
-
-    `knobs` is the present setting; assigning it moves the controls and runs the step. `trial` is the run shown in
-    `view`, and `history` lists every setting that was shown. While no control moves, the `neighbours` of the setting
-    shown are run ahead. `disabled` gives the reason for each field of `Knobs` that cannot be set.
+    `knobs` is the present setting; assigning it runs the step. `trial` is the run shown in `view`, and `history` lists
+    every setting that was shown; of a slider that was dragged only the last. `undo()` and `redo()` go back and forth.
+    Sentence, outline and per cent compare with the step as written, or with the setting on which `pin()` was called.
+    While no knob is turned, the `neighbours` of the setting shown are run ahead.
     """
 
     def __init__(
         self,
         run: Run,
-        panels: dict[str, list[Control]],
+        table: Sequence[Knob],
         *,
         step: Step | None = None,
-        search: Search | None = None,
-        disabled: Mapping[str, str],
-        neighbours: Callable[[Control, Knobs], list[Knobs]] = Control.neighbours,
+        search: StartSearch | None = None,
+        no_search: str = "",
+        reasons: Mapping[str, str],
+        hidden: Mapping[str, str],
+        neighbours: Callable[[Knob, Knobs], list[Knobs]] = Knob.neighbours,
+        as_written: Result | None = None,
     ) -> None:
-        self._run_step, self._step, self._disabled, self._search = run, step, disabled, search
+        """`reasons` say why knobs cannot be set, by name; `hidden` why knobs do not apply, by label.
+
+        `no_search` says why there is no search. `as_written` is the result of the step as written, if it was run.
+        """
+        self._run_step, self._step = run, step
+        self._table, self._knob_named = list(table), {knob.name: knob for knob in table}
+        self._static_reasons, self._hidden = dict(reasons), dict(hidden)
         self._neighbours = neighbours
         self._thread = MainThread()
-        self._lock = threading.Lock()
-        self._knobs = Knobs()
+        self._state = State()
         # Every setting that was run, also ahead of a request; the history holds those that were shown.
-        self._results: dict[Knobs, Result] = {self._knobs: Result(*run(self._knobs))}
-        self._history = [self._knobs]
-        self._shown = self._results[self._knobs]
-        self._before: Result | None = None
-        self._advice: Advice | None = None
-        self._error = ""
+        self._results: dict[Knobs, Result] = {Knobs(): as_written or Result(*run(Knobs()))}
+        self._shown = self._results[Knobs()]
         self._is_requested = False
-        self._syncing_thread: int | None = None
-        self._last_control: Control | None = None
-        self._follow_up: Iterator[None] = iter(())
+        self._is_working = False
+        self._last_knob: Knob | None = None
+        self._follow_up = IdleWork(self._thread, lambda: not self._is_requested)
         self._static_display: Any = None
-        self._controls = [control for panel in panels.values() for control in panel]
         self.view = View(self._shown.trial.tape, self._shown.needed)
+        self._layers = Layers.of(step, self.view.tape, self._static_reasons)
+        self._search = Search(search, no_search, self._thread, self.view.lock, self._on_search)
+        self.view.attach(self)
         self.view.on_tab_click(self._on_tab_click)
-        self.view.observe(self._update_layer_buttons, "selection")
-        self._headline, self._hints = html_widget("headline"), html_widget("hints")
-        self._selected = html_widget("selected")
-        self._advise_button = widgets.Button(
-            description=_ADVISE,
-            tooltip=disabled.get("advise", "Search for settings that fit this GPU"),
-            disabled=search is None,
-        )
-        self._advise_button.on_click(lambda _: self._thread.run(self._advise))
-        self._layer_buttons = layer_buttons(self._toggle_selected_layer)
-        for control in self._controls:
-            control.widget.observe(self._listener(control), "value")
-        selection = [self._selected, widgets.HBox(list(self._layer_buttons.values()))]
-        knobs = column(panels, disabled, selection, [self._advise_button, self._hints])
-        body = widgets.Box([knobs, self.view])
-        body.add_class("memexplore-body")
-        super().__init__([self._headline, body])
-        self.add_class("memexplore-explorer")
-        buttons = [self._advise_button, *self._layer_buttons.values()]
-        receive_while_busy(*(control.widget for control in self._controls), *buttons)
-        self._update_layer_buttons(None)
-        self._headline.value = explorer_html.headline(self._sentence())
-        self._start_follow_up()
+        self.view.observe(lambda _: self.view.send_controls(), "selection")
+        self._follow_up.start(self._parts())
 
     # -- public state
 
     @property
     def knobs(self) -> Knobs:
         """The present setting; its run may not have finished."""
-        return self._knobs
+        return self._state.knobs
 
     @knobs.setter
     def knobs(self, knobs: Knobs) -> None:
         if not isinstance(knobs, Knobs):
             raise TypeError(f"knobs must be mx.Knobs(...), not {type(knobs).__name__}")
-        with self._lock:
-            self._knobs, self._last_control = knobs, None
-        self._sync_controls()
-        error = self._run_requested()
-        if error is not None:
-            raise error
+        self._run_now(explorer_state.requested(self._state, knobs))
 
     @property
     def trial(self) -> Trial:
@@ -143,97 +100,234 @@ class Explorer(widgets.VBox):
 
     @property
     def history(self) -> tuple[Knobs, ...]:
-        """Every setting that was shown, in order."""
-        return tuple(self._history)
+        """Every setting that was shown, in order, each once."""
+        return self._state.history
 
-    # -- from a control to a run: callbacks of the browser only store the requested setting
+    def undo(self) -> None:
+        """Return to the setting before the latest change. Raises what its run raises."""
+        self._run_now(explorer_state.undone(self._state))
 
-    def _listener(self, control: Control) -> Callable[[Any], None]:
-        def on_change(change: Any) -> None:
-            # Ignore the changes that `_sync_controls` makes; the browser's come in another thread, or later.
-            if self._syncing_thread != threading.get_ident():
-                self._request(lambda knobs: control.updated(knobs, change["new"]), control)
+    def redo(self) -> None:
+        """Take back the latest `undo`. Raises what the run raises."""
+        self._run_now(explorer_state.redone(self._state))
 
-        return on_change
+    def pin(self) -> None:
+        """Compare other settings with the one shown from now on, besides the step as written."""
+        self._pin(self._state.drawn)
+        self._draw()
 
-    def _request(self, update: Callable[[Knobs], Knobs], control: Control | None = None) -> None:
-        """Change the present setting, and run it when the main thread is idle: of several changes only the last."""
-        with self._lock:
-            try:
-                self._knobs, self._last_control = update(self._knobs), control
-            except ValueError as error:
-                self._error = str(error)
-            was_requested, self._is_requested = self._is_requested, True
-        if not was_requested:
-            self._thread.run(self._run_requested)
+    def unpin(self) -> None:
+        """Compare with the step as written again."""
+        self._pin(None)
+        self._draw()
 
-    def _run_requested(self) -> Exception | None:
-        """Run and show the present setting. Return the exception if the run fails."""
-        with self._lock:
-            self._is_requested, knobs, problem, self._error = False, self._knobs, self._error, ""
-        if problem:
-            self._show_error(problem)
-            return None
-        try:
-            if knobs not in self._results:
-                self.view.set_working(True)
-                self._results[knobs] = Result(*self._run_step(knobs))
-        except Exception as error:
-            self.view.set_working(False)
-            self._show_error(
-                f"{knobs}: {error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    # -- from a request to a run: requests come in any thread, and only change the state
+
+    def message(self) -> dict[str, Any]:
+        """Return the state of the knobs for the page (`Controls`)."""
+        with self.view.lock:
+            state, result = self._state, self._shown
+            baselines = {"written": Knobs()} | ({} if state.pinned is None else {"pinned": state.pinned})
+            against = {
+                name: against_text(result.outcome, self._results[knobs].outcome) for name, knobs in baselines.items()
+            }
+            return explorer_message.message(
+                state,
+                self._table,
+                reasons=self._reasons(state.knobs),
+                hidden=self._hidden,
+                against=against,
+                search=self._search.state,
+                layer=self._layers.state(self.view.selection),
+                is_working=self._is_working,
+                sentence=self._sentence(),
+                applied=result.outcome.applied,
             )
-            return error
-        self._show(self._results[knobs])
+
+    def receive(self, request: dict[str, Any]) -> bool:
+        """Take a request of the page (`Controls`)."""
+        handlers: dict[str, Callable[[dict[str, Any]], object]] = {
+            "knob": self._on_knob,
+            "reset": self._on_reset,
+            "reset all": lambda _: self._want(explorer_state.requested(self._state, Knobs())),
+            "undo": lambda _: self._want(explorer_state.undone(self._state)),
+            "redo": lambda _: self._want(explorer_state.redone(self._state)),
+            "pin": lambda _: self._on_pin(self._state.drawn),
+            "unpin": lambda _: self._on_pin(None),
+            "search": lambda _: self._thread.run(self._start_search),
+            "stop": lambda _: self._search.stop(),
+            "layer action": self._on_layer_action,
+        }
+        if request["type"] not in handlers:
+            return False
+        with self.view.lock:
+            self._state = explorer_state.received(self._state, request.get("view", ""), request.get("number", 0))
+            handlers[request["type"]](request)
+            self.view.send_controls()
+        return True
+
+    def _on_knob(self, request: dict[str, Any]) -> None:
+        knob = self._knob_named[request["field"]]
+        if knob.kind == "text":
+            value = request["value"]
+        else:
+            value = knob.position(self._state.knobs, request["index"], request.get("label")).value
+        self._turn(knob, value, request.get("drag", ""))
+
+    def _on_reset(self, request: dict[str, Any]) -> None:
+        name, knobs = request["field"], self._state.knobs
+        knob = self._knob_named.get(name)
+        # A field without a control, which the code has set, is listed among the changes too.
+        knobs = knob.reset(knobs) if knob is not None else knobs.replace(**{name: getattr(Knobs(), name)})
+        self._want(explorer_state.requested(self._state, knobs, cause=name), knob)
+
+    def _on_layer_action(self, request: dict[str, Any]) -> None:
+        name, text = explorer_message.toggled(self._state.knobs, request["field"], request["layer"])
+        knob = self._knob_named[name]
+        if reason := self._layers.state(request["layer"]).reasons.get(request["field"]):
+            self._state = explorer_state.impossible(self._state, knob.name, reason)
+        else:
+            self._turn(knob, text)
+
+    def _on_pin(self, knobs: Knobs | None) -> None:
+        self._pin(knobs)
+        self._thread.run(self._draw)
+
+    def _turn(self, knob: Knob, value: Any, drag: str = "") -> None:
+        """Want another value of a knob; say beside it why that is impossible, where that is known."""
+        reason, knobs = self._reasons(self._state.knobs).get(knob.name, ""), self._state.knobs
+        if not reason:
+            try:
+                knobs = knob.updated(knobs, value)
+            except ValueError as error:
+                reason = reason_text(error)
+        if reason:
+            self._state = explorer_state.impossible(self._state, knob.name, reason)
+        else:
+            self._want(explorer_state.requested(self._state, knobs, drag=drag, cause=knob.name), knob)
+
+    def _want(self, state: State, knob: Knob | None = None) -> None:
+        """Take a state, and run its setting when the main thread is idle: of several settings only the last."""
+        self._state, self._last_knob = state, knob
+        if state.number == state.drawn_number or self._is_requested:
+            return
+        self._is_requested = True
+        self._thread.run(self._run_requested)
+
+    def _pin(self, knobs: Knobs | None) -> None:
+        with self.view.lock:
+            self._state = explorer_state.pinned(self._state, knobs)
+
+    def _run_now(self, state: State) -> None:
+        """Take a state that the code wants, and run its setting. If that fails, take the state drawn, and raise."""
+        with self.view.lock:
+            self._state, self._last_knob, run = state, None, state
+        try:
+            result = self._result(run.knobs)
+        except BaseException:
+            with self.view.lock:
+                self._state = explorer_state.abandoned(self._state, run)
+            self.view.send_controls()
+            raise
+        self._show(run, result)
+
+    def _run_requested(self) -> None:
+        """Run and show the setting wanted. If that fails, take back the field that is the cause, and say why."""
+        with self.view.lock:
+            self._is_requested, run, knob = False, self._state, self._last_knob
+        try:
+            result = self._result(run.knobs)
+        except Exception as error:
+            self._refuse(run, knob, reason_text(error))
+        else:
+            self._show(run, result)
+
+    def _result(self, knobs: Knobs) -> Result:
+        if knobs not in self._results:
+            self._is_working = True
+            self.view.send_controls()
+            try:
+                self._results[knobs] = Result(*self._run_step(knobs))
+            finally:
+                self._is_working = False
+        return self._results[knobs]
+
+    def _refuse(self, run: State, knob: Knob | None, reason: str) -> None:
+        cause = self._cause(run.knobs, knob)
+        with self.view.lock:
+            if cause is None:
+                state = explorer_state.abandoned(self._state, run, reason)
+            else:
+                state = explorer_state.refused(self._state, run, cause.field, cause.name, reason)
+            # The knob turned last stays the one whose neighbours are run ahead.
+            self._want(state, self._last_knob)
+        self.view.send_controls()
+
+    def _cause(self, knobs: Knobs, turned: Knob | None) -> Knob | None:
+        """Return the knob without whose change a setting can be run, the one turned last first; None if none is."""
+        drawn = self._state.drawn
+        fields = dict.fromkeys([turned.field] if turned is not None else [])
+        fields |= dict.fromkeys(field.name for field in dataclasses.fields(Knobs))
+        differing = [field for field in fields if getattr(knobs, field) != getattr(drawn, field)]
+        for field in differing:
+            own = turned if turned is not None and turned.field == field else None
+            knob = own or next((one for one in self._table if one.field == field), None)
+            if knob is None:
+                continue
+            if len(differing) == 1:
+                return knob
+            with contextlib.suppress(Exception):
+                self._result(knobs.replace(**{field: getattr(drawn, field)}))
+                return knob
         return None
 
-    def _show_error(self, text: str) -> None:
-        self._headline.value = explorer_html.error(text, self._sentence())
-        self._sync_controls()
+    # -- drawing
 
-    def _show(self, result: Result) -> None:
-        if result is not self._shown:
-            self._before, self._shown = self._shown, result
-            if result.trial.knobs not in self._history:
-                self._history.append(result.trial.knobs)
-        self._follow_up = pending = iter(())
+    def _show(self, run: State, result: Result) -> None:
+        with self.view.lock:
+            self._state, self._shown = explorer_state.drawn(self._state, run), result
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the result shown, with the outline of what it is compared with."""
+        start_work = self._follow_up.cancel()
 
         def start() -> None:
-            if self._follow_up is pending:
-                self._start_follow_up()
+            start_work(self._parts)
 
-        before = self._before.trial.tape if self._before else None
-        # While the browser draws, it has the processor to itself; without a browser the follow-up starts anyway.
-        on_drawn = functools.partial(self._thread.run_after, _SECONDS_AFTER_DRAWN, start)
-        self.view.show(result.trial.tape, before, on_drawn, needed=result.needed)
-        self._headline.value = explorer_html.headline(self._sentence())
+        baseline = self._baseline()
+        with self.view.lock:
+            # While the browser draws, it has the processor to itself; without a browser the follow-up starts anyway.
+            self.view.show(
+                self._shown.trial.tape,
+                baseline.trial.tape if baseline else None,
+                lambda: self._thread.run_after(_SECONDS_AFTER_DRAWN, start),
+                needed=self._shown.needed,
+            )
+            self.view.send_controls()
         if self._thread.is_kernel:
             self._thread.run_after(_SECONDS_WITHOUT_BROWSER, start)
         else:
             start()
 
+    def _baseline(self) -> Result | None:
+        """Return the result that the one shown is compared with, None if it is that one itself."""
+        baseline = self._results[self._state.baseline]
+        return None if baseline is self._shown else baseline
+
+    def _sentence(self) -> str:
+        before, after = self._baseline(), self._shown
+        if before is None:
+            return sentences.first_sentence(after.trial)
+        return sentences.sentence(before.trial, after.trial, whole=(before.outcome, after.outcome))
+
     # -- follow-up: the work after the timeline is drawn, in parts, cancelled by the next request
 
-    def _start_follow_up(self) -> None:
-        self._follow_up = parts = self._follow_up_parts(self._shown)
-        if self._thread.is_kernel:
-            self._thread.run(lambda: self._continue_follow_up(parts))
-        else:
-            for _ in parts:
-                pass
-
-    def _continue_follow_up(self, parts: Iterator[None]) -> None:
-        """Do one part, and let messages through before the next; stop if another setting is requested."""
-        if parts is self._follow_up and not self._is_requested and next(parts, self) is None:
-            self._thread.run(lambda: self._continue_follow_up(parts))
-
-    def _follow_up_parts(self, result: Result) -> Iterator[None]:
-        self._sync_controls()
-        self._hints.value = explorer_html.hints(result.outcome.applied)
+    def _parts(self) -> Iterator[None]:
+        result = self._shown
         self.view.send_details()
         yield
-        shown = [self._results[knobs].outcome for knobs in self._history]
-        self.view.put_tabs(tabs.explorer_tabs(self._step, shown, self._advised(), result.trial.knobs))
+        self.view.put_tabs(self._tabs(result))
         yield
         if self._static_display is not None:
             self._static_display.update(self.view.static_output(self._sentence()), raw=True)
@@ -242,118 +336,66 @@ class Explorer(widgets.VBox):
 
     def _prefetch(self, result: Result) -> None:
         """Run a neighbour of the setting shown, until an event arrives for the main thread."""
-        control = self._last_control
-        is_current = result is self._shown and not self._is_requested
-        if control is None or not is_current or self._thread.has_pending_events():
+        knob = self._last_knob
+        if knob is None or result is not self._shown or self._is_requested:
             return
-        for knobs in self._neighbours(control, result.trial.knobs):
-            if knobs not in self._results:
-                # A run that fails here fails again, with a message, when it is requested.
-                with contextlib.suppress(_Cancelled, Exception), interruptible(self._cancel_if_events_wait):
-                    self._results[knobs] = Result(*self._run_step(knobs))
-                    self._thread.run_after(_SECONDS_BEFORE_PREFETCH / 10, lambda: self._prefetch(result))
-                return
+        settings = self._neighbours(knob, result.trial.knobs)
+        if run_ahead(settings, self._results, self._run_step, self._thread):
+            self._thread.run_after(_SECONDS_BEFORE_PREFETCH / 10, lambda: self._prefetch(result))
 
-    def _cancel_if_events_wait(self) -> None:
-        if self._thread.has_pending_events():
-            raise _Cancelled
+    def _reasons(self, knobs: Knobs) -> dict[str, str]:
+        """Return why knobs cannot be set now, by name."""
+        return ({} if knobs.lora else {"lora_rank": "No layer has LoRA"}) | self._static_reasons
 
-    def _sentence(self) -> str:
-        before, after = self._before, self._shown
-        if before is None:
-            return sentences.first_sentence(after.trial)
-        return sentences.sentence(before.trial, after.trial, whole=(before.outcome, after.outcome))
+    # -- search, and tabs whose rows are settings
 
-    def _sync_controls(self) -> None:
-        """Set every control to the present setting."""
-        self._syncing_thread = threading.get_ident()
-        try:
-            for control in self._controls:
-                control.show(self._knobs)
-        finally:
-            self._syncing_thread = None
+    def _start_search(self) -> None:
+        self.view.put_tabs({tabs.ADVICE: tabs.NO_ADVICE})
+        self.view.open_tab(tabs.ADVICE)
+        self._search.start(self._state.knobs)
 
-    # -- the selected layer
+    def _on_search(self, is_new_advice: bool) -> None:
+        """Show the progress of the search, and its advice so far. Called in any thread."""
+        with self.view.lock:
+            if is_new_advice and self._search.advice is not None:
+                self.view.put_tabs({tabs.ADVICE: tabs.advice(self._search.advice, self._shown.trial.knobs)})
+            self.view.send_controls()
+        if not self._search.is_running:
+            self._thread.run(lambda: self._follow_up.start(self._parts()))
 
-    def _update_layer_buttons(self, _: Any) -> None:
-        layer = self.view.selection
-        is_usable = layer is not None and layer in self._layers()
-        self._selected.value = explorer_html.selected(layer if is_usable else None)
-        for field, button in self._layer_buttons.items():
-            button.disabled = not is_usable or field in self._disabled
-
-    def _layers(self) -> frozenset[str]:
-        model = built_model(self._step) if self._step is not None else None
-        if model is None:
-            return frozenset(self.view.tape.modules)
-        return frozenset(name for name, _ in model.named_modules() if name)
-
-    def _toggle_selected_layer(self, field: str) -> None:
-        """Add the selected layer to a field of the knobs, or remove it."""
-        layer = self.view.selection
-        if layer is None:
-            return
-
-        def update(knobs: Knobs) -> Knobs:
-            names = knobs.checkpoint.layers if field == "checkpoint" else getattr(knobs, field)
-            names = tuple(name for name in names if name != layer) if layer in names else (*names, layer)
-            if field != "checkpoint":
-                return knobs.replace(**{field: names})
-            return knobs.replace(checkpoint=Checkpoint(CheckpointKind.LAYERS, layers=names) if names else Checkpoint())
-
-        self._request(update)
-
-    # -- added tabs
-
-    def _on_tab_click(self, tab: str, row: int) -> None:
-        """Request the setting of a row or point on a tab that lists settings."""
-        if tab == tabs.ADVICE and self._advice is not None:
-            settings = [option.knobs for option in self._advice.options]
-        elif tab in (tabs.TRADE_OFFS, tabs.HISTORY):
-            settings = [*self._history, *(outcome.knobs for outcome in self._advised())]
-        else:
-            return
-        self._request(lambda _: settings[row])
+    def _tabs(self, result: Result) -> dict[str, tabs.Tab]:
+        shown, advice, current = (
+            [self._results[knobs].outcome for knobs in self.history],
+            self._search.advice,
+            result.trial.knobs,
+        )
+        found = tabs.explorer_tabs(self._step, shown, self._advised(), current, advice.largest if advice else {})
+        return found if advice is None else {tabs.ADVICE: tabs.advice(advice, current), **found}
 
     def _advised(self) -> list[Outcome]:
         """Return the runs of the search that train the same and were not shown."""
-        advice = self._advice
+        advice = self._search.advice
         if advice is None:
             return []
-        return [outcome for outcome in advice.tried if outcome.knobs in advice.same_training - set(self._history)]
+        return [outcome for outcome in advice.tried if outcome.knobs in advice.same_training - set(self.history)]
 
-    def _advise(self) -> None:
-        """Search for settings that fit, until one is found, a control moves, or the kernel is interrupted."""
-        if self._search is None:
+    def _on_tab_click(self, tab: str, row: int) -> None:
+        """Request the setting of a row or point on a tab that lists settings."""
+        if tab == tabs.ADVICE and self._search.advice is not None:
+            settings = [option.knobs for option in self._search.advice.options]
+        elif tab in (tabs.TRADE_OFFS, tabs.HISTORY):
+            settings = [*self.history, *(outcome.knobs for outcome in self._advised())]
+        else:
             return
-
-        def report(progress: Progress) -> None:
-            if self._is_requested:
-                raise _Cancelled
-            remaining = f", at most {progress.left:.0f} s more" if progress.left else ""
-            self._advise_button.description = f"{progress.done} tried{remaining}"
-
-        self.view.set_working(True)
-        # A kernel ignores interrupts outside of cells.
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            self._advice = self._search(self._knobs, report)
-            self.view.put_tabs({tabs.ADVICE: tabs.advice(self._advice)})
-            self.view.open_tab(tabs.ADVICE)
-            self._start_follow_up()
-        except (_Cancelled, KeyboardInterrupt):
-            pass
-        except Exception as error:
-            self._show_error(f"{type(error).__name__}: {error}")
-        finally:
-            signal.signal(signal.SIGINT, handler)
-            self._advise_button.description = _ADVISE
-            self.view.set_working(False)
+        self._want(explorer_state.requested(self._state, settings[row]))
+        self.view.send_controls()
 
     # -- display
 
+    def _repr_mimebundle_(self, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.view._repr_mimebundle_(**arguments)
+
     def _ipython_display_(self) -> None:
-        data = self._repr_mimebundle_() or {}
-        text = f"Explorer of a tape of {len(self.view.tape):,} events"
-        display({**data, "text/plain": text}, raw=True)
+        data, metadata = self.view.live_bundle(f"Explorer of a tape of {len(self.view.tape):,} events")
+        display(data, raw=True, metadata=metadata)
         self._static_display = display(self.view.static_output(self._sentence()), raw=True, display_id=True)

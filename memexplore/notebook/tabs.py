@@ -23,6 +23,8 @@ TRADE_OFFS, HISTORY, CODE, ADVICE = "Trade-offs", "History", "Code", "Advice"
 TIGHT = 0.05
 """Share of the capacity below which what is left is called tight."""
 _ALIGN = ["left", "right", "right", "right", "right", "right"]
+NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step as written is run first…"}
+"""The tab of the advice before its first run has ended."""
 _NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorch with the same effect."
 
 

@@ -9,7 +9,7 @@ import pathlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import anywidget
 import numpy as np
@@ -55,6 +55,16 @@ class Screen(NamedTuple):
     """Width of the timeline in pixels, None before a browser has reported it."""
 
 
+class Controls(Protocol):
+    """What the page of a view shows above the timeline, such as the knobs of an explorer."""
+
+    def message(self) -> dict[str, Any]:
+        """Return the state of the controls (`ExplorerState` in `frontend/types.d.ts`)."""
+
+    def receive(self, request: dict[str, Any]) -> bool:
+        """Take a request of the page; return False if it is for the view. Called in any thread."""
+
+
 class View(anywidget.AnyWidget):
     """Widget that shows a Tape. Create it with `view`.
 
@@ -83,9 +93,10 @@ class View(anywidget.AnyWidget):
         self._is_silent = False
         self._tabs: dict[str, Tab] = {}
         self._click_handlers: list[Callable[[str, int], None]] = []
+        self._controls: Controls | None = None
         self._on_drawn: Callable[[], None] | None = None
-        # Requests may be answered in another thread than the one that changes the tape.
-        self._lock = threading.RLock()
+        # Requests may be answered in another thread than the one that changes the tape or the controls.
+        self.lock = threading.RLock()
         super().__init__(
             picture=f"memexplore-picture-{uuid.uuid4().hex[:12]}",
             plotly=plotly.offline.get_plotlyjs_version(),
@@ -134,7 +145,7 @@ class View(anywidget.AnyWidget):
         peak_row = curves.peak(tape)[1]
         if before is not None:
             curves.peak(before)
-        with self._lock:
+        with self.lock:
             old, is_at_peak = self._tape, self.cursor == curves.peak(self._tape)[1]
             cursor = peak_row
             if not is_at_peak and peak_row >= 0:
@@ -152,13 +163,13 @@ class View(anywidget.AnyWidget):
 
     def send_details(self) -> None:
         """Send tables, hover texts and the chart of layers of the tape that `show` has drawn."""
-        with self._lock:
+        with self.lock:
             buffers = view_content.packed_details_content(self._scene())
             self.send({"type": "details", "tape": self._screen.tape_number}, buffers)
 
     def put_tabs(self, tabs: dict[str, Tab]) -> None:
         """Add tabs after the built-in ones, in this order, or replace their content."""
-        with self._lock:
+        with self.lock:
             self._tabs.update(tabs)
             self._send_packed("tabs", tabs=_named(tabs))
 
@@ -170,9 +181,15 @@ class View(anywidget.AnyWidget):
         """Show a tab."""
         self._send_packed("open", tab=name)
 
-    def set_working(self, is_working: bool) -> None:
-        """Show that another tape is being computed, or that none is any more."""
-        self.send({"type": "working" if is_working else "idle"})
+    def attach(self, controls: Controls) -> None:
+        """Show controls on the page, and send their requests to them."""
+        self._controls = controls
+
+    def send_controls(self) -> None:
+        """Send the state of the attached controls to the page."""
+        with self.lock:
+            if self._controls is not None:
+                self.send({"type": "explorer", "explorer": self._controls.message()})
 
     @contextlib.contextmanager
     def _silently(self) -> Iterator[None]:
@@ -212,10 +229,11 @@ class View(anywidget.AnyWidget):
     # -- requests of the browser
 
     def _answer(self, _: Any, request: dict[str, Any], buffers: Any) -> None:
-        with self._lock:
+        with self.lock:
             try:
                 # A request about a tape that is no longer shown needs no answer.
-                if request.get("tape", self._screen.tape_number) == self._screen.tape_number:
+                is_current = request.get("tape", self._screen.tape_number) == self._screen.tape_number
+                if is_current and not (self._controls and self._controls.receive(request)):
                     self._answer_request(request)
             except Exception as error:
                 # Jupyter shows no traceback of a message handler, so the widget shows the error.
@@ -232,6 +250,7 @@ class View(anywidget.AnyWidget):
             scene = self._scene()
             content = {"tab": tab, "tabs": _named(self._tabs), **view_content.tape_content(scene)}
             content |= view_content.scene_content(scene) | view_content.details_content(scene)
+            content["explorer"] = None if self._controls is None else self._controls.message()
             message = {"type": "everything", "tape": self._screen.tape_number, **_identity(request)}
             self.send(message, pack(content))
         elif kind == "timeline":
@@ -282,9 +301,14 @@ class View(anywidget.AnyWidget):
         text, image = timeline_text(self.tape), image_html(self.tape, self.picture)
         return {**data, "text/plain": text, "text/html": image}, metadata
 
-    def _ipython_display_(self) -> None:
+    def live_bundle(self, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the output of the widget alone, with its text where there are no widgets, and its metadata."""
         data, metadata = super()._repr_mimebundle_() or ({}, {})
-        display({**data, "text/plain": f"View of a tape of {len(self.tape):,} events"}, raw=True, metadata=metadata)
+        return {**data, "text/plain": text}, metadata
+
+    def _ipython_display_(self) -> None:
+        data, metadata = self.live_bundle(f"View of a tape of {len(self.tape):,} events")
+        display(data, raw=True, metadata=metadata)
         display(self.static_output(), raw=True)
 
 

@@ -5,5 +5,6 @@
 - `batch_search`: the largest batch of several settings at once; `larger_gpus`: the smallest GPU that fits.
 - `run_log`: all runs of one search; `progress`: how far it is.
 - `executors`: in which processes settings run; `workers`: the bytes sent to a process and back.
+- `beside` runs a search in a process of its own, `turns` in the idle time of this one where the step cannot be sent.
 - `results_table`: sweeps and advice as text and HTML tables.
 """

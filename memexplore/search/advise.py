@@ -17,7 +17,7 @@ from memexplore.search.executors import open_runner
 from memexplore.search.larger_gpus import smallest_larger_gpu
 from memexplore.search.progress import Progress, print_progress
 from memexplore.search.run_log import RunLog
-from memexplore.steps.outcome import run_unlimited
+from memexplore.steps.outcome import Outcome, run_unlimited
 from memexplore.steps.step import Step
 from memexplore.tape import Os
 
@@ -38,6 +38,7 @@ def advise(
     executor: Executor | None = None,
     budget: int = 60,
     progress: Callable[[Progress], object] | None = print_progress,
+    found: Callable[[Advice], object] | None = None,
 ) -> Advice:
     """Search the knobs for settings with which a step fits a GPU; every setting of the answer is run.
 
@@ -53,7 +54,8 @@ def advise(
 
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
-    is an estimate until the last run is done.
+    is an estimate until the last run is done. `found` is called with the advice so far after every run, before
+    `progress`.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
@@ -76,7 +78,7 @@ def advise(
         expected_runs=budget,
         run_setting=run_unlimited,
     ) as run_all:
-        log = RunLog(run_all, step, device, progress)
+        log = RunLog(run_all, step, device, progress, found and (lambda log: found(_advice(log, step, log.options()))))
         log.expected_runs = budget
         log.run([Knobs()])
         if Knobs() in log.errors:
@@ -85,18 +87,28 @@ def advise(
         larger, on_largest = smallest_larger_gpu(log, release)
         options, largest = _with_largest_batches(log, larger)
         log.end()
+    return _advice(log, step, options, largest, on_largest)
+
+
+def _advice(
+    log: RunLog,
+    step: Step,
+    options: list[Option],
+    largest: dict[Knobs, LargestBatch] | None = None,
+    too_small: Outcome | None = None,
+) -> Advice:
     # The batches run in the search for the largest are not settings that were tried as advice.
     tried = [one for knobs, one in log.outcomes.items() if knobs.gpu is None and knobs.batch is None]
     smaller = [option.outcome for option in options if option.knobs.batch is not None]
     return Advice(
-        gpu=device,
+        gpu=log.gpu,
         as_written=log.as_written,
         options=tuple(option._replace(code=lines.lines(step, option.knobs)) for option in options),
         tried=(*tried, *smaller),
         errors={knobs: error for knobs, error in log.errors.items() if knobs.batch is None and knobs.gpu is None},
-        largest=largest,
+        largest=largest or {},
         same_training=frozenset(one.knobs for one in tried if not candidates.altered(one.knobs, log.model)),
-        too_small=on_largest,
+        too_small=too_small,
     )
 
 

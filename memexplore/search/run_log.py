@@ -26,13 +26,18 @@ class RunLog:
     """Runs settings of one step on one GPU, each once, and keeps the results."""
 
     def __init__(
-        self, run_all: RunAll, step: Step, gpu: Gpu, report_progress: Callable[[Progress], object] | None
+        self,
+        run_all: RunAll,
+        step: Step,
+        gpu: Gpu,
+        report_progress: Callable[[Progress], object] | None,
+        report_run: Callable[[RunLog], object] | None = None,
     ) -> None:
         self.model: torch.nn.Module = built_model(step)
         self.samples = step.batch_size
         self.gpu = gpu
         self._run_all = run_all
-        self._report_progress = report_progress
+        self._report_progress, self._report_run = report_progress, report_run
         self._finished: list[float] = []
         self._start = time.monotonic()
         self.outcomes: dict[Knobs, Outcome] = {}
@@ -55,33 +60,32 @@ class RunLog:
     def run(self, settings: Iterable[Knobs]) -> None:
         """Run the settings that were not run before."""
         new = [knobs for knobs in dict.fromkeys(settings) if knobs not in self.outcomes and knobs not in self.errors]
-        results: dict[Knobs, Outcome | BaseException] = {}
         for result in self._run_all(new) if new else ():
             if isinstance(result, Done):
-                results[result.outcome.knobs] = result.outcome
+                self.outcomes[result.outcome.knobs] = result.outcome
                 self.tapes[result.outcome.knobs] = result.trial.tape
             else:
-                results[result.knobs] = result.error
+                self.errors[result.knobs] = result.error
             self._finished.append(time.monotonic() - self._start)
+            if self._report_run is not None and Knobs() in self.outcomes:
+                self._report_run(self)
             # `end` alone reports as many runs done as expected.
-            self._report(max(self.expected_runs, self.run_count + 1), results)
+            self._report(max(self.expected_runs, self.run_count + 1))
         # In the order of the settings, not in that of the answers of processes: every search runs the same settings.
         for knobs in new:
-            value = results[knobs]
-            if isinstance(value, Outcome):
-                self.outcomes[knobs] = value
+            if knobs in self.outcomes:
+                self.outcomes[knobs] = self.outcomes.pop(knobs)
             else:
-                self.errors[knobs] = value
+                self.errors[knobs] = self.errors.pop(knobs)
 
     def end(self) -> None:
         """Report that the search has ended."""
-        self._report(self.run_count, {})
+        self._report(self.run_count)
 
-    def _report(self, total: int, latest: dict[Knobs, Outcome | BaseException]) -> None:
+    def _report(self, total: int) -> None:
         if self._report_progress is not None:
-            failed = len(self.errors) + sum(isinstance(result, BaseException) for result in latest.values())
             seconds_left = estimate_seconds_left(self._finished, total)
-            self._report_progress(Progress(self.run_count, failed, total, self._finished[-1], seconds_left))
+            self._report_progress(Progress(self.run_count, len(self.errors), total, self._finished[-1], seconds_left))
 
     def points(self) -> dict[Knobs, SearchPoint]:
         """Return the settings with the batch of the step on the given GPU."""

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -168,7 +168,8 @@ def process_settings(release: str | None, os_of_driver: str = Os.LINUX) -> Proce
     )
 
 
-def _set_process_settings(wanted: ProcessSettings) -> None:
+def set_process_settings(wanted: ProcessSettings) -> None:
+    """Give this process the settings of another one."""
     torch.set_default_dtype(wanted.dtype)
     torch.use_deterministic_algorithms(wanted.deterministic)
     enabled, allow_tf32, deterministic, benchmark = wanted.cudnn
@@ -191,10 +192,10 @@ def _set_process_settings(wanted: ProcessSettings) -> None:
 def _with_process_settings(wanted: ProcessSettings) -> Iterator[None]:
     before = process_settings(None)
     try:
-        _set_process_settings(wanted)
+        set_process_settings(wanted)
         yield
     finally:
-        _set_process_settings(before)
+        set_process_settings(before)
 
 
 class ThreadId(NamedTuple):
@@ -250,18 +251,19 @@ def _unpack_step(packed_step: bytes) -> Step:
 
 
 def _pack_result(result: Result) -> bytes:
+    return cloudpickle.dumps(result._replace(error=sendable(result.error)) if isinstance(result, Failed) else result)
+
+
+def sendable(error: BaseException) -> BaseException:
+    """Return an exception that can be sent to another process: the same one, else a RuntimeError with its text."""
     try:
-        data = cloudpickle.dumps(result)
-        if isinstance(result, Failed):
-            pickle.loads(data)  # many exceptions can be pickled but not unpickled
-        return data
+        pickle.loads(cloudpickle.dumps(error))  # many exceptions can be pickled but not unpickled
+        return error
     except Exception:
-        if not isinstance(result, Failed):
-            raise
-        plain = RuntimeError(f"{type(result.error).__name__}: {result.error}")
-        for note in getattr(result.error, "__notes__", ()):
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
             plain.add_note(note)
-        return cloudpickle.dumps(Failed(result.knobs, plain))
+        return plain
 
 
 def without_frames(error: BaseException) -> BaseException:
@@ -292,6 +294,11 @@ class _Process(multiprocessing.context.SpawnProcess):
 
 class _Context(multiprocessing.context.SpawnContext):
     Process = _Process
+
+
+def new_process(target: Callable[..., object], arguments: tuple[Any, ...]) -> multiprocessing.context.SpawnProcess:
+    """Return a fresh process, not started, that calls a function."""
+    return _Process(target=target, args=arguments)
 
 
 def _initialize_worker() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import io
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -35,6 +34,7 @@ from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
+from memexplore.steps.quiet import quiet
 from memexplore.steps.trial import Trial, target_of
 from memexplore.tape import Os
 
@@ -192,8 +192,7 @@ def _executed(
     reports: list[ApplyReport] = []
     with (
         _at_first_calls(lambda model: reports.append(stack.enter_context(apply_to_step(knobs, model)))),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
+        quiet(),
         ending_out_of_memory(recording),
         training_loop_scope(knobs, device),
     ):

@@ -34,9 +34,10 @@ Explorer._prefetch = lambda *_: None
 build, make, loss = MODELS[{name!r}]
 step = Step(build if {name!r} == "llama7b" else build(), make("cpu"), compute_loss=loss)
 explorer = explore(step, gpu="192GiB")
-from memexplore.notebook.controls import _numbers
-batch = next(one for one in explorer._controls if one.field == "batch")
-batch.widget.options = _numbers(range(1, {runs} + 2))
+from memexplore.notebook.knob import numbers
+import dataclasses
+batch = dataclasses.replace(explorer._knob_named["batch"], options_of=lambda _: numbers(range(1, {runs} + 2)))
+explorer._table[explorer._table.index(explorer._knob_named["batch"])] = explorer._knob_named["batch"] = batch
 explorer"""
 MEASURE = """async key => {
     const graph = document.querySelector('.memexplore-timeline'), handle = document.querySelectorAll('.noUi-handle')[0];

@@ -74,7 +74,7 @@ def test_each_value_of_a_choice_has_its_own_phrase(field: str) -> None:
     [
         (steps, "follow it in memexplore/steps"),
         (codegen, "write its lines in memexplore/codegen"),
-        (notebook, "add a control in memexplore/notebook/controls.py"),
+        (notebook, "add a control in memexplore/notebook/knob_table.py"),
     ],
     ids=["steps", "codegen", "notebook"],
 )

@@ -1,19 +1,18 @@
-"""A small step in an explorer, and the actions of a person on its controls."""
+"""A small step in an explorer, and the requests of a person at its page."""
 
 from __future__ import annotations
 
-import html
-import re
+import itertools
 from typing import Any
 
 import torch
 from torch import nn
 
-from memexplore.notebook.controls import Control
 from memexplore.notebook.explorer import Explorer
 from memexplore.steps.step import Step
 
 BATCH = 64
+_numbers = itertools.count(1)
 
 
 def step(batch: int = BATCH) -> Step:
@@ -24,21 +23,32 @@ def step(batch: int = BATCH) -> Step:
     return Step(model, inputs, loss=nn.functional.cross_entropy, optimizer=torch.optim.SGD)
 
 
-def control(explorer: Explorer, field: str, number: int = 0) -> Control:
-    """One of the controls of a field of the knobs."""
-    return [control for control in explorer._controls if control.field == field][number]
+def row(explorer: Explorer, name: str) -> dict[str, Any]:
+    """A knob as the page gets it."""
+    (found,) = (row for row in explorer.message()["knobs"] if row["field"] == name)
+    return found
 
 
-def turn(explorer: Explorer, field: str, value: Any, number: int = 0) -> None:
-    """Set a control as the browser does."""
-    widget = control(explorer, field, number).widget
-    if hasattr(widget, "index"):
-        values = [getattr(option, "value", option) for _, option in widget.options]
-        widget.set_state({"index": values.index(value)})
+def position(explorer: Explorer, name: str) -> str:
+    """The label of a knob's position."""
+    knob = row(explorer, name)
+    return knob["options"][knob["index"]]
+
+
+def send(explorer: Explorer, kind: str, **fields: Any) -> None:
+    """Send a request as the page does."""
+    explorer.view._handle_custom_msg({"type": kind, "number": next(_numbers), "view": "page", **fields}, [])
+
+
+def turn(explorer: Explorer, name: str, label: str, drag: str = "") -> None:
+    """Turn a knob to the position with a label; type a text."""
+    knob = row(explorer, name)
+    if knob["kind"] == "text":
+        send(explorer, "knob", field=name, value=label, drag=drag)
     else:
-        widget.set_state({"value": value})
+        send(explorer, "knob", field=name, index=knob["options"].index(label), drag=drag)
 
 
-def headline(explorer: Explorer) -> str:
-    """The text of the headline."""
-    return html.unescape(re.sub(r"<[^>]*>", " ", explorer._headline.value)).strip()
+def sentence(explorer: Explorer) -> str:
+    """The sentence about the setting shown."""
+    return explorer.message()["sentence"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import pytest
@@ -11,12 +10,14 @@ from torch import nn
 
 from memexplore.analysis import curves
 from memexplore.knobs.knobs import Checkpoint, Knobs
-from memexplore.notebook import controls, tabs
+from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
+from memexplore.notebook.knob_table import batch_knobs
+from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
-from tests.notebook.explorer_actions import control, headline, step, turn
+from tests.notebook.explorer_actions import position, row, send, sentence, step, turn
 
 
 @pytest.fixture
@@ -27,74 +28,98 @@ def shown() -> Explorer:
 def test_begins_as_written(shown: Explorer) -> None:
     assert shown.knobs == shown.trial.knobs == Knobs()
     assert shown.view.tape is shown.trial.tape
-    assert headline(shown).startswith("As written: peak ")
+    assert sentence(shown) == "As written"
     assert shown.history == (Knobs(),)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "knobs"),
+    ("name", "label", "knobs"),
     [
-        ("precision", "bf16", Knobs(precision="bf16")),
+        ("precision", "bf16 autocast", Knobs(precision="bf16")),
         ("inplace", "on", Knobs(inplace="on")),
-        ("checkpoint", "every 1", Knobs(checkpoint="every 1")),
-        ("memory_format", True, Knobs(memory_format="channels last")),
-        ("offload", True, Knobs(offload="saved tensors on the CPU")),
-        ("mode", True, Knobs(mode="inference")),
-        ("batch", 32, Knobs(batch=32)),
-        ("accumulation", 16, Knobs(accumulation=16)),
+        ("checkpoint", "every block", Knobs(checkpoint="every 1")),
+        ("offload", "on", Knobs(offload="saved tensors on the CPU")),
+        ("mode", "on", Knobs(mode="inference")),
+        ("batch", "32", Knobs(batch=32)),
+        ("accumulation", "16", Knobs(accumulation=16)),
         ("optimizer", "Adam", Knobs(optimizer="Adam")),
         ("update", "per tensor", Knobs(update="per tensor")),
-        ("zero_grad", "set to zero", Knobs(zero_grad="set to zero")),
+        ("zero_grad", "gradients to zeros", Knobs(zero_grad="set to zero")),
         ("frozen", "0", Knobs(frozen="0")),
-        ("gpu", "A100 40GB", Knobs(gpu="A100 40GB")),
-        ("settings", True, Knobs(settings="expandable_segments:True")),
+        ("lora", "0", Knobs(lora="0")),
+        ("checkpoint layers", "0 1", Knobs(checkpoint="layers 0 1")),
+        ("gpu", "A100 40GB · 39.0 GiB", Knobs(gpu="A100 40GB")),
+        ("settings expandable_segments", "on", Knobs(settings="expandable_segments:True")),
+        ("settings max_split_size_mb", "64 MiB", Knobs(settings="max_split_size_mb:64")),
     ],
 )
-def test_each_control_sets_its_knob_and_runs_the_step(shown: Explorer, field: str, value: Any, knobs: Knobs) -> None:
-    turn(shown, field, value)
+def test_each_knob_runs_the_step(shown: Explorer, name: str, label: str, knobs: Knobs) -> None:
+    turn(shown, name, label)
     assert shown.knobs == shown.trial.knobs == knobs
     # The tape drawn equals that of a run of the setting.
     assert shown.view.tape.replace(stacks=()).equals(run(step(), knobs).tape.replace(stacks=()))
 
 
-def test_sentence_and_outline_compare_with_the_setting_before(shown: Explorer) -> None:
+def test_sentence_and_outline_compare_with_the_step_as_written(shown: Explorer) -> None:
     first = shown.view.tape
-    turn(shown, "batch", 32)
-    assert shown.view.before is first
-    assert headline(shown).startswith("Batch of 32: peak ")
-    second = shown.view.tape
-    turn(shown, "batch", 16)
-    assert shown.view.before is second
+    for batch in ("32", "16"):
+        turn(shown, "batch", batch)
+        assert shown.view.before is first
+        assert sentence(shown).startswith(f"Batch of {batch}: peak ")
+    turn(shown, "batch", "64")
+    assert shown.view.before is None
+    assert sentence(shown) == "As written"
+
+
+def test_pinned_setting_is_compared_with(shown: Explorer) -> None:
+    peaks = {}
+    for batch in ("32", "16"):
+        turn(shown, "batch", batch)
+        peaks[batch] = shown._shown.outcome.peak_allocated
+        if batch == "32":
+            pinned = shown.view.tape
+            send(shown, "pin")
+            assert shown.view.before is None
+            assert shown.message()["against"]["pinned"] == ""
+    assert shown.view.before is pinned
+    assert shown.message()["is_pinned"]
+    assert shown.message()["against"] == {
+        "written": percent_text(peaks["16"] / shown._results[Knobs()].outcome.peak_allocated),
+        "pinned": percent_text(peaks["16"] / peaks["32"]),
+    }
+    send(shown, "unpin")
+    assert shown.view.before is shown._results[Knobs()].trial.tape
+    assert shown.message()["against"]["pinned"] == ""
 
 
 def test_accumulation_offers_divisors_of_the_batch(shown: Explorer) -> None:
     shown.knobs = Knobs(batch=12)
-    assert [value for _, value in control(shown, "accumulation").widget.options] == [1, 2, 3, 4, 6, 12]
+    assert row(shown, "accumulation")["options"] == ["1", "2", "3", "4", "6", "12"]
 
 
 def test_batch_change_reduces_accumulation_to_a_divisor(shown: Explorer) -> None:
     shown.knobs = Knobs(batch=12, accumulation=6)
-    turn(shown, "batch", 32)
+    turn(shown, "batch", "32")
     # 4 is the largest divisor of 32 up to 6
     assert shown.knobs == Knobs(batch=32, accumulation=4)
-    assert control(shown, "accumulation").widget.value == 4
+    assert position(shown, "accumulation") == "4"
 
 
-def test_knobs_set_in_code_move_the_controls(shown: Explorer) -> None:
+def test_knobs_set_in_code_are_shown(shown: Explorer) -> None:
     shown.knobs = Knobs(batch=24, checkpoint="layers 0 1", settings="max_split_size_mb:64", frozen=["1"])
-    assert control(shown, "batch").widget.value == 24
-    assert control(shown, "checkpoint").widget.value == "layers"
-    assert control(shown, "checkpoint", 1).widget.value == "0 1"
-    assert control(shown, "settings", 1).widget.value == "64"
-    assert control(shown, "frozen").widget.value == "1"
+    assert position(shown, "batch") == "24"
+    assert position(shown, "checkpoint") == "chosen layers"
+    assert row(shown, "checkpoint layers")["value"] == "0 1"
+    assert position(shown, "settings max_split_size_mb") == "64 MiB"
+    assert row(shown, "frozen")["value"] == "1"
     assert shown.trial.knobs == shown.knobs
 
 
 def test_allocator_settings_are_combined(shown: Explorer) -> None:
-    turn(shown, "settings", True)
-    turn(shown, "settings", "64", 1)
+    turn(shown, "settings expandable_segments", "on")
+    turn(shown, "settings max_split_size_mb", "64 MiB")
     assert shown.knobs.settings == "expandable_segments:True,max_split_size_mb:64"
-    turn(shown, "settings", False)
+    turn(shown, "settings expandable_segments", "off")
     assert shown.knobs.settings == "max_split_size_mb:64"
 
 
@@ -102,79 +127,104 @@ def test_setting_that_was_run_is_not_run_again(shown: Explorer, monkeypatch: pyt
     ran: list[Knobs] = []
     original = shown._run_step
     monkeypatch.setattr(shown, "_run_step", lambda knobs: (ran.append(knobs), original(knobs))[1])
-    for batch in (32, 16, 32, 64):
+    for batch in ("32", "16", "32", "64"):
         turn(shown, "batch", batch)
     assert ran == [Knobs(batch=32), Knobs(batch=16)]
     assert shown.history == (Knobs(), Knobs(batch=32), Knobs(batch=16))
 
 
-def test_failing_setting_keeps_the_chart_and_shows_the_reason(shown: Explorer) -> None:
-    turn(shown, "batch", 32)
+def test_setting_that_fails_is_taken_back_and_says_why_beside_its_knob(shown: Explorer) -> None:
+    turn(shown, "batch", "32")
     good = shown.trial
     turn(shown, "frozen", "nowhere")
-    assert "nowhere" in headline(shown)
-    assert "The chart still shows the previous setting" in headline(shown)
+    assert shown.knobs == Knobs(batch=32)
     assert shown.trial is good
-    assert shown.view.tape is good.tape
-    turn(shown, "frozen", "")
-    assert headline(shown).startswith("Batch of 32: peak ")
+    assert row(shown, "frozen")["problem"].startswith("Sequential has no layer 'nowhere'")
+    assert row(shown, "frozen")["value"] == ""
+    # later turns of other knobs succeed, and the reason stays until the knob itself is turned
+    turn(shown, "batch", "16")
+    assert shown.trial.knobs == Knobs(batch=16)
+    assert row(shown, "frozen")["problem"]
+    turn(shown, "frozen", "0")
+    assert shown.trial.knobs == Knobs(batch=16, frozen="0")
+    assert row(shown, "frozen")["problem"] == ""
 
 
 def test_failing_setting_in_code_raises(shown: Explorer) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         shown.knobs = Knobs(frozen="nowhere")
+    assert shown.knobs == Knobs()
     with pytest.raises(TypeError, match=r"mx.Knobs"):
         shown.knobs = {"batch": 3}  # type: ignore[assignment]
 
 
-def test_chosen_layers_without_a_layer_shows_what_to_do(shown: Explorer) -> None:
-    turn(shown, "checkpoint", "layers")
-    assert "click a layer" in headline(shown)
+def test_chosen_layers_without_a_layer_says_what_to_do(shown: Explorer) -> None:
+    turn(shown, "checkpoint", "chosen layers")
+    assert "select a layer" in row(shown, "checkpoint")["problem"]
     assert shown.knobs == Knobs()
-    assert control(shown, "checkpoint").widget.value == "as written"
+    assert position(shown, "checkpoint") == "none (as written)"
 
 
 @pytest.mark.parametrize(
     ("field", "knobs"),
     [("checkpoint", Knobs(checkpoint="layers 1")), ("frozen", Knobs(frozen="1")), ("lora", Knobs(lora="1"))],
 )
-def test_layer_button_adds_and_removes_the_selected_layer(shown: Explorer, field: str, knobs: Knobs) -> None:
-    assert shown._layer_buttons[field].disabled
+def test_layer_action_adds_and_removes_a_layer(shown: Explorer, field: str, knobs: Knobs) -> None:
+    def action() -> dict[str, Any]:
+        (found,) = (one for one in shown.message()["layer"]["actions"] if one["field"] == field)
+        return found
+
+    assert action()["disabled"] == "Select a layer first"
     shown.view.selection = "1"
-    assert not shown._layer_buttons[field].disabled
-    shown._layer_buttons[field].click()
+    assert (action()["disabled"], action()["is_on"]) == ("", False)
+    send(shown, "layer action", field=field, layer="1")
     assert shown.trial.knobs == knobs
-    shown._layer_buttons[field].click()
+    assert action()["is_on"]
+    send(shown, "layer action", field=field, layer="1")
     assert shown.trial.knobs == Knobs()
 
 
-def test_layer_buttons_are_disabled_for_the_whole_model(shown: Explorer) -> None:
+def test_layer_action_that_cannot_apply_says_why_before(shown: Explorer) -> None:
+    shown.view.selection = "0.1"
+    reasons = {action["field"]: action["disabled"] for action in shown.message()["layer"]["actions"]}
+    # 0.1 is a ReLU
+    assert reasons == {
+        "checkpoint": "",
+        "frozen": "This layer has no weights",
+        "lora": "This layer is not linear and has no linear layer below it",
+    }
+    send(shown, "layer action", field="lora", layer="0.1")
+    assert shown.knobs == Knobs()
+    assert row(shown, "lora")["problem"] == reasons["lora"]
+
+
+def test_layer_actions_are_disabled_for_the_whole_model(shown: Explorer) -> None:
     shown.view.selection = "Sequential"
-    assert shown._layer_buttons["frozen"].disabled
+    assert shown.message()["layer"]["name"] is None
 
 
 def test_selection_and_zoom_stay_on_an_equal_tape(shown: Explorer) -> None:
     shown.view.selection = "1"
     shown.view._handle_custom_msg({"type": "timeline", "window": [10, 20], "number": 1}, [])
-    turn(shown, "batch", 32)
+    turn(shown, "batch", "32")
     assert shown.view.selection == "1"
     # the tape has the same events: the same rows
     assert shown.view._screen.window == pytest.approx((10, 20))
 
 
 def test_click_in_the_history_returns_to_a_setting(shown: Explorer) -> None:
-    turn(shown, "batch", 32)
-    turn(shown, "precision", "bf16")
+    turn(shown, "batch", "32")
+    turn(shown, "precision", "bf16 autocast")
     shown.view._handle_custom_msg({"type": "tab click", "tab": tabs.HISTORY, "row": 1}, [])
     assert shown.trial.knobs == Knobs(batch=32)
-    assert control(shown, "precision").widget.value.value == "as written"
+    assert position(shown, "precision") == "fp32 (as written)"
     rows = shown.view._tabs[tabs.HISTORY]["rows"]
     assert [row["cells"][0] for row in rows] == ["as written", "batch 32", "precision bf16, batch 32"]
     assert [row["current"] for row in rows] == [False, True, False]
 
 
 def test_click_on_a_tab_without_settings_changes_no_knob(shown: Explorer) -> None:
-    turn(shown, "batch", 8)
+    turn(shown, "batch", "8")
     before = shown.knobs
     shown.view.put_tabs({"Mine": {"kind": "table", "columns": ["size"], "rows": [["1 B"]]}})
     shown.view._handle_custom_msg({"type": "tab click", "tab": "Mine", "row": 0}, [])
@@ -183,7 +233,7 @@ def test_click_on_a_tab_without_settings_changes_no_knob(shown: Explorer) -> Non
 
 def test_code_and_trade_offs_are_those_of_the_setting(shown: Explorer) -> None:
     assert "The step runs as written" in shown.view._tabs[tabs.CODE]["text"]
-    turn(shown, "precision", "bf16")
+    turn(shown, "precision", "bf16 autocast")
     assert "torch.autocast" in shown.view._tabs[tabs.CODE]["text"]
     figure = shown.view._tabs[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
@@ -202,15 +252,22 @@ def test_skipped_sites_are_listed_with_reasons(shown: Explorer) -> None:
     explorer.knobs = Knobs(inplace="on")
     (skipped,) = explorer.trial.applied.skipped
     assert "relu" in skipped.site
-    assert html.escape(skipped.reason) in explorer._hints.value
+    assert explorer.message()["skipped"] == [{"site": skipped.site, "reason": skipped.reason}]
 
 
-def test_input_size_is_disabled_without_images_or_sequences(shown: Explorer) -> None:
-    assert control(shown, "input_size").widget.disabled
+def test_knobs_that_do_not_apply_are_hidden_with_a_reason(shown: Explorer) -> None:
+    hidden = shown.message()["hidden"]
+    assert {"label": "Input size", "reason": "this batch has neither images nor sequences"} in hidden
+    assert {"label": "channels_last", "reason": "the model has no weights for images"} in hidden
+    names = {knob["field"] for knob in shown.message()["knobs"]}
+    assert not names & {"input_size", "memory_format"}
     images = Step(nn.Conv2d(3, 8, 3), torch.zeros(4, 3, 16, 16), loss=torch.mean)
     with_size = explore(images)
-    turn(with_size, "input_size", 32)
+    turn(with_size, "input_size", "32")
     assert with_size.trial.knobs == Knobs(input_size=32)
+    turn(with_size, "memory_format", "on")
+    assert with_size.trial.knobs == Knobs(input_size=32, memory_format="channels last")
+    assert {"label": "LoRA, LoRA rank", "reason": "the model has no linear layer"} in with_size.message()["hidden"]
 
 
 def test_wrong_arguments_raise() -> None:
@@ -226,23 +283,23 @@ def test_model_is_restored() -> None:
     assert isinstance(model, nn.Module)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     shown = explore(one)
-    turn(shown, "mode", True)
+    turn(shown, "mode", "on")
     turn(shown, "lora", "0.0")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training
 
 
 def test_static_output_has_the_sentence(shown: Explorer) -> None:
-    turn(shown, "batch", 32)
+    turn(shown, "batch", "32")
     output = shown.view.static_output(shown._sentence())
-    assert headline(shown) in output["text/plain"]
+    assert sentence(shown) in output["text/plain"]
     assert "Batch of 32" in output["text/html"]
     assert "<img" in output["text/html"]
 
 
 def test_checkpoint_outside_the_options_becomes_an_option(shown: Explorer) -> None:
     shown.knobs = Knobs(checkpoint=Checkpoint.parse("every 7"))
-    assert control(shown, "checkpoint").widget.value == "every 7"
+    assert position(shown, "checkpoint") == "every 7"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +308,7 @@ def test_checkpoint_outside_the_options_becomes_an_option(shown: Explorer) -> No
     [(1, 1, 64), (8, 1, 512), (64, 1, 1024), (4096, 64, 65_536)],
 )
 def test_range_of_batches(own: int, least: int, most: int) -> None:
-    (batches, *_) = controls.batch_controls(Step(nn.Linear(2, 2), torch.zeros(own, 2), loss=torch.mean))
-    values = [value for _, value in batches.widget.options]
+    (batches, *_) = batch_knobs(Step(nn.Linear(2, 2), torch.zeros(own, 2), loss=torch.mean))
+    values = [option.value for option in batches.positions(Knobs())]
     assert (values[0], values[-1]) == (least, most)
     assert own in values

@@ -11,10 +11,13 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
+from memexplore.notebook.explorer_search import Stop
 from memexplore.notebook.main_thread import MainThread
+from memexplore.search.advice import Advice
 from memexplore.search.advise import advise
+from memexplore.search.beside import Found, Report
 from memexplore.search.progress import Progress
-from tests.notebook.explorer_actions import step, turn
+from tests.notebook.explorer_actions import row, send, step, turn
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ class Loop:
 def test_only_the_last_of_several_changes_is_run(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
     monkeypatch.setattr(shown._thread, "_loop", loop)
-    for batch in (1, 2, 4, 8):
+    for batch in ("1", "2", "4", "8"):
         turn(shown, "batch", batch)
     assert shown.knobs == Knobs(batch=8)
     assert shown.trial.knobs == Knobs()
@@ -65,9 +68,9 @@ def test_follow_up_of_a_replaced_setting_is_cancelled(shown: Explorer, monkeypat
     loop, sent = Loop(), []
     monkeypatch.setattr(shown._thread, "_loop", loop)
     monkeypatch.setattr(shown.view, "send_details", lambda: sent.append(shown.trial.knobs.batch))
-    turn(shown, "batch", 1)
+    turn(shown, "batch", "1")
     loop.waiting.pop(0)()  # draws; the follow-up is scheduled
-    turn(shown, "batch", 2)
+    turn(shown, "batch", "2")
     loop.pass_time(2)
     assert sent == [2]
 
@@ -76,50 +79,129 @@ def test_follow_up_waits_for_the_browser_at_most_a_second(shown: Explorer, monke
     loop, sent = Loop(), []
     monkeypatch.setattr(shown._thread, "_loop", loop)
     monkeypatch.setattr(shown.view, "send_details", lambda: sent.append(shown.trial.knobs.batch))
-    turn(shown, "batch", 1)
+    turn(shown, "batch", "1")
     loop.pass_time(0.9)
     assert sent == []
     shown.view._handle_custom_msg({"type": "drawn", "tape": shown.view._screen.tape_number}, [])
     loop.pass_time(0.1)
     assert sent == [1]
     # without a browser no request comes
-    turn(shown, "batch", 2)
+    turn(shown, "batch", "2")
     loop.pass_time(1)
     assert sent == [1, 2]
 
 
 def test_prefetch_runs_a_neighbour_and_stops_at_an_event(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn(shown, "batch", 32)
+    turn(shown, "batch", "32")
     monkeypatch.setattr(MainThread, "has_pending_events", lambda _: False)
     shown._prefetch(shown._shown)
     assert Knobs(batch=16) in shown._results
     assert shown.history == (Knobs(), Knobs(batch=32))
-    turn(shown, "batch", 16)
+    turn(shown, "batch", "16")
     # idle at first, then an event arrives during the run
     answers = iter([False, False, False, *[True] * 1000])
     monkeypatch.setattr(MainThread, "has_pending_events", lambda _: next(answers))
     shown._prefetch(shown._shown)
     assert Knobs(batch=8) not in shown._results
-    turn(shown, "batch", 8)
+    turn(shown, "batch", "8")
     assert shown.trial.knobs == Knobs(batch=8)
 
 
-def test_click_in_the_advice_uses_a_setting(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "_search", lambda knobs, report: advise(step(), budget=6, progress=report))
-    shown._advise_button.click()
+def test_messages_agree_with_what_is_drawn(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, sent = Loop(), []
+    monkeypatch.setattr(shown._thread, "_loop", loop)
+    monkeypatch.setattr(shown.view, "send", lambda message, *_: sent.append(message))
+    send(shown, "knob", field="batch", index=0, drag="", number=7, view="a")
+    states = [message["explorer"] for message in sent if message["type"] == "explorer"]
+    assert [(one["wanted"], one["shown"], one["working"]) for one in states] == [(1, 0, False)]
+    assert states[0]["received"] == {"a": 7}
+    loop.run()
+    states = [message["explorer"] for message in sent if message["type"] == "explorer"][1:]
+    # while the step runs, and after it is drawn
+    assert [(one["wanted"], one["shown"], one["working"]) for one in states] == [(1, 0, True), (1, 1, False)]
+    kinds = [message["type"] for message in sent]
+    assert kinds.index("tape") < len(kinds) - kinds[::-1].index("explorer")
+
+
+def test_one_drag_is_one_entry_of_history_and_undo(shown: Explorer) -> None:
+    for batch in ("32", "16", "8"):
+        turn(shown, "batch", batch, drag="first")
+    assert shown.history == (Knobs(), Knobs(batch=8))
+    turn(shown, "batch", "4", drag="second")
+    assert shown.history == (Knobs(), Knobs(batch=8), Knobs(batch=4))
+    send(shown, "undo")
+    assert shown.trial.knobs == Knobs(batch=8)
+    send(shown, "undo")
+    assert shown.trial.knobs == Knobs()
+    assert not shown.message()["can_undo"]
+    shown.redo()
+    assert shown.trial.knobs == Knobs(batch=8)
+    assert shown.message()["can_redo"]
+
+
+def test_failing_field_among_several_is_found(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    monkeypatch.setattr(shown._thread, "_loop", loop)
+    # three requests arrive while the kernel is busy; the second cannot be applied
+    turn(shown, "precision", "bf16 autocast")
+    turn(shown, "frozen", "nowhere")
+    turn(shown, "batch", "32")
+    loop.run()
+    assert shown.knobs == shown.trial.knobs == Knobs(precision="bf16", batch=32)
+    assert "nowhere" in row(shown, "frozen")["problem"]
+
+
+def test_click_in_the_advice_uses_a_setting(shown: Explorer) -> None:
+    send(shown, "search")
     rows = shown.view._tabs[tabs.ADVICE]["rows"]
     assert rows
-    assert shown._advise_button.description == "What would fit?"
+    assert shown.message()["search"]["state"] == "done"
     shown.view._handle_custom_msg({"type": "tab click", "tab": tabs.ADVICE, "row": len(rows) - 1}, [])
     assert str(shown.trial.knobs) == rows[-1]["cells"][0]
 
 
-def test_changed_control_cancels_the_search(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def search(knobs: Knobs, report: Callable[[Any], object]) -> Any:
-        shown._is_requested = True
-        report(Progress(1, 0, 10, 1.0, None))
-        raise AssertionError("the search went on")
+class SlowSearch:
+    """A search whose reports the test makes."""
 
-    monkeypatch.setattr(shown, "_search", search)
-    shown._advise()
-    assert tabs.ADVICE not in shown.view._tabs
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    def start(self, knobs: Knobs, report: Report, thread: MainThread) -> Stop:
+        self.report = report
+
+        def stop() -> None:
+            self.is_stopped = True
+
+        return stop
+
+    def find(self, done: int, advice: Advice) -> None:
+        self.report(Found(Progress(done, 0, 10, 1.0, 2.0), advice))
+
+
+def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
+    shown: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, advice = SlowSearch(), advise(step(), budget=3, progress=None)
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    assert shown.message()["search"]["state"] == "running"
+    slow.find(1, advice)
+    rows = shown.view._tabs[tabs.ADVICE]["rows"]
+    assert [cells["cells"][0] for cells in rows] == [str(option.knobs) for option in advice.options]
+    turn(shown, "batch", "32")
+    assert not slow.is_stopped
+    slow.find(4, advice)
+    assert shown.message()["search"]["text"] == "4 of about 10 settings run, about 2 s left"
+    send(shown, "stop")
+    assert slow.is_stopped
+    assert shown.message()["search"] == {
+        "state": "stopped",
+        "done": 4,
+        "planned": 10,
+        "seconds_left": None,
+        "text": "Stopped after 4 settings",
+    }
+    # a report that was under way changes nothing
+    slow.find(5, advice)
+    assert shown.message()["search"]["state"] == "stopped"
+    assert shown.view._tabs[tabs.ADVICE]["rows"] == rows

@@ -14,7 +14,7 @@ from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.main_thread import MainThread
 from memexplore.steps.cell import Cell
 from memexplore.tape import Source
-from tests.notebook.explorer_actions import control, headline, step, turn
+from tests.notebook.explorer_actions import position, row, sentence, step, turn
 
 
 @pytest.fixture
@@ -27,43 +27,42 @@ def real() -> Explorer:
     return explore(step(), gpu="cpu")
 
 
-def test_real_device_is_listed_first_and_named_in_the_headline(real: Explorer) -> None:
-    options = control(real, "gpu").widget.options
-    assert options[0] == ("this machine's CPU", "cpu")
-    assert headline(real).startswith("As written · measured on")
-    assert "· measured on this machine's CPU, " in headline(real)
+def test_real_device_is_listed_first_and_named_in_the_sentence(real: Explorer) -> None:
+    assert row(real, "gpu")["options"][0] == position(real, "gpu") == "this machine's CPU"
+    assert sentence(real).startswith("As written · measured on")
+    assert "· measured on this machine's CPU, " in sentence(real)
     assert real.trial.tape.meta.source is Source.MEASURED
 
 
 def test_real_device_measures_every_knob_and_predicts_another_gpu(real: Explorer) -> None:
-    turn(real, "batch", 32)
-    assert headline(real).startswith("Batch of 32: peak ")
-    assert "measured on this machine's CPU" in headline(real)
-    turn(real, "gpu", "T4")
-    assert headline(real).endswith("· predicted")
+    turn(real, "batch", "32")
+    assert sentence(real).startswith("Batch of 32: peak ")
+    assert "measured on this machine's CPU" in sentence(real)
+    turn(real, "gpu", "T4 · 14.4 GiB")
+    assert sentence(real).endswith("· predicted")
     assert real.trial.tape.meta.gpu == "T4"
-    turn(real, "gpu", "cpu")
+    turn(real, "gpu", "this machine's CPU")
     assert real.trial.knobs == Knobs(batch=32)
-    assert "measured on this machine's CPU" in headline(real)
+    assert "measured on this machine's CPU" in sentence(real)
 
 
-def test_knobs_without_meaning_on_a_cpu_are_disabled_with_a_reason(real: Explorer) -> None:
-    for number in range(4):
-        widget = control(real, "settings", number).widget
-        assert (widget.disabled, widget.tooltip) == (True, "a CPU has no caching allocator")
-    assert real._advise_button.disabled
-    assert "gpu= the name of a GPU" in real._advise_button.tooltip
+def test_knobs_without_meaning_on_a_cpu_are_hidden_with_a_reason(real: Explorer) -> None:
+    reasons = {one["label"]: one["reason"] for one in real.message()["hidden"]}
+    assert reasons["Expandable segments, Max split, Round up 2ⁿ, GC from"] == "a CPU has no caching allocator"
+    search = real.message()["search"]
+    assert search["state"] == "unavailable"
+    assert "gpu= the name of a GPU" in search["text"]
 
 
 def test_no_prefetch_on_a_real_device(real: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn(real, "batch", 32)
+    turn(real, "batch", "32")
     monkeypatch.setattr(MainThread, "has_pending_events", lambda _: False)
     monkeypatch.setattr(real, "_run_step", lambda knobs: pytest.fail(f"{knobs} was run"))
     real._prefetch(real._shown)
 
 
 def test_tabs_of_a_real_device_show_measured_memory(real: Explorer) -> None:
-    turn(real, "batch", 32)
+    turn(real, "batch", "32")
     figure = real.view._tabs[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
     assert list(points["y"]) == [curves.peak(real._results[knobs].trial.tape, "reserved")[0] for knobs in real.history]
@@ -74,7 +73,7 @@ def test_tabs_of_a_real_device_show_measured_memory(real: Explorer) -> None:
 def test_failing_setting_on_a_real_device_keeps_the_chart(real: Explorer) -> None:
     good = real.trial
     turn(real, "frozen", "nowhere")
-    assert "nowhere" in headline(real)
+    assert "nowhere" in row(real, "frozen")["problem"]
     assert real.trial is good
 
 
@@ -98,30 +97,52 @@ def of_cell() -> Explorer:
 
 
 def test_slider_of_a_cell_changes_its_variable(of_cell: Explorer, capsys: pytest.CaptureFixture[str]) -> None:
-    turn(of_cell, "variables", 256)
+    turn(of_cell, "variables batch", "256")
     assert of_cell.trial.knobs == Knobs(variables={"batch": 256})
-    assert headline(of_cell).startswith("Batch = 256: peak ")
-    turn(of_cell, "variables", 128)
+    assert sentence(of_cell).startswith("Batch = 256: peak ")
+    turn(of_cell, "variables batch", "128")
     assert of_cell.trial.knobs == Knobs()
     assert capsys.readouterr().out == ""
 
 
-def test_knobs_unavailable_for_a_cell_are_disabled_with_a_reason(of_cell: Explorer) -> None:
-    for field in ("batch", "optimizer", "lora"):
-        widget = control(of_cell, field).widget
-        assert widget.disabled
-        assert widget.tooltip == Cell(CODE, {}).unavailable_knobs()[field]
-    assert of_cell._advise_button.disabled
-    assert not control(of_cell, "precision").widget.disabled
+def test_knobs_unavailable_for_a_cell_are_hidden_with_a_reason(of_cell: Explorer) -> None:
+    reasons = {label: one["reason"] for one in of_cell.message()["hidden"] for label in one["label"].split(", ")}
+    given = Cell(CODE, {}).unavailable_knobs()
+    assert {label: reasons[label] for label in ("Batch", "Optimizer", "LoRA", "LoRA rank")} == {
+        "Batch": given["batch"],
+        "Optimizer": given["optimizer"],
+        "LoRA": given["lora"],
+        "LoRA rank": given["lora"],
+    }
+    names = [knob["field"] for knob in of_cell.message()["knobs"]]
+    assert names[:4] == ["variables batch", "precision", "checkpoint", "inplace"]
+    assert not {"batch", "optimizer", "lora"} & set(names)
+    assert of_cell.message()["search"]["state"] == "unavailable"
+
+
+def test_batch_of_a_cell_is_named_where_it_has_no_slider() -> None:
+    cell = Cell(CODE, {"torch": torch})
+    explorer = explore_cell(cell, cell.run(), {})
+    reasons = {one["label"]: one["reason"] for one in explorer.message()["hidden"]}
+    assert reasons["Batch"] == "the cell sets batch = 128: add --slider batch=LOW:HIGH:STEP to change it"
+
+
+def test_variable_without_a_literal_shows_no_false_value() -> None:
+    cell = Cell(CODE.replace("batch = 128", "batch = 2 * 64"), {"torch": torch})
+    explorer = explore_cell(cell, cell.run(), {"batch": [64, 256]})
+    assert row(explorer, "variables batch")["options"] == ["as written", "64", "256"]
+    assert position(explorer, "variables batch") == "as written"
+    turn(explorer, "variables batch", "256")
+    assert explorer.trial.knobs == Knobs(variables={"batch": 256})
 
 
 def test_cell_is_explored_on_the_cpu() -> None:
     code = CODE.replace(".cuda()", "").replace(', device="cuda"', "")
     cell = Cell(code, {"torch": torch})
     explorer = explore_cell(cell, cell.run(gpu="cpu"), {"batch": [64, 128, 256]}, "cpu")
-    turn(explorer, "variables", 256)
-    assert headline(explorer).startswith("Batch = 256: peak ")
-    assert headline(explorer).endswith("· measured on this machine's CPU")
+    turn(explorer, "variables batch", "256")
+    assert sentence(explorer).startswith("Batch = 256: peak ")
+    assert sentence(explorer).endswith("· measured on this machine's CPU")
 
 
 def test_slider_of_an_unassigned_variable_raises() -> None:

@@ -1,0 +1,136 @@
+"""The search of an explorer: started, stopped, its progress and the advice so far; cells can run meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.notebook.explorer_message import SearchState, reason_text
+from memexplore.notebook.main_thread import MainThread
+from memexplore.search.advice import Advice
+from memexplore.search.beside import Ended, Found, Report, SearchProcess
+from memexplore.search.turns import SearchInTurns
+from memexplore.steps.step import Step
+
+Stop = Callable[[], None]
+StartSearch = Callable[[Knobs, Report, MainThread], Stop]
+"""Starts a search for settings that fit the GPU of some knobs. Reports in any thread; returns how to end the search."""
+
+_SECONDS_BETWEEN_TURNS = 0.05
+
+
+class Search:
+    """At most one search at a time. `on_change` is called, in any thread, with whether the advice is another one."""
+
+    def __init__(
+        self,
+        start: StartSearch | None,
+        unavailable: str,
+        thread: MainThread,
+        lock: threading.RLock | Any,
+        on_change: Callable[[bool], object],
+    ) -> None:
+        self._begin, self._thread, self._lock, self._on_change = start, thread, lock, on_change
+        self._stop: Stop = lambda: None
+        self._number = 0
+        self.advice: Advice | None = None
+        self.state = SearchState() if start is not None else SearchState("unavailable", text=unavailable)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a search is under way."""
+        return self.state.state == "running"
+
+    def start(self, knobs: Knobs) -> None:
+        """Start a search, on the main thread of the kernel. No effect while one runs or where none is possible."""
+        with self._lock:
+            if self._begin is None or self.is_running:
+                return
+            self._number += 1
+            number = self._number
+            self.advice, self.state = None, SearchState("running", text="Starting")
+        self._on_change(False)
+
+        def report(event: Found | Ended) -> None:
+            if number == self._number:
+                self._receive(event)
+
+        try:
+            stop = self._begin(knobs, report, self._thread)
+        except Exception as error:
+            report(Ended(None, error))
+            return
+        with self._lock:
+            self._stop = stop
+
+    def stop(self) -> None:
+        """End the search; what it has found stays."""
+        with self._lock:
+            if not self.is_running:
+                return
+            self._number += 1
+            self._stop()
+            self.state = after_stop(self.state)
+        self._on_change(False)
+
+    def _receive(self, event: Found | Ended) -> None:
+        with self._lock:
+            before = self.advice
+            self.advice, self.state = event.advice or self.advice, after(self.state, event)
+            is_new = _settings(before) != _settings(self.advice) or isinstance(event, Ended)
+        self._on_change(is_new)
+
+
+def after(state: SearchState, event: Found | Ended) -> SearchState:
+    """Return the state after a report of the search.
+
+    >>> from memexplore.search.progress import Progress
+    >>> after(SearchState("running"), Found(Progress(18, 0, 40, 9.0, 11.2), None)).text
+    '18 of about 40 settings run, about 11 s left'
+    """
+    if isinstance(event, Found):
+        done, _, planned, _, left = event.progress
+        text = f"{done} of about {planned} settings run" + (f", about {left:.0f} s left" if left else "")
+        return SearchState("running", done, planned, left, text)
+    if event.error is not None:
+        return state._replace(state="stopped", seconds_left=None, text=reason_text(event.error))
+    return SearchState("done", state.done, state.done, None, f"{state.done} settings run")
+
+
+def after_stop(state: SearchState) -> SearchState:
+    """Return the state after a person has stopped the search.
+
+    >>> after_stop(SearchState("running", 18, 40, 11.2)).text
+    'Stopped after 18 settings'
+    """
+    return SearchState("stopped", state.done, state.planned, None, f"Stopped after {state.done} settings")
+
+
+def _settings(advice: Advice | None) -> list[tuple[Knobs, str]]:
+    return [] if advice is None else [(option.knobs, option.largest_text) for option in advice.options]
+
+
+def search_step(step: Step, gpu: str, report: Report, thread: MainThread, *, release: str | None, os: str) -> Stop:
+    """Start a search beside the kernel: in a process, or if the step cannot be sent to one, in the kernel's idle time.
+
+    Without a kernel, search before returning.
+    """
+    if thread.is_kernel:
+        try:
+            return SearchProcess(step, gpu, report, release=release, os=os).stop
+        except TypeError:
+            pass  # the step cannot be sent
+    turns = SearchInTurns(step, gpu, report, release=release, os=os)
+    if not thread.is_kernel:
+        while turns.advance():
+            pass
+        return turns.stop
+
+    def advance() -> None:
+        if turns.advance():
+            thread.run_after(_SECONDS_BETWEEN_TURNS, advance)
+
+    thread.run(advance)
+    return turns.stop

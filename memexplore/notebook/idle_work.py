@@ -1,0 +1,41 @@
+"""Work of the kernel's main thread in parts, with messages let through between them, cancelled by the next work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from memexplore.notebook.main_thread import MainThread
+
+
+class IdleWork:
+    """Does the latest work that it was given, one part at a time; without a kernel at once.
+
+    `may_continue` says, before each part, whether nothing more urgent waits.
+    """
+
+    def __init__(self, thread: MainThread, may_continue: Callable[[], bool]) -> None:
+        self._thread, self._may_continue = thread, may_continue
+        self._parts: Iterator[None] = iter(())
+
+    def cancel(self) -> Callable[[Callable[[], Iterator[None]]], None]:
+        """Cancel the work in progress. Return a function that starts other work, unless that was cancelled too."""
+        self._parts = pending = iter(())
+
+        def start(work: Callable[[], Iterator[None]]) -> None:
+            if self._parts is pending:
+                self.start(work())
+
+        return start
+
+    def start(self, parts: Iterator[None]) -> None:
+        """Start work, instead of any other."""
+        self._parts = parts
+        if self._thread.is_kernel:
+            self._thread.run(lambda: self._continue(parts))
+        else:
+            for _ in parts:
+                pass
+
+    def _continue(self, parts: Iterator[None]) -> None:
+        if parts is self._parts and self._may_continue() and next(parts, self) is None:
+            self._thread.run(lambda: self._continue(parts))

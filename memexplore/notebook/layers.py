@@ -1,0 +1,56 @@
+"""Layers of a model that an explorer can checkpoint, freeze or give LoRA; for the others the reason why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from memexplore.knobs.adapters import is_linear
+from memexplore.notebook.explorer_message import LayerState
+from memexplore.notebook.knob_table import LAYER_FIELDS
+from memexplore.steps.step import Step
+from memexplore.steps.step_record import built_model
+from memexplore.tape import Tape
+
+
+class Layers(NamedTuple):
+    """Names of layers, taken once: a run changes the model meanwhile."""
+
+    names: frozenset[str]
+    with_weights: frozenset[str]
+    with_linear: frozenset[str]
+    """Linear layers, and layers with one below them."""
+    reasons: Mapping[str, str]
+    """Why a field cannot be set for any layer."""
+
+    @classmethod
+    def of(cls, step: Step | None, tape: Tape, reasons: Mapping[str, str]) -> Layers:
+        """Return the layers of a step's model; of a cell, whose models are unknown, those of its tape."""
+        if step is None:
+            names = frozenset(filter(None, tape.modules))
+            return cls(names, names, names, reasons)
+        modules = {name: module for name, module in built_model(step).named_modules(remove_duplicate=False) if name}
+        with_weights = _with_parents(name for name, module in modules.items() if any(True for _ in module.parameters()))
+        with_linear = _with_parents(name for name, module in modules.items() if is_linear(module))
+        return cls(frozenset(modules), with_weights, with_linear, reasons)
+
+    def state(self, layer: str | None) -> LayerState:
+        """Return what can be set for the selected layer."""
+        if layer is None or layer not in self.names:
+            # A row of the whole model, or of memory outside of layers.
+            return LayerState(None)
+        found = {field: self.reasons.get(field, "") for field in LAYER_FIELDS}
+        if layer not in self.with_weights:
+            found["frozen"] = found["frozen"] or "This layer has no weights"
+        if layer not in self.with_linear:
+            found["lora"] = found["lora"] or "This layer is not linear and has no linear layer below it"
+        return LayerState(layer, found)
+
+
+def _with_parents(names: Iterable[str]) -> frozenset[str]:
+    found: set[str] = set()
+    for name in names:
+        while name and name not in found:
+            found.add(name)
+            name = name.rpartition(".")[0]
+    return frozenset(found)
