@@ -113,13 +113,11 @@ class Explorer:
 
     def pin(self) -> None:
         """Compare other settings with the one shown from now on, besides the step as written."""
-        self._pin(self._state.drawn)
-        self._draw()
+        self._pin(self._state.drawn, lambda draw: draw())
 
     def unpin(self) -> None:
         """Compare with the step as written again."""
-        self._pin(None)
-        self._draw()
+        self._pin(None, lambda draw: draw())
 
     # -- from a request to a run: requests come in any thread, and only change the state
 
@@ -152,8 +150,8 @@ class Explorer:
             "reset all": lambda _: self._want(explorer_state.requested(self._state, Knobs())),
             "undo": lambda _: self._want(explorer_state.undone(self._state)),
             "redo": lambda _: self._want(explorer_state.redone(self._state)),
-            "pin": lambda _: self._on_pin(self._state.drawn),
-            "unpin": lambda _: self._on_pin(None),
+            "pin": lambda _: self._pin(self._state.drawn, self._thread.run),
+            "unpin": lambda _: self._pin(None, self._thread.run),
             "search": lambda _: self._thread.run(self._start_search),
             "stop": lambda _: self._search.stop(),
             "layer action": self._on_layer_action,
@@ -189,10 +187,6 @@ class Explorer:
         else:
             self._turn(knob, text)
 
-    def _on_pin(self, knobs: Knobs | None) -> None:
-        self._pin(knobs)
-        self._thread.run(self._draw)
-
     def _turn(self, knob: Knob, value: Any, drag: str = "") -> None:
         """Want another value of a knob; say beside it why that is impossible, where that is known."""
         reason, knobs = self._reasons(self._state.knobs).get(knob.name, ""), self._state.knobs
@@ -214,9 +208,10 @@ class Explorer:
         self._is_requested = True
         self._thread.run(self._run_requested)
 
-    def _pin(self, knobs: Knobs | None) -> None:
+    def _pin(self, knobs: Knobs | None, run: Callable[[Callable[[], None]], object]) -> None:
         with self.view.lock:
             self._state = explorer_state.pinned(self._state, knobs)
+        run(self._draw)
 
     def _run_now(self, state: State) -> None:
         """Take a state that the code wants, and run its setting. If that fails, take the state drawn, and raise."""
@@ -358,7 +353,7 @@ class Explorer:
         """Show the progress of the search, and its advice so far. Called in any thread."""
         with self.view.lock:
             if is_new_advice and self._search.advice is not None:
-                self.view.put_tabs({tabs.ADVICE: tabs.advice(self._search.advice, self._shown.trial.knobs)})
+                self.view.put_tabs({tabs.ADVICE: tabs.advice(self._search.advice, self._state.drawn)})
             self.view.send_controls()
         if not self._search.is_running:
             self._thread.run(lambda: self._follow_up.start(self._parts()))
