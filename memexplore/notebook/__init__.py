@@ -3,7 +3,7 @@
 - `view.py`: the widget of one tape. `view_content.py` and `cursor_details.py` compute its
   content, `packing.py` packs it.
 - `explore.py`, `explorer.py`: a step that runs with other knobs, and its view. `explorer_state.py` has what a request
-  changes, as functions from a state to a state; `knob.py`, `knob_table.py` and `written.py` the knobs, `layers.py` what
+  changes, as functions from a state to a state; `knob.py` and `knob_table.py` the knobs, `layers.py` what
   applies to a layer; `explorer_message.py` the message to the page. `explorer_search.py` searches beside the kernel,
   `results.py` runs settings ahead of a request, `tabs.py` fills the explorer's own tabs, `allocator_settings.py` reads
   and changes one option.

@@ -15,7 +15,6 @@ from memexplore.notebook.knob_table import knob_table, variable_knob
 from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.quiet import without_displays
 from memexplore.notebook.results import Result
-from memexplore.notebook.written import assigned_batch, written_texts
 from memexplore.search.beside import Report
 from memexplore.steps import batches
 from memexplore.steps.cell import Cell
@@ -23,6 +22,7 @@ from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
+from memexplore.steps.written import assigned_batch, written_texts
 from memexplore.tape import Os
 
 _NO_ALLOCATOR = "a CPU has no caching allocator"
