@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memexplore.allocator import Settings, replay
     from memexplore.analysis.curves import peak
-    from memexplore.analysis.groups import diff
+    from memexplore.analysis.difference import diff
     from memexplore.capture import record, simulate, virtual
     from memexplore.figures.scaling import scaling
     from memexplore.figures.timeline import timeline
@@ -39,7 +39,7 @@ _HOMES = {
     "Values": "virtual_gpu.value_setting",
     "advise": "search.advise",
     "apply": "knobs.apply",
-    "diff": "analysis.groups",
+    "diff": "analysis.difference",
     "explore": "notebook.explore",
     "gpus": "gpu_catalogue",
     "load": "snapshot",

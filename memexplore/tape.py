@@ -162,7 +162,12 @@ def _analysis(name: str) -> Any:
     return importlib.import_module(f"memexplore.analysis.{name}")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+def _values() -> Any:
+    """Return the module with the forms of a tape as text and HTML."""
+    return importlib.import_module("memexplore.figures.values")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Tape:
     """Memory events of one device: numpy columns of equal length, interned tables and metadata.
 
@@ -253,6 +258,12 @@ class Tape:
 
     def __len__(self) -> int:
         return len(self.time)
+
+    def __repr__(self) -> str:
+        return str(_values().tape_text(self))
+
+    def _repr_html_(self) -> str:
+        return str(_values().tape_html(self))
 
     def __getitem__(self, rows: slice) -> Tape:
         """Return the rows of a slice, with the same tables and metadata."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kmgtp]i?b?|b)?\s*", re.IGNORECASE)
@@ -26,6 +27,26 @@ def size_text(size: float) -> str:
         return f"{value:.0f} B"
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
+
+
+def unit_of(sizes: Iterable[int]) -> str:
+    """Return the unit in which the largest of some sizes has at most three digits.
+
+    >>> unit_of([300 << 20, 14 << 30]), unit_of([])
+    ('GiB', 'B')
+    """
+    return size_text(max(map(abs, sizes), default=0)).split()[1]
+
+
+def in_unit(size: int, unit: str) -> str:
+    """Return a size in a unit, without the unit, with two decimals: the sizes of a column are aligned.
+
+    >>> in_unit(15_247_000_000, "GiB"), in_unit(-(300 << 20), "GiB"), in_unit(512, "B")
+    ('14.20', '−0.29', '512')
+    """
+    value = size / 1024 ** _PREFIXES.index(unit)
+    text = f"{abs(value):.0f}" if unit == "B" else f"{abs(value):.2f}"
+    return f"−{text}" if value < 0 and float(text) else text
 
 
 def difference_text(before: float, after: float) -> str:

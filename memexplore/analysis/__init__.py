@@ -3,7 +3,7 @@
 - `curves`: bytes after each row (requested, allocated, active, reserved), the peak, lifetimes of blocks
 - `tables`: layers and tensors as DataFrames; the user's line of a stack
 - `layer_rows`: the tree of layers with the bytes that each holds after a row, or its own maximum
-- `groups`: bytes by line of code, the difference of two tapes
+- `groups`, `difference`: bytes by line of code; the difference of two tapes
 - `growth`: what grows from step to step, and the leak among it
 - `segments`, `addresses`: segments, blocks and free gaps after a row; fragmentation
 - `location`, `places`: the position of a row in the run; lines of code as text

@@ -1,4 +1,4 @@
-"""Memory of a Tape grouped by line, layer and category: after a row, and in two tapes."""
+"""Memory of a Tape grouped by line, layer and category: after a row."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, block_bytes, live_rows, peak
+from memexplore.analysis.curves import Rows, block_bytes, live_rows
 from memexplore.analysis.tables import NO_LAYER, user_line
 from memexplore.tape import Category, Tape
-from memexplore.units import difference_text, size_text
 
 if TYPE_CHECKING:
     import pandas
 
-_KEYS = ["layer", "line", "category"]
+KEYS = ["layer", "line", "category"]
 UNKNOWN_LINE = "(no stack)"
 
 
@@ -37,7 +36,7 @@ def category_names(tape: Tape, rows: Rows) -> NDArray[np.object_]:
     return np.array([kind.text for kind in Category], dtype=object)[tape.category[rows]]
 
 
-def _keys(tape: Tape, rows: Rows) -> pandas.DataFrame:
+def keys(tape: Tape, rows: Rows) -> pandas.DataFrame:
     """Return layer, line and category of some rows as text."""
     import pandas
 
@@ -65,7 +64,7 @@ def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
     Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     rows = live_rows(tape, row)
-    table = _keys(tape, rows)
+    table = keys(tape, rows)
     table["size"] = block_bytes(tape)[rows]
     table = table[table["size"] > 0]
     kinds = table.groupby(["line", "category"])["size"].sum().sort_values(ascending=False, kind="stable").reset_index()
@@ -74,48 +73,3 @@ def by_line(tape: Tape, row: int | None = None) -> pandas.DataFrame:
     result["category"] = largest
     result = result.reset_index().sort_values("size", ascending=False, kind="stable", ignore_index=True)
     return result[["size", "count", "category", "line"]]
-
-
-def diff(before: Tape, after: Tape) -> pandas.DataFrame:
-    """Return the difference of two tapes at their peaks allocated by layer, line and category, largest change first.
-
-    Columns `layer`, `line`, `category`, `before`, `after` (allocated bytes) and `difference`; `before` sums to the peak
-    of the first tape and `after` to the peak of the second. The tapes may come from any two runs.
-
-    >>> from memexplore.tape import Meta, Source
-    >>> short = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> long = Tape.from_columns({"address": [0, 512], "size": [10, 30]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> diff(short, long)[["before", "after", "difference"]].to_numpy().tolist()
-    [[10, 40, 30]]
-
-    Raises ValueError for a tape that is not placed.
-    """
-    import pandas
-
-    sides = []
-    for name, tape in (("before", before), ("after", after)):
-        rows = live_rows(tape)
-        table = _keys(tape, rows)
-        table[name] = block_bytes(tape)[rows]
-        sides.append(table.groupby(_KEYS)[name].sum())
-    result = pandas.concat(sides, axis=1).fillna(0).astype(np.int64)
-    result["difference"] = result["after"] - result["before"]
-    result = result[(result["before"] > 0) | (result["after"] > 0)].reset_index()
-    order: NDArray[np.int64] = np.argsort(-result["difference"].abs().to_numpy(), kind="stable")
-    return result.iloc[order].reset_index(drop=True)
-
-
-def diff_text(before: Tape, after: Tape) -> str:
-    """Return the two peaks allocated as text: ``before -> after (difference with sign and per cent)``.
-
-    >>> from memexplore.tape import Meta, Source
-    >>> short = Tape.from_columns({"address": [0], "size": [1024]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> long = Tape.from_columns({"address": [0], "size": [2048]}, meta=Meta(Source.MEASURED, "cpu"))
-    >>> diff_text(short, long)
-    'Peak 1.00 KiB -> 2.00 KiB allocated (+1.00 KiB, +100 %)'
-
-    Raises ValueError for a tape that is not placed.
-    """
-    first, second = peak(before)[0], peak(after)[0]
-    change = difference_text(first, second).replace(" (", ", ").rstrip(")")
-    return f"Peak {size_text(first)} -> {size_text(second)} allocated ({change})"

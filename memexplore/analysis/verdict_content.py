@@ -18,7 +18,7 @@ from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, f
 from memexplore.tape import Category, Ending, Tape
 from memexplore.units import parse_size, size_text
 
-_TIGHT = 0.05
+TIGHT = 0.05
 """A run fits tightly if less than this share of the device is left."""
 _LEVERS = {
     Category.PARAMETER: "weights in 16 bits",
@@ -152,7 +152,7 @@ def _fits(tape: Tape) -> VerdictContent:
         parts = [f"On {device}", _shares(tape, lever=True), _source(tape)]
         return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
     spare = capacity - used
-    is_tight = spare < capacity * _TIGHT
+    is_tight = spare < capacity * TIGHT
     left = in_unit_of(spare, used) if spare > 0 else "nothing"
     budget = f"needs {size_text(used)} · {_has(tape, used)} · {left} to spare"
     headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget}"

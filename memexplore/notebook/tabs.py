@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from memexplore.analysis.verdict_content import TIGHT
 from memexplore.codegen.diff import diff
 from memexplore.codegen.lines import lines as code_lines
 from memexplore.figures.tradeoff import largest_batches, tradeoff
@@ -17,11 +18,9 @@ from memexplore.search.candidates import LargestBatch
 from memexplore.steps.outcome import Outcome, extra_flops, point
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
-from memexplore.units import size_text
+from memexplore.units import in_unit, size_text, unit_of
 
 TRADE_OFFS, HISTORY, CODE, ADVICE = "Trade-offs", "History", "Code", "Advice"
-TIGHT = 0.05
-"""Share of the capacity below which what is left is called tight."""
 _ALIGN = ["left", "right", "right", "right", "right", "right"]
 NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step as written is run first…"}
 """The tab of the advice before its first run has ended."""
@@ -118,26 +117,6 @@ def advice(advice: Advice, current: Knobs | None = None) -> Tab:
     titles = ["Setting", f"Reserved, {unit}", f"Left, {unit}", "Time", "FLOPs", "Largest batch"]
     text = " ".join((*advice.sentences, *(["Click a setting to use it."] if rows else [])))
     return {"kind": "table", "titles": titles, "align": _ALIGN, "rows": rows, "text": text}
-
-
-def unit_of(sizes: Iterable[int]) -> str:
-    """Return the unit in which the largest size has at most three digits.
-
-    >>> unit_of([300 << 20, 14 << 30]), unit_of([])
-    ('GiB', 'B')
-    """
-    return size_text(max(sizes, default=0)).split()[1]
-
-
-def in_unit(size: int, unit: str) -> str:
-    """Return a size in a unit, without the unit, with as many decimals as the sizes of a column have in common.
-
-    >>> in_unit(15_247_000_000, "GiB"), in_unit(-(300 << 20), "GiB"), in_unit(512, "B")
-    ('14.20', '−0.29', '512')
-    """
-    value = size / 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(unit)
-    text = f"{abs(value):.0f}" if unit == "B" else f"{abs(value):.2f}"
-    return f"−{text}" if value < 0 and float(text) else text
 
 
 def reserved_cell(outcome: Outcome, unit: str) -> dict[str, Any]:

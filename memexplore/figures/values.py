@@ -1,0 +1,230 @@
+"""HTML forms of plain Python values: a sentence, a sparkline, and a table in one unit, legible on light and on dark.
+
+Pages that show the HTML may remove style sheets and scripts, so every style is in its element. Text has the colour of
+the page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memexplore.analysis.curves import category_bytes, curve, peak
+from memexplore.analysis.places import place
+from memexplore.analysis.verdict_content import verdict_content
+from memexplore.figures.palette import CAPACITY, COLOURS, FITS
+from memexplore.tape import Category, Tape
+from memexplore.units import in_unit, size_text, unit_of
+
+if TYPE_CHECKING:
+    from memexplore.analysis.difference import Difference
+
+LESS = "#009E73"
+"""Colour of memory that is saved; memory that is added has that of the capacity."""
+_RULE = "1px solid rgba(128,128,128,0.4)"
+_POINTS = 240
+_ROWS = 25
+"""Rows of a difference that are shown."""
+_HIGHEST_CAPACITY = 2.0
+"""The line of the capacity is drawn up to this multiple of the peak, so that the curve stays visible."""
+
+
+class Cell(NamedTuple):
+    """One cell of a table, as HTML."""
+
+    content: str
+    is_number: bool = False
+
+
+def words(text: str) -> Cell:
+    """Return a cell of plain text."""
+    return Cell(html.escape(text))
+
+
+def number(text: str) -> Cell:
+    """Return a cell with a number as text, right-aligned."""
+    return Cell(html.escape(text), is_number=True)
+
+
+def form(sentences: Sequence[str], *parts: str) -> str:
+    """Return sentences, the first in bold, over other HTML.
+
+    >>> form(["Fits", "a < b"], "<hr>")
+    '<div><p style="margin:0 0 0.3em"><b>Fits</b></p><p style="margin:0 0 0.3em">a &lt; b</p><hr></div>'
+    """
+    lines = [html.escape(sentence) for sentence in sentences]
+    lines[:1] = [f"<b>{line}</b>" for line in lines[:1]]
+    paragraphs = [f'<p style="margin:0 0 0.3em">{line}</p>' for line in lines]
+    return f"<div>{''.join((*paragraphs, *parts))}</div>"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table; a title stands over its column as the first row of the column is aligned."""
+    numeric = [cell.is_number for cell in rows[0]] if rows else []
+    numeric += [False] * (len(titles) - len(numeric))
+    rule = f"border-bottom:{_RULE};padding:0.2em 0.8em"
+    head = "".join(
+        f'<th scope="col" style="{_align(is_number)};{rule}">{html.escape(title)}</th>'
+        for title, is_number in zip(titles, numeric, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(_cell(cell, first=not at) for at, cell in enumerate(row))}</tr>" for row in rows)
+    style = "border-collapse:collapse;border:0;margin:0.4em 0;color:inherit;background:none"
+    return f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(cell: Cell, *, first: bool) -> str:
+    tag, scope = ("th", ' scope="row"') if first else ("td", "")
+    weight = ";font-weight:normal" if first else ""
+    return f'<{tag}{scope} style="{_align(cell.is_number)};padding:0.15em 0.8em{weight}">{cell.content}</{tag}>'
+
+
+def _align(is_number: bool) -> str:
+    return "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums" if is_number else "text-align:left"
+
+
+def swatch(category: Category) -> str:
+    """Return the colour of a category as a small square with an outline, which shows light colours on light pages."""
+    return (
+        '<span style="display:inline-block;width:0.75em;height:0.75em;margin-right:0.4em;'
+        f'border:1px solid currentColor;background:{COLOURS[category]}"></span>'
+    )
+
+
+def bar(share: float, label: str, colour: str = FITS) -> Cell:
+    """Return a bar for a share of a whole, with a label for screen readers; a share above 1 fills it."""
+    return Cell(
+        f'<div role="img" aria-label="{html.escape(label)}" title="{html.escape(label)}" '
+        'style="width:8em;height:0.8em;border:1px solid currentColor">'
+        f'<div style="width:{min(max(share, 0), 1):.1%};height:100%;background:{colour}"></div></div>'
+    )
+
+
+def two_sided_bar(change: int, largest: int) -> Cell:
+    """Return a bar to the left for less memory and to the right for more, in the scale of the largest change."""
+    width = min(abs(change) / max(largest, 1), 1) * 50
+    label = f"{size_text(abs(change))} {'less' if change < 0 else 'more'}"
+    left = 50 - width if change < 0 else 50
+    return Cell(
+        f'<div role="img" aria-label="{label}" title="{label}" '
+        'style="position:relative;width:12em;height:0.9em;border-bottom:1px solid rgba(128,128,128,0.4)">'
+        f'<div style="position:absolute;left:{left:.1f}%;width:{width:.1f}%;height:100%;'
+        f'background:{LESS if change < 0 else CAPACITY}"></div>'
+        '<div style="position:absolute;left:50%;height:100%;border-left:1px solid currentColor"></div></div>'
+    )
+
+
+def signed(size: int, unit: str) -> str:
+    """Return a change in a unit with its sign.
+
+    >>> signed(3 << 29, "GiB"), signed(-(1 << 30), "GiB"), signed(0, "GiB")
+    ('+1.50', '−1.00', '0.00')
+    """
+    text = in_unit(size, unit)
+    return f"+{text}" if size > 0 and text.strip("0.") else text
+
+
+def sparkline(tape: Tape, width: int = 560, height: int = 72, top: int = 0) -> str:
+    """Return the allocated bytes over the events as inline SVG: the peak as a dot, the capacity as a line if near.
+
+    `top` are the bytes at the top, by default those of the tape: sparklines below each other have one scale.
+
+    Raises ValueError for a tape that is not placed.
+    """
+    values = curve(tape)
+    if not len(values):
+        return ""
+    highest, row = peak(tape)
+    capacity = tape.meta.capacity
+    shown = capacity if capacity is not None and capacity <= highest * _HIGHEST_CAPACITY else None
+    top = max(top or max(highest, shown or 0), 1)
+    # The highest value of each of `_POINTS` parts, so the peak is never lost.
+    starts = np.unique(np.linspace(0, len(values), min(_POINTS, len(values)), endpoint=False).astype(np.int64))
+    heights = np.maximum.reduceat(values, starts)
+
+    def y(size: float) -> float:
+        return round(height - 2 - size / top * (height - 8), 1)
+
+    scale = width / max(len(values), 1)
+    path = f"M0 {y(0)}" + "".join(
+        f"H{start * scale:.1f}V{y(size)}" for start, size in zip(starts.tolist(), heights.tolist(), strict=True)
+    )
+    path += f"H{width}"
+    label = f"Allocated memory over {len(tape):,} events, peak {size_text(highest)}"
+    parts = [
+        f'<path d="{path}V{y(0)}Z" fill="currentColor" fill-opacity="0.18"/>',
+        f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.2"/>',
+    ]
+    if shown is not None and shown <= top:
+        parts.append(f'<path d="M0 {y(shown)}H{width}" stroke="{CAPACITY}" stroke-width="1.5" stroke-dasharray="6 3"/>')
+    parts.append(f'<circle cx="{row * scale:.1f}" cy="{y(highest)}" r="3" fill="{CAPACITY}"/>')
+    return (
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'style="max-width:100%;overflow:visible"><title>{label}</title>{"".join(parts)}</svg>'
+    )
+
+
+def tape_html(tape: Tape) -> str:
+    """Return a tape as HTML: its verdict, a sparkline, and the categories at the peak; of one not placed a line."""
+    try:
+        verdict = verdict_content(tape)
+    except ValueError:
+        return form([tape_text(tape).strip("<>")])
+    allocated, row = peak(tape)
+    sizes = category_bytes(tape, row).tolist()
+    unit = unit_of(sizes)
+    rows = [
+        [
+            Cell(swatch(kind) + kind.text),
+            number(in_unit(sizes[kind], unit)),
+            number(f"{sizes[kind] / allocated * 100:.1f} %"),
+            bar(sizes[kind] / allocated, f"{sizes[kind] / allocated * 100:.1f} % of the peak", COLOURS[kind]),
+        ]
+        for kind in sorted(Category, key=lambda kind: -sizes[kind])
+        if sizes[kind]
+    ]
+    lines = [f"{place.text}: {place.code}" if place.code else place.text for place in verdict.where[:1]]
+    titles = ("at the peak", f"allocated, {unit}", "share", "")
+    return form([verdict.headline, verdict.detail, *lines], sparkline(tape), table(titles, rows) if rows else "")
+
+
+def difference_html(difference: Difference) -> str:
+    """Return the table of `diff` as HTML, with bars to the left for less memory and to the right for more."""
+    changed = difference[difference["difference"] != 0]
+    unit = unit_of([*difference["before"], *difference["after"]])
+    largest = int(changed["difference"].abs().max()) if len(changed) else 0
+    kinds = {kind.text: kind for kind in Category}
+    rows = [
+        [
+            words(entry["layer"]),
+            Cell(f'<span title="{html.escape(entry["line"])}">{html.escape(place(entry["line"]).text)}</span>'),
+            Cell(swatch(kinds[entry["category"]]) + html.escape(entry["category"])),
+            number(in_unit(entry["before"], unit)),
+            number(in_unit(entry["after"], unit)),
+            number(signed(entry["difference"], unit)),
+            two_sided_bar(entry["difference"], largest),
+        ]
+        for entry in changed.head(_ROWS).to_dict("records")
+    ]
+    same, more = len(difference) - len(changed), len(changed) - len(rows)
+    others = [f"{more} more differ" if more else "", f"{same} do not differ" if same else ""]
+    rest = [f"Of the groups of layer, line and category {' and '.join(filter(None, others))}."] if more or same else []
+    titles = ("layer", "line", "category", f"before, {unit}", f"after, {unit}", f"difference, {unit}", "")
+    return form([difference.text, *rest], table(titles, rows) if rows else "")
+
+
+def tape_text(tape: Tape) -> str:
+    """Return a tape in one line.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape_text(Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu")))
+    '<Tape: 1 event · Peak 40 B allocated · measured on cpu>'
+    """
+    events = f"{len(tape):,} event{'' if len(tape) == 1 else 's'}"
+    try:
+        state = verdict_content(tape).headline
+    except ValueError:
+        state = "not placed: memexplore.replay(tape) assigns addresses"
+    return f"<Tape: {events} · {state} · {tape.meta.source} on {tape.meta.device}>"
