@@ -5,6 +5,7 @@
 - `layers`: tree of layers as HTML. `blocks`: segments and blocks by address. `tradeoff`: time against memory.
   `scaling`: memory against a size, log-log.
 - `static`: the timeline as SVG. `tables`: HTML tables. `text`: figures as plain text.
+- `values`: one-line and HTML forms of a Tape and of the difference of two, and their parts: tables, bars, sparklines.
 - `palette`: colours, fonts and axis ticks of every figure.
 
 To add a chart, for example of bytes by phase:

@@ -209,8 +209,8 @@ def difference_html(difference: Difference) -> str:
         for entry in changed.head(_ROWS).to_dict("records")
     ]
     same, more = len(difference) - len(changed), len(changed) - len(rows)
-    others = [f"{more} more differ" if more else "", f"{same} do not differ" if same else ""]
-    rest = [f"Of the groups of layer, line and category {' and '.join(filter(None, others))}."] if more or same else []
+    others = [f"{more} more differences" if more else "", f"{same} without a difference" if same else ""]
+    rest = [f"Not shown: {', '.join(filter(None, others))}."] if more or same else []
     titles = ("layer", "line", "category", f"before, {unit}", f"after, {unit}", f"difference, {unit}", "")
     return form([difference.text, *rest], table(titles, rows) if rows else "")
 

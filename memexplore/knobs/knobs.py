@@ -154,7 +154,7 @@ class Checkpoint:
         return " ".join([self.kind.value, *self.layers])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Knobs:
     """Changes to a training step; a field that is "as written", None or empty changes nothing.
 
@@ -170,6 +170,8 @@ class Knobs:
     checkpoint every 2, batch 16
     >>> print(Knobs())
     as written
+    >>> Knobs(checkpoint="every 2", batch=16)
+    Knobs(checkpoint='every 2', batch=16)
 
     Raises ValueError for a value that is not a setting.
     """
@@ -263,6 +265,11 @@ class Knobs:
     def __str__(self) -> str:
         return ", ".join(_text(name, value) for name, value in self.changed().items()) or "as written"
 
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        texts = [f"{name}={_argument(value)!r}" for name, value in given.items() if value != getattr(type(self), name)]
+        return f"Knobs({', '.join(texts)})"
+
 
 Knobs.CHOICES = {
     field.name: type(field.default) for field in dataclasses.fields(Knobs) if isinstance(field.default, enum.Enum)
@@ -340,6 +347,16 @@ def _variables(value: Any) -> tuple[tuple[str, Any], ...]:
             raise ValueError(f"variables: {pair[0]} = {pair[1]!r} is not hashable; give a number, a text or a tuple")
     found = tuple((name, one) for name, one in pairs)
     return tuple(sorted(found, key=lambda pair: pair[0])) if isinstance(value, Mapping) else found
+
+
+def _argument(value: Any) -> Any:
+    """Return the value of a field as a user writes it: the text of a choice."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    # Only names of layers without spaces can be written as one text.
+    if isinstance(value, Checkpoint) and " ".join(value.layers).split() == list(value.layers):
+        return str(value)
+    return value
 
 
 def _text(name: str, value: Any) -> str:

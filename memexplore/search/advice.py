@@ -168,6 +168,13 @@ class Advice:
         return table.astype({"largest_batch": "Int64"})
 
     def __repr__(self) -> str:
+        """Return the answer in one line."""
+        count = len(self.options)
+        found = f"{count} setting{'' if count == 1 else 's'} to choose from" if count else "nothing fits"
+        first = f", first {setting_text(self.options[0].knobs)}" if count else ""
+        return f"<Advice for {self.gpu.name}: {'fits' if self.fits else 'does not fit'} as written · {found}{first}>"
+
+    def __str__(self) -> str:
         table = [text_table(self._lines(), _COLUMNS)] if self.options else []
         return "\n".join([*self.sentences, *table])
 

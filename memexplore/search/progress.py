@@ -1,9 +1,13 @@
-"""Progress of a sweep or a search: a value after every run, an estimate of the time left, and a line that shows it."""
+"""Progress of a sweep or a search: a value after every run, the time left, and a bar or a line that shows both."""
 
 from __future__ import annotations
 
+import html
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from memexplore import ipython_shell
+from memexplore.figures.palette import FITS
 
 
 class Progress(NamedTuple):
@@ -31,16 +35,56 @@ def estimate_seconds_left(finished: list[float], total: int) -> float | None:
     return (finished[-1] - finished[0]) / (len(finished) - 1) * (total - len(finished))
 
 
-def print_progress(progress: Progress) -> None:
-    """Write the progress to one line of standard error, in a terminal and in a notebook; elsewhere only its end."""
-    stream = sys.stderr
+class ProgressBar(NamedTuple):
+    """The progress as an output of a notebook: a bar and a line of text."""
+
+    progress: Progress
+
+    def __repr__(self) -> str:
+        return progress_text(self.progress)
+
+    def _repr_html_(self) -> str:
+        done, _, total, *_ = self.progress
+        share, text = done / max(total, 1), html.escape(progress_text(self.progress))
+        return (
+            f'<div role="progressbar" aria-valuemin="0" aria-valuemax="{total}" aria-valuenow="{done}" '
+            f'aria-valuetext="{text}" style="display:flex;align-items:center;gap:0.8em">'
+            '<div style="width:16em;height:0.8em;border:1px solid currentColor">'
+            f'<div style="width:{share:.1%};height:100%;background:{FITS}"></div></div><span>{text}</span></div>'
+        )
+
+
+def progress_text(progress: Progress) -> str:
+    """Return the progress as one line.
+
+    >>> progress_text(Progress(3, 1, 10, 6.0, 14.0)), progress_text(Progress(2, 0, 2, 3.0, 0.0))
+    ('3 of 10 settings run, 1 failed, about 14 s left', '2 of 2 settings run in 3 s')
+    """
     ended = progress.done == progress.total
-    redraws = stream.isatty() or "ipykernel" in type(stream).__module__
-    if not (redraws or ended):
-        return
     text = f"{progress.done} of {progress.total} settings run"
     text += f", {progress.failed} failed" if progress.failed else ""
     text += f" in {progress.seconds:.0f} s" if ended else ""
-    text += f", about {progress.left:.0f} s left" if progress.left else ""
-    stream.write(("\r" if redraws else "") + text.ljust(70 if redraws else 0) + ("\n" if ended else ""))
-    stream.flush()
+    return text + (f", about {progress.left:.0f} s left" if progress.left else "")
+
+
+_handles: list[Any] = []
+"""The output of the bar shown last in this notebook; empty before the first."""
+
+
+def print_progress(progress: Progress) -> None:
+    """Show the progress: as a bar in an output of its own in a notebook, else as a line on standard error.
+
+    The line is redrawn in a terminal; elsewhere only its end is written.
+    """
+    if ipython_shell.is_notebook():
+        if progress.done > 1 and _handles:
+            _handles[-1].update(ProgressBar(progress))
+        else:
+            _handles[:] = [ipython_shell.display_in_place(ProgressBar(progress))]
+        return
+    stream, ended = sys.stderr, progress.done == progress.total
+    redraws = stream.isatty()
+    if redraws or ended:
+        text = progress_text(progress)
+        stream.write(("\r" if redraws else "") + text.ljust(70 if redraws else 0) + ("\n" if ended else ""))
+        stream.flush()

@@ -1,18 +1,22 @@
 """Tables of settings that were run: sizes in binary units, and a bar for the share of the GPU.
 
-In: a `Line` for each setting. Out: text for a terminal, or a ``<table>`` for a notebook.
+In: a `Line` for each setting. Out: text for a terminal, or HTML for a notebook.
 """
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memexplore.analysis.curves import peak
+from memexplore.analysis.verdict_content import TIGHT
 from memexplore.figures.palette import CAPACITY, FITS
+from memexplore.figures.values import Cell, form, number, sparkline, table, words
+from memexplore.figures.values import bar as share_bar
 from memexplore.steps.outcome import Outcome
-from memexplore.units import size_text
+from memexplore.tape import Tape
+from memexplore.units import in_unit, size_text, unit_of
 
 _BAR = 12
 """Characters of a bar."""
@@ -30,6 +34,7 @@ class Line(NamedTuple):
     more: tuple[str, ...] = ()
     """Cells of further columns."""
     error: str = ""
+    tape: Tape | None = None
 
 
 def bar(share: float) -> str:
@@ -69,34 +74,54 @@ def text_table(lines: Sequence[Line], more: Sequence[str] = ()) -> str:
 
 
 def html_table(caption: Sequence[str], lines: Sequence[Line], more: Sequence[str] = ()) -> str:
-    """Return the settings as an HTML table under the sentences of a caption."""
-    titles = ("setting", "outcome", "reserved", "share of GPU", "left", "time", "FLOPs", *more)
-    head = "".join(f'<th scope="col" style="text-align:left">{html.escape(title)}</th>' for title in titles)
-    body = "".join(_html_row(line, len(titles)) for line in lines)
-    sentences = "<br>".join(map(html.escape, caption))
-    return (
-        f'<table><caption style="text-align:left">{sentences}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    """Return the settings as an HTML table under the sentences of a caption; sizes in the unit of the largest.
+
+    Settings with a tape have a sparkline, all in one scale.
+    """
+    outcomes = [line.outcome for line in lines if line.outcome is not None]
+    unit = unit_of(outcome.peak_reserved for outcome in outcomes)
+    top = max((peak(line.tape)[0] for line in lines if line.tape is not None), default=0)
+    curve = ("allocated",) if top else ()
+    titles = (
+        "setting",
+        "outcome",
+        *curve,
+        f"reserved, {unit}",
+        "share of GPU",
+        f"left, {unit}",
+        "time",
+        "FLOPs",
+        *more,
     )
+    rows = [_html_row(line, unit, top) for line in lines if line.outcome is not None]
+    failed = [f"{line.setting} failed: {line.error}" for line in lines if line.outcome is None]
+    return form([*caption, *failed], table(titles, rows) if rows else "")
 
 
-def _html_row(line: Line, columns: int) -> str:
-    setting = f'<th scope="row" style="text-align:left">{html.escape(line.setting)}</th>'
-    if line.outcome is None:
-        error = html.escape(line.error)
-        return f'<tr>{setting}<td>failed</td><td colspan="{columns - 2}" style="text-align:left">{error}</td></tr>'
-    outcome, reserved, *others = _cells(line)
-    cells = [outcome, reserved, _html_bar(_share(line.outcome)), *others, *map(html.escape, line.more)]
-    return f"<tr>{setting}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
+    outcome = line.outcome
+    assert outcome is not None
+    share = _share(outcome)
+    _, _, _, time, flops = _cells(line)
+    label = f"{share * 100:.0f} % of the GPU"
+    curve = [Cell(sparkline(line.tape, 150, 26, top) if line.tape is not None else "")] if top else []
+    return [
+        words(line.setting),
+        words(_outcome_text(outcome)),
+        *curve,
+        number(in_unit(outcome.peak_reserved, unit)),
+        share_bar(share, label, FITS if share <= 1 else CAPACITY),
+        number(in_unit(outcome.margin, unit)),
+        number(time),
+        number(flops),
+        *map(words, line.more),
+    ]
 
 
-def _html_bar(share: float) -> str:
-    colour = FITS if share <= 1 else CAPACITY
-    return (
-        f'<div role="img" aria-label="{share * 100:.0f} % of the GPU" title="{share * 100:.0f} %" '
-        'style="width:8em;height:0.8em;border:1px solid currentColor">'
-        f'<div style="width:{min(share, 1):.0%};height:100%;background:{colour}"></div></div>'
-    )
+def _outcome_text(outcome: Outcome) -> str:
+    if not outcome.fits:
+        return "out of memory"
+    return "tight" if outcome.margin < TIGHT * outcome.capacity else "fits"
 
 
 def _share(outcome: Outcome) -> float:
@@ -107,7 +132,7 @@ def _cells(line: Line) -> tuple[str, str, str, str, str]:
     """Outcome, reserved, left, time and FLOPs as text."""
     assert line.outcome is not None
     return (
-        "fits" if line.outcome.fits else "out of memory",
+        _outcome_text(line.outcome),
         size_text(line.outcome.peak_reserved),
         size_text(line.outcome.margin),
         "unknown" if math.isnan(line.slow_down) else f"{line.slow_down:.2f}×",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Sweep(Mapping[Knobs, Tape]):
-    """The Tape of every setting that ran, in the order of the settings; prints as a table."""
+    """The Tape of every setting that ran, in the order of the settings; `print` shows a table."""
 
     trials: dict[Knobs, Trial]
     errors: dict[Knobs, BaseException]
@@ -91,6 +91,9 @@ class Sweep(Mapping[Knobs, Tape]):
         return table.astype(dict.fromkeys(sizes, "Int64")).set_index("setting")
 
     def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def __str__(self) -> str:
         return f"{self._title()}\n{text_table(self._lines())}"
 
     def _repr_html_(self) -> str:
@@ -105,7 +108,13 @@ class Sweep(Mapping[Knobs, Tape]):
 
     def _lines(self) -> list[Line]:
         lines = [
-            Line(str(knobs), outcome, slow_down(outcome, self.as_written), extra_flops(outcome, self.as_written))
+            Line(
+                str(knobs),
+                outcome,
+                slow_down(outcome, self.as_written),
+                extra_flops(outcome, self.as_written),
+                tape=self.trials[knobs].tape,
+            )
             for knobs, outcome in self.outcomes.items()
         ]
         return [*lines, *(Line(str(knobs), None, error=_error_text(error)) for knobs, error in self.errors.items())]

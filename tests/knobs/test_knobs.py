@@ -83,6 +83,17 @@ def test_a_choice_equals_its_text(data: st.DataObject) -> None:
     assert Knobs(**{name: choice.value}) == Knobs(**{name: choice})
 
 
+@given(knobs_)
+def test_the_printed_value_is_the_call_that_makes_it(knobs: Knobs) -> None:
+    assert eval(repr(knobs), {"Knobs": Knobs}) == knobs
+
+
+def test_only_changed_fields_are_printed() -> None:
+    assert repr(Knobs()) == "Knobs()"
+    knobs = Knobs(precision="bf16", checkpoint="layers a b", lora=["fc"], batch=4)
+    assert repr(knobs) == "Knobs(checkpoint='layers a b', precision='bf16', batch=4, lora=('fc',))"
+
+
 def test_default_knobs_change_no_field() -> None:
     assert Knobs().changed() == {}
     assert str(Knobs()) == "as written"

@@ -60,9 +60,7 @@ def nowhere() -> Advice:
 def row_of(option: Option, advice: Advice) -> str:
     """Return the printed row of an option."""
     number = advice.options.index(option) + 1
-    (row,) = (
-        line for line in repr(advice).splitlines() if line.startswith(f"{number}. {setting_text(option.knobs)}  ")
-    )
+    (row,) = (line for line in str(advice).splitlines() if line.startswith(f"{number}. {setting_text(option.knobs)}  "))
     return row
 
 
@@ -73,7 +71,7 @@ def test_the_missing_bytes_are_those_that_the_gpu_lacks():
     assert not tight().fits
     # The GPU has three quarters of the need, so a quarter is missing.
     assert -tight().as_written.margin == need() - need() * 3 // 4
-    assert repr(tight()).startswith("It does not fit as written")
+    assert str(tight()).startswith("It does not fit as written")
 
 
 def test_every_option_fits_in_a_run_of_its_own():
@@ -213,7 +211,7 @@ def test_inference_is_not_tried_for_a_training_step():
 def test_a_step_that_fits_is_the_first_option():
     assert roomy().fits
     assert roomy().options[0].knobs == Knobs()
-    assert repr(roomy()).startswith("It fits as written")
+    assert str(roomy()).startswith("It fits as written")
 
 
 def test_no_larger_gpu_is_an_option_where_the_step_fits():
@@ -237,13 +235,13 @@ def test_the_nearest_setting_and_its_missing_bytes_are_printed_where_none_fits()
     advice = nowhere()
     assert all(option.knobs.gpu is not None for option in advice.options)
     assert advice.nearest.peak_reserved == min(outcome.peak_reserved for outcome in advice.tried)
-    assert "settings tried fits with the batch of 2." in repr(advice)
-    assert f"{size_text(-advice.nearest.margin)} too much." in repr(advice)
+    assert "settings tried fits with the batch of 2." in str(advice)
+    assert f"{size_text(-advice.nearest.margin)} too much." in str(advice)
 
 
 def test_the_bytes_that_no_batch_can_save_are_printed_where_no_batch_fits():
     # 2**17 * 2**17 * 4 bytes = 64 GiB: the weight, its gradient and AdamW's two states
-    assert "Not even a batch of 1 would: weights, gradients and optimizer state alone take 256 GiB." in repr(nowhere())
+    assert "Not even a batch of 1 would: weights, gradients and optimizer state alone take 256 GiB." in str(nowhere())
 
 
 def test_the_bytes_missing_on_the_largest_gpu_are_printed_where_no_gpu_is_large_enough():
@@ -254,7 +252,7 @@ def test_the_bytes_missing_on_the_largest_gpu_are_printed_where_no_gpu_is_large_
     missing = 320 * GIB - largest.capacity
     assert missing <= -nowhere().too_small.margin < missing * 1.01
     sentence = f"the largest, the {largest.name}, lacks {size_text(-nowhere().too_small.margin)}."
-    assert sentence in repr(nowhere())
+    assert sentence in str(nowhere())
 
 
 def test_many_layers_are_printed_as_the_first_and_the_last():
@@ -269,11 +267,17 @@ def test_every_option_is_a_row_with_sizes_in_binary_units_a_bar_and_its_largest_
     for option in tight().options:
         row = row_of(option, tight())
         outcome = option.outcome
-        assert (
-            f"  fits     {size_text(outcome.peak_reserved).rjust(8)}  {bar(outcome.peak_reserved / outcome.capacity)}"
-            in row
-        )
+        word = "tight" if outcome.margin < 0.05 * outcome.capacity else "fits "
+        size = size_text(outcome.peak_reserved).rjust(8)
+        assert f"  {word}    {size}  {bar(outcome.peak_reserved / outcome.capacity)}" in row
         assert f"  {option.largest.samples} " in row
+
+
+def test_advice_is_one_line():
+    assert repr(roomy()).startswith(f"<Advice for {roomy().gpu.name}: fits as written · ")
+    assert "first as written" in repr(roomy())
+    assert "does not fit as written" in repr(tight())
+    assert "\n" not in repr(tight())
 
 
 def test_a_notebook_shows_advice_as_sentences_over_an_html_table():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import executors
+from memexplore.search import executors, progress
 from memexplore.search.progress import Progress, estimate_seconds_left, print_progress
 from memexplore.search.sweep import stream, sweep
 from memexplore.steps.outcome import extra_flops, run_outcome, slow_down
@@ -134,9 +134,37 @@ def test_outside_a_terminal_only_the_end_is_printed(capsys):
     assert capsys.readouterr().err == "2 of 2 settings run, 1 failed in 3 s\n"
 
 
+class Handle:
+    """An output of a notebook: every value that it showed."""
+
+    def __init__(self, value):
+        self.shown = [value]
+
+    def update(self, value):
+        self.shown.append(value)
+
+
+def test_a_notebook_shows_one_bar_for_each_search(monkeypatch, capsys):
+    outputs = []
+    monkeypatch.setattr(progress.ipython_shell, "is_notebook", lambda: True)
+    monkeypatch.setattr(
+        progress.ipython_shell, "display_in_place", lambda value: outputs.append(Handle(value)) or outputs[-1]
+    )
+    for _ in range(2):
+        print_progress(Progress(1, 0, 2, 1.0, None))
+        print_progress(Progress(2, 1, 2, 3.0, 0.0))
+    assert [len(output.shown) for output in outputs] == [2, 2]
+    page = outputs[0].shown[1]._repr_html_()
+    assert 'aria-valuenow="2"' in page
+    assert "width:100.0%" in page
+    assert "2 of 2 settings run, 1 failed in 3 s" in page
+    # Nothing on standard error, which a notebook shows in red.
+    assert capsys.readouterr().err == ""
+
+
 def test_an_interrupt_keeps_the_settings_that_ran():
-    def interrupt(progress):
-        if progress.done == 2:
+    def interrupt(state):
+        if state.done == 2:
             raise KeyboardInterrupt
 
     found = sweep(step(), [Knobs(batch=2), Knobs(batch=3), Knobs(batch=4)], progress=interrupt)
