@@ -11,12 +11,11 @@ export class Changes {
     this.root = toolbar("changes", "Changes");
     this.list = element("span", "changed");
     this.against = element("span", "against");
-    this.running = element("span", "running", "running…");
     this.resetAll = this.button("Reset all", "reset all", "Return to the step as written");
     this.pin = this.button("Pin", "pin", "Compare later settings with this one");
     this.undo = this.button("⟲", "undo", "Undo");
     this.redo = this.button("⟳", "redo", "Redo");
-    this.root.append(this.list, this.resetAll, this.running, this.against, this.pin, this.undo, this.redo);
+    this.root.append(this.list, this.resetAll, this.against, this.pin, this.undo, this.redo);
     this.drawn = "";
   }
 

@@ -27,6 +27,7 @@ export class Explorer {
     this.search = new Search((request) => this.send(request));
     this.root = element("div", "explorer");
     this.root.append(this.changes.root, this.knobs.root);
+    this.running = element("div", "running", "Running…");
     for (const part of [this.root, this.search.root]) part.hidden = true; // a view may have no explorer
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.frame = undefined;
@@ -65,6 +66,7 @@ export class Explorer {
     if (!state) return;
     for (const part of [this.root, this.search.root]) part.hidden = false;
     this.changes.draw(state);
+    this.running.textContent = `Running ${state.changes.map(({ text }) => text).join(", ") || "the step as written"}…`;
     this.knobs.draw(state, (knob) => this.requests.withRequested(knob));
     this.search.draw(state.search);
     this.actions.drawActions(state.layer);

@@ -13,6 +13,7 @@ export function buildPage(root, { verdict, explorer, timeline, tabs, side, detai
   markTheme(root);
   verdict.meter.append(explorer.knobs.gpu);
   verdict.side.append(explorer.search.root);
+  timeline.stage.append(explorer.running);
   const main = element("div", "main");
   main.append(bar(tabs.list, details.search, layerActions.root), details.position, tabs.panels);
   const beside = element("div", "side");

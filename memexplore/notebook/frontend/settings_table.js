@@ -45,7 +45,7 @@ function settingsRow({ cells: [setting, ...others], current, hint, mark, copy },
   first.append(button);
   if (current) first.append(element("span", "badge", "in force"));
   if (mark) first.append(element("span", "badge", mark));
-  if (copy) first.append(copyButton("Copy lines", copy));
+  if (copy) first.append(copyButton("copy", copy));
   line.append(first, ...others.map((cell, column) => valueCell(cell, isRight(column + 1))));
   return line;
 }
@@ -83,6 +83,7 @@ function valueCell(cell, isRight) {
 export function copyButton(label, text, shown) {
   const button = element("button", "copy", label);
   button.type = "button";
+  button.title = "Copy the lines of PyTorch";
   button.addEventListener("click", async () => {
     // Without https, or in a frame, there may be no clipboard.
     if (shown) getSelection()?.selectAllChildren(shown);
