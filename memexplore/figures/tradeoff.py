@@ -284,7 +284,7 @@ def _capacity(capacity: int | None, highest: int) -> tuple[list[dict[str, Any]],
 
 
 def _label(text: str, **position: Any) -> dict[str, Any]:
-    return _note(text, x=0.995, xref="paper", xanchor="right", font={"size": 11, "color": CAPACITY}, **position)
+    return _note(text, x=0.005, xref="paper", xanchor="left", font={"size": 11, "color": CAPACITY}, **position)
 
 
 def _note(text: str, **position: Any) -> dict[str, Any]:

@@ -365,7 +365,9 @@ class Explorer:
             result.trial.knobs,
         )
         found = tabs.explorer_tabs(self._step, shown, self._advised(), current, advice.largest if advice else {})
-        return found if advice is None else {tabs.ADVICE: tabs.advice(advice, current), **found}
+        if advice is not None:
+            return {tabs.ADVICE: tabs.advice(advice, current), **found}
+        return {tabs.ADVICE: tabs.UNSEARCHED, **found} if self._search.state.state == "idle" else found
 
     def _advised(self) -> list[Outcome]:
         """Return the runs of the search that train the same and were not shown."""

@@ -22,6 +22,13 @@ from memexplore.units import in_unit, size_text, unit_of
 
 TRADE_OFFS, HISTORY, CODE, ADVICE = "Trade-offs", "History", "Code", "Advice"
 _ALIGN = ["left", "right", "right", "right", "right", "right"]
+UNSEARCHED: Tab = {
+    "kind": "table",
+    "titles": [],
+    "rows": [],
+    "text": 'Press "What would fit?" to run many settings beside the kernel: those that fit are listed here.',
+}
+"""The tab of the advice before a search."""
 NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step as written is run first…"}
 """The tab of the advice before its first run has ended."""
 _NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorch with the same effect."
@@ -62,13 +69,14 @@ def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
     """Return a table of settings in order: peaks, what is left of the GPU, and FLOPs per sample."""
     as_written = _as_written(outcomes)
     unit = unit_of(outcome.peak_reserved for outcome in outcomes)
+    left = unit_of(abs(outcome.margin) for outcome in outcomes)
     rows = [
         {
             "cells": [
                 str(outcome.knobs),
                 in_unit(outcome.peak_allocated, unit),
                 reserved_cell(outcome, unit),
-                in_unit(outcome.margin, unit),
+                in_unit(outcome.margin, left),
                 _flops_text(outcome, as_written),
             ],
             "current": outcome.knobs == current,
@@ -76,7 +84,7 @@ def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
         }
         for outcome in outcomes
     ]
-    titles = ["Setting", f"Allocated, {unit}", f"Reserved, {unit}", f"Left, {unit}", "FLOPs per sample"]
+    titles = ["Setting", f"Allocated, {unit}", f"Reserved, {unit}", f"Left, {left}", "FLOPs per sample"]
     return {
         "kind": "table",
         "titles": titles,
@@ -95,12 +103,13 @@ def code(step: Step | None, knobs: Knobs) -> Tab:
 def advice(advice: Advice, current: Knobs | None = None) -> Tab:
     """Return a table of the settings that fit, cheapest first; `current` is the setting in force."""
     unit = unit_of(option.outcome.peak_reserved for option in advice.options)
+    left = unit_of(abs(option.outcome.margin) for option in advice.options)
     rows = []
     for option in advice.options:
         cells = [
             setting_text(option.knobs),
             reserved_cell(option.outcome, unit),
-            in_unit(option.outcome.margin, unit),
+            in_unit(option.outcome.margin, left),
             "" if math.isnan(option.slow_down) else f"× {option.slow_down:.2f}",
             _flops_text(option.outcome, advice.as_written),
             option.largest_text,
@@ -114,7 +123,7 @@ def advice(advice: Advice, current: Knobs | None = None) -> Tab:
             "copy": option.code,
         }
         rows.append(row)
-    titles = ["Setting", f"Reserved, {unit}", f"Left, {unit}", "Time", "FLOPs", "Largest batch"]
+    titles = ["Setting", f"Reserved, {unit}", f"Left, {left}", "Time", "FLOPs", "Largest batch"]
     text = " ".join((*advice.sentences, *(["Click a setting to use it."] if rows else [])))
     return {"kind": "table", "titles": titles, "align": _ALIGN, "rows": rows, "text": text}
 
@@ -141,4 +150,4 @@ def _flops_text(outcome: Outcome, as_written: Outcome | None) -> str:
     share = extra_flops(outcome, as_written)
     if math.isnan(share):
         return ""
-    return "as written" if abs(share) < 5e-5 else percent_text(1 + share)
+    return "+0 %" if abs(share) < 5e-5 else percent_text(1 + share)

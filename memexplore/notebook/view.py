@@ -24,7 +24,7 @@ from memexplore.analysis import curves, tables
 from memexplore.analysis.layer_rows import layers_in
 from memexplore.figures.alignment import matching_rows, matching_window
 from memexplore.figures.text import timeline_text
-from memexplore.figures.timeline import HEIGHT, Window
+from memexplore.figures.timeline import Window
 from memexplore.notebook import view_content
 from memexplore.notebook.bundle import bundle
 from memexplore.notebook.main_thread import receive_while_busy
@@ -78,7 +78,8 @@ class View(anywidget.AnyWidget):
     _css = "\n".join(file.read_text(encoding="utf-8") for file in sorted(FRONTEND.glob("*.css")))
 
     # The only state that a notebook can save: the browser requests everything it draws.
-    height = traitlets.Int(HEIGHT).tag(sync=True)
+    # The timeline shares a screen with the knobs above it and the tabs below it.
+    height = traitlets.Int(320).tag(sync=True)
     picture = traitlets.Unicode().tag(sync=True)
     plotly = traitlets.Unicode().tag(sync=True)
 

@@ -80,8 +80,8 @@ export class AddedTabs {
     const chart = (entry.chart ??= new Chart(this.context, graphElement("figure"), height));
     const isFirst = !chart.isDrawn;
     if (isFirst) panel.replaceChildren(bar, chart.graph);
-    const { figure } = views.find(({ label }) => label === entry.view) ?? { figure: first };
-    this.drawViews(bar, name, views, figure);
+    const { label: chosen, figure } = views.find(({ label }) => label === entry.view) ?? views[0] ?? { figure: first };
+    this.drawViews(bar, name, views, chosen);
     await chart.draw(figure.data, figure.layout, { doubleClick: "reset", modeBarButtons: BUTTONS });
     if (!isFirst) return;
     chart.graph.on("plotly_click", ({ points }) => {
@@ -94,13 +94,13 @@ export class AddedTabs {
    * @param {HTMLElement} bar
    * @param {string} name
    * @param {NonNullable<FigureTab["views"]>} views
-   * @param {import("./types").Figure} shown
+   * @param {string | undefined} chosen
    */
-  drawViews(bar, name, views, shown) {
-    const buttons = views.map(({ label, figure }) => {
+  drawViews(bar, name, views, chosen) {
+    const buttons = views.map(({ label }) => {
       const button = element("button", "", label);
       button.type = "button";
-      button.setAttribute("aria-pressed", String(figure === shown));
+      button.setAttribute("aria-pressed", String(label === chosen));
       button.addEventListener("click", () => {
         const entry = this.entries.get(name);
         if (!entry) return;

@@ -52,7 +52,7 @@ export class Details {
 
   /** @param {import("./types").CursorContent} content */
   drawCursor({ text, layers, tensors, lines }) {
-    this.position.textContent = text;
+    this.position.textContent = this.position.title = text;
     this.layers.drawHeld(layers);
     this.tensors.setRows(tensors);
     this.lines.setRows(lines);

@@ -15,7 +15,9 @@ export function buildPage(root, { verdict, explorer, timeline, tabs, side, detai
   verdict.side.append(explorer.search.root);
   timeline.stage.append(explorer.running);
   const main = element("div", "main");
-  main.append(bar(tabs.list, details.search, layerActions.root), details.position, tabs.panels);
+  const place = element("div", "place");
+  place.append(details.position, layerActions.root);
+  main.append(bar(tabs.list, details.search), place, tabs.panels);
   const beside = element("div", "side");
   beside.append(bar(side.list), side.panels);
   const lower = element("div", "lower");

@@ -6,13 +6,13 @@ import { element } from "./dom.js";
 export class Search {
   /** @param {(request: { type: string }) => void} onRequest */
   constructor(onRequest) {
-    this.root = element("div", "search");
+    this.root = element("div", "fit");
     this.start = element("button", "action", "What would fit?");
     this.start.type = "button";
     this.start.addEventListener("click", () => onRequest({ type: "search" }));
     this.bar = element("progress", "progress");
     this.bar.setAttribute("aria-label", "Progress of the search");
-    this.text = element("span", "search-text");
+    this.text = element("span", "fit-text");
     this.stop = element("button", "action", "Stop");
     this.stop.type = "button";
     this.stop.title = "Stop the search; what it found stays";
@@ -34,7 +34,7 @@ export class Search {
     } else {
       this.bar.removeAttribute("value");
     }
-    this.text.textContent = search.state === "unavailable" ? "" : isRunning ? progressText(search) : search.text;
+    this.text.textContent = search.state === "unavailable" ? "" : isRunning && search.planned ? progressText(search) : search.text;
     this.text.title = search.text;
     if (hadFocus) (isRunning ? this.stop : this.start).focus();
   }
@@ -44,7 +44,7 @@ export class Search {
  * @param {SearchState} search
  */
 export function progressText({ done, planned, seconds_left: left }) {
-  const count = planned ? `${done} of ${planned}` : `${done} run`;
+  const count = `${done} of about ${planned}`;
   return left === null ? count : `${count} · about ${durationText(left)} left`;
 }
 

@@ -27,8 +27,8 @@ test("knobs that do not apply are listed by reason", () => {
 });
 
 test("progress has an estimate without false precision", () => {
-  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }), "18 of 40 · about 25 s left");
-  assert.equal(progressText({ done: 3, planned: 0, seconds_left: null }), "3 run");
+  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }), "18 of about 40 · about 25 s left");
+  assert.equal(progressText({ done: 3, planned: 40, seconds_left: null }), "3 of about 40");
   assert.deepEqual([0.2, 9.1, 61, 100].map(durationText), ["1 s", "10 s", "65 s", "2 min"]);
 });
 
