@@ -227,19 +227,21 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     if size > capacity:
         over = in_unit_of(size - capacity, size)
         return f"Needs {more}{size_text(size)} · {_has(tape, size)} · {over} over"
-    # There was enough memory, in gaps between blocks and in segments.
+    # There was enough memory, in gaps between blocks, or too little for a new segment.
     free = capacity - int(curve(tape, "active")[row])
-    request = int(tape.size[row])
-    pieces = f"{size_text(free)} of it free in smaller pieces"
-    return f"Needs {size_text(request)} in one piece · {_has(tape, request)}, {pieces}"
+    share = f"{in_unit_of(free, capacity)} of {size_text(capacity)}"
+    return f"Does not fit {_short_name(tape)}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
 
 
 def _gaps(tape: Tape, row: int) -> str:
-    """Return the free memory inside the segments, where it would have been enough."""
-    free = int(curve(tape, "reserved")[row]) - int(curve(tape, "active")[row])
-    if free < int(tape.size[row]):
+    """Return the free memory by its place, where it would have been enough."""
+    capacity, reserved = tape.meta.capacity, int(curve(tape, "reserved")[row])
+    gaps = reserved - int(curve(tape, "active")[row])
+    left = max(capacity - reserved, 0) if capacity is not None else 0
+    if gaps + left < int(tape.size[row]):
         return ""
-    return f"{size_text(free)} are free inside the segments in gaps too small for it"
+    parts = [f"{size_text(gaps)} in gaps inside segments" if gaps else "", f"{size_text(left)} outside" if left else ""]
+    return f"free were {' and '.join(filter(None, parts))}"
 
 
 # -- runs that an error ended, and runs beside the GPU

@@ -149,7 +149,7 @@ def test_out_of_memory_is_at_the_users_own_line_first() -> None:
     )
 
 
-def test_request_that_finds_no_gap_needs_one_piece() -> None:
+def test_request_that_finds_no_gap_says_what_is_free() -> None:
     program = Program()
     held = [program.alloc(GIB, Category.ACTIVATION, "mm", "fc", 6) for _ in range(4)]
     program.free(held[0], held[2])
@@ -157,8 +157,8 @@ def test_request_that_finds_no_gap_needs_one_piece() -> None:
     program.rows.insert(0, (Action.SEGMENT_ALLOC, 0, 4 * GIB + 4096, Category.UNKNOWN, Phase.OTHER, 0, -1, -1, -1))
     found = verdict_content(program.tape(ENDED._replace(capacity=4 * GIB + 4096, ending=Ending.OUT_OF_MEMORY)))
     # 2 of 4 GiB are held; the other 2 are two gaps of 1 GiB and the rounding
-    assert found.headline == "Needs 2.00 GiB in one piece · T4 has 4.00, 2.00 GiB of it free in smaller pieces"
-    assert "2.00 GiB are free inside the segments in gaps too small for it" in found.detail
+    assert found.headline == "Does not fit T4: 2.00 of 4.00 GiB free, but no piece for 2.00 GiB"
+    assert " · free were 2.00 GiB in gaps inside segments · " in found.detail
 
 
 def test_program_that_gives_up_after_the_error_says_so() -> None:

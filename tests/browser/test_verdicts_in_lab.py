@@ -1,4 +1,4 @@
-"""Verdicts in a real JupyterLab: a cell without the GPU, a cell that raises, and a caught out-of-memory error."""
+"""Verdicts and values in a real JupyterLab: cells that fit, leak, raise or run out of memory; sweeps and their bar."""
 
 from __future__ import annotations
 
@@ -27,24 +27,99 @@ except torch.OutOfMemoryError:
     torch.empty(2**30, dtype=torch.uint8, device="cuda")"""
 
 
-def test_verdicts(notebook: Callable[..., Any]) -> None:
-    book = notebook(CHOICE, TRAINING, RAISING, CAUGHT)
-    for number in range(4):
-        book.run(number)
-    book.page.wait_for_function("document.querySelectorAll('.memexplore-sentence').length === 3")
-    book.page.wait_for_function(
-        "[...document.querySelectorAll('.memexplore-sentence')].every(line => line.textContent.trim())"
+LEAKING = """%%memprofile --gpu 100MiB
+model, kept = torch.nn.Linear(1024, 1024).cuda(), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    loss = model(torch.ones(1024, 1024, device="cuda"))
+    kept.append(loss.detach() * 1)
+    loss.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()"""
+STOPPING = """%%memprofile --gpu 1GiB
+network = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(12))).cuda()
+network(torch.ones(4096, 4096, device="cuda")).sum().backward()"""
+SWEEP = """import memexplore as mx
+step = mx.Step(torch.nn.Linear(8, 8), torch.zeros(4, 8), loss=torch.mean)
+mx.sweep(step, [mx.Knobs(batch=2), mx.Knobs(batch=8)], gpu="T4")"""
+
+
+def shown(book: Any, number: int) -> dict[str, Any]:
+    """Run a cell and return the verdict of the view that it shows."""
+    book.run(number)
+    book.page.wait_for_selector(".memexplore-drawn")
+    return book.page.evaluate(
+        """() => {
+            const view = [...document.querySelectorAll('.memexplore-verdict')].at(-1);
+            const text = name => view.querySelector(`.memexplore-${name}`).textContent;
+            return { level: view.dataset.level, headline: text('headline'), detail: text('detail'),
+                     where: [...view.querySelectorAll('.memexplore-where li')].map(line => line.textContent) } }"""
     )
-    read = "name => [...document.querySelectorAll(name)].map(line => line.textContent)"
-    sentences, second, more = (book.page.evaluate(read, f".memexplore-{name}") for name in ("sentence", "fits", "oom"))
-    assert sentences[0] == "Nothing trained on the Tesla T4: Linear trained on the CPU"
-    assert second[0].startswith(
+
+
+def test_cell_without_the_gpu_says_what_to_write(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, TRAINING)
+    book.run(0)
+    found = shown(book, 1)
+    assert found["headline"] == "Nothing trained on the Tesla T4: Linear trained on the CPU"
+    assert found["detail"].startswith(
         "device is the CPU, set by a cell that ran before the virtual GPU was on: write %memgpu T4"
     )
-    assert sentences[1].startswith("Ended by an error: ValueError: ")
-    assert sentences[1].endswith("(In[3], line 3)")
-    assert second[1].startswith("Peak so far ")
-    assert second[2].startswith("Fits a Tesla T4")
-    assert "after 1 out-of-memory error that the program caught" in second[2]
+
+
+def test_cell_that_raises_names_its_line(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, RAISING)
+    book.run(0)
+    found = shown(book, 1)
+    assert found["level"] == "error"
+    assert found["headline"].startswith("Ended by an error: ValueError: ")
+    assert found["headline"].endswith("(Cell In[2], line 3)")
+    assert found["detail"].startswith("Peak so far ")
+    assert found["where"] == ['Cell In[2], line 3raise ValueError(f"{int(x.long().max())} is wrong")']
+
+
+def test_cell_that_catches_the_error_fits(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, CAUGHT)
+    book.run(0)
+    found = shown(book, 1)
+    assert (found["level"], found["headline"][:6]) == ("fits", "Fits: ")
     # 2**36 bytes are 64 GiB.
-    assert more[2].startswith("The program went on after 1 out-of-memory error: aten::empty requested 64.0 GiB")
+    assert (
+        "The program went on after 1 out-of-memory error: aten::empty requested 64.0 GiB at Cell In[2], line 3"
+        in found["detail"]
+    )
+
+
+def test_leak_is_in_the_verdict_with_its_line(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, LEAKING)
+    book.run(0)
+    found = shown(book, 1)
+    assert found["level"] == "growing"
+    # 1024 * 1024 floats are 4 MiB
+    assert found["headline"].startswith("Fits now, but grows 4.00 MiB a step: full at about step ")
+    assert found["where"][0] == "Cell In[2], line 6kept.append(loss.detach() * 1)"
+
+
+def test_out_of_memory_is_said_once_with_the_users_line_first(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, STOPPING)
+    book.run(0)
+    found = shown(book, 1)
+    assert found["level"] == "oom"
+    assert found["headline"].startswith("Needs more than ")
+    assert found["detail"].startswith("Stops in step 1, forward of ")
+    assert found["where"][0].startswith("Cell In[2], line 3network(")
+    assert found["where"][1].startswith("torch/nn/")
+    text = book.page.locator(".memexplore").inner_text()
+    assert [text.count(words) for words in (found["headline"], "Stops in", "GPU has")] == [1, 1, 1]
+
+
+def test_progress_is_a_bar_in_its_own_output_and_a_sweep_has_curves(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, SWEEP)
+    book.run(0)
+    book.run(1)
+    bar, table = book.outputs(1)
+    assert [one["output_type"] for one in (bar, table)] == ["display_data", "execute_result"]
+    assert "3 of 3 settings run in " in "".join(bar["data"]["text/plain"])
+    assert book.page.locator(".jp-OutputArea-output [role=progressbar]").get_attribute("aria-valuenow") == "3"
+    assert book.page.locator(".jp-OutputArea-output svg[role=img]").count() == 2
+    assert "".join(table["data"]["text/plain"]) == "<Sweep of 2 settings: 2 fit, 0 out of memory>"
