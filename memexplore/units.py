@@ -53,10 +53,10 @@ def difference_text(before: float, after: float) -> str:
     """Return a change in bytes as text, with its sign and in per cent of `before`.
 
     >>> difference_text(1024**3, 512 * 1024**2)
-    '-512 MiB (-50 %)'
+    '−512 MiB (−50 %)'
     """
     change = after - before
-    sign = "+" if change >= 0 else "-"
+    sign = "+" if change >= 0 else "−"
     percent = f" ({sign}{abs(change) / before * 100:.0f} %)" if before else ""
     return f"{sign}{size_text(abs(change))}{percent}"
 

@@ -27,7 +27,7 @@ def test_size_text_has_three_digits_and_a_binary_unit(size, text):
 
 def test_difference_text_has_sign_and_per_cent():
     # 9.1 to 4.3 GiB is 4.8 less, 4.8 / 9.1 = 53 %
-    assert difference_text(9.1 * 1024**3, 4.3 * 1024**3) == "-4.80 GiB (-53 %)"
+    assert difference_text(9.1 * 1024**3, 4.3 * 1024**3) == "−4.80 GiB (−53 %)"
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))

@@ -175,7 +175,7 @@ def _growing(tape: Tape) -> VerdictContent | None:
         f"{Category(int(tape.category[found.row])).text.capitalize()} memory allocated {held}is kept from step to step"
     )
     budget = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
-    details = [kept, budget, f"peak {_held(tape)}{_at(tape)}", _shares(tape, lever=False), _source(tape)]
+    details = [kept, budget, _shares(tape, lever=False), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where)
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 LESS = "#009E73"
 """Colour of memory that is saved; memory that is added has that of the capacity."""
 _RULE = "1px solid rgba(128,128,128,0.4)"
+_SHORT = 24
+"""Letters of a text that fits on a line of any table."""
 _POINTS = 240
 _ROWS = 25
 """Rows of a difference that are shown."""
@@ -40,8 +42,14 @@ class Cell(NamedTuple):
 
 
 def words(text: str) -> Cell:
-    """Return a cell of plain text."""
-    return Cell(html.escape(text))
+    """Return a cell of plain text; a short one is never wrapped."""
+    content = html.escape(text)
+    return Cell(f'<span style="white-space:nowrap">{content}</span>' if len(text) <= _SHORT else content)
+
+
+def category_cell(category: Category) -> Cell:
+    """Return a cell with the colour and the name of a category."""
+    return Cell(f'<span style="white-space:nowrap">{_swatch(category)}{category.text}</span>')
 
 
 def number(text: str) -> Cell:
@@ -72,7 +80,10 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     )
     body = "".join(f"<tr>{''.join(_cell(cell, first=not at) for at, cell in enumerate(row))}</tr>" for row in rows)
     style = "border-collapse:collapse;border:0;margin:0.4em 0;color:inherit;background:none"
-    return f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return (
+        f'<div style="overflow-x:auto"><table style="{style}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _cell(cell: Cell, *, first: bool) -> str:
@@ -85,8 +96,8 @@ def _align(is_number: bool) -> str:
     return "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums" if is_number else "text-align:left"
 
 
-def swatch(category: Category) -> str:
-    """Return the colour of a category as a small square with an outline, which shows light colours on light pages."""
+def _swatch(category: Category) -> str:
+    # The outline shows light colours on light pages.
     return (
         '<span style="display:inline-block;width:0.75em;height:0.75em;margin-right:0.4em;'
         f'border:1px solid currentColor;background:{COLOURS[category]}"></span>'
@@ -177,7 +188,7 @@ def tape_html(tape: Tape) -> str:
     unit = unit_of(sizes)
     rows = [
         [
-            Cell(swatch(kind) + kind.text),
+            category_cell(kind),
             number(in_unit(sizes[kind], unit)),
             number(f"{sizes[kind] / allocated * 100:.1f} %"),
             bar(sizes[kind] / allocated, f"{sizes[kind] / allocated * 100:.1f} % of the peak", COLOURS[kind]),
@@ -199,19 +210,19 @@ def difference_html(difference: Difference) -> str:
     rows = [
         [
             words(entry["layer"]),
-            Cell(f'<span title="{html.escape(entry["line"])}">{html.escape(place(entry["line"]).text)}</span>'),
-            Cell(swatch(kinds[entry["category"]]) + html.escape(entry["category"])),
-            number(in_unit(entry["before"], unit)),
-            number(in_unit(entry["after"], unit)),
             number(signed(entry["difference"], unit)),
             two_sided_bar(entry["difference"], largest),
+            number(in_unit(entry["before"], unit)),
+            number(in_unit(entry["after"], unit)),
+            category_cell(kinds[entry["category"]]),
+            Cell(f'<span title="{html.escape(entry["line"])}">{html.escape(place(entry["line"]).text)}</span>'),
         ]
         for entry in changed.head(_ROWS).to_dict("records")
     ]
     same, more = len(difference) - len(changed), len(changed) - len(rows)
     others = [f"{more} more differences" if more else "", f"{same} without a difference" if same else ""]
     rest = [f"Not shown: {', '.join(filter(None, others))}."] if more or same else []
-    titles = ("layer", "line", "category", f"before, {unit}", f"after, {unit}", f"difference, {unit}", "")
+    titles = ("layer", f"difference, {unit}", "", f"before, {unit}", f"after, {unit}", "category", "line")
     return form([difference.text, *rest], table(titles, rows) if rows else "")
 
 

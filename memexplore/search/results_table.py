@@ -81,18 +81,8 @@ def html_table(caption: Sequence[str], lines: Sequence[Line], more: Sequence[str
     outcomes = [line.outcome for line in lines if line.outcome is not None]
     unit = unit_of(outcome.peak_reserved for outcome in outcomes)
     top = max((peak(line.tape)[0] for line in lines if line.tape is not None), default=0)
-    curve = ("allocated",) if top else ()
-    titles = (
-        "setting",
-        "outcome",
-        *curve,
-        f"reserved, {unit}",
-        "share of GPU",
-        f"left, {unit}",
-        "time",
-        "FLOPs",
-        *more,
-    )
+    sizes = (f"reserved, {unit}", "share of GPU", f"left, {unit}")
+    titles = ("setting", "outcome", *sizes, *(["allocated"] if top else []), "time", "FLOPs", *more)
     rows = [_html_row(line, unit, top) for line in lines if line.outcome is not None]
     failed = [f"{line.setting} failed: {line.error}" for line in lines if line.outcome is None]
     return form([*caption, *failed], table(titles, rows) if rows else "")
@@ -108,10 +98,10 @@ def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
     return [
         words(line.setting),
         words(_outcome_text(outcome)),
-        *curve,
         number(in_unit(outcome.peak_reserved, unit)),
         share_bar(share, label, FITS if share <= 1 else CAPACITY),
         number(in_unit(outcome.margin, unit)),
+        *curve,
         number(time),
         number(flops),
         *map(words, line.more),

@@ -61,14 +61,14 @@ def test_diff_sums_to_both_peaks() -> None:
 
 def test_diff_in_one_line_has_sign_and_per_cent() -> None:
     assert repr(mx.diff(one_layer(2048, 0), one_layer(1024, 0))) == (
-        "<Difference: Peak 2.00 KiB → 1.00 KiB allocated (-1.00 KiB, -50 %) · "
+        "<Difference: Peak 2.00 KiB → 1.00 KiB allocated (−1.00 KiB, −50 %) · "
         "1 of 1 groups of layer, line and category differ>"
     )
 
 
 def test_printed_diff_has_sizes_in_binary_units() -> None:
     title, head, row = str(mx.diff(one_layer(2048, 0), one_layer(1024, 0))).splitlines()
-    assert title == "Peak 2.00 KiB → 1.00 KiB allocated (-1.00 KiB, -50 %)"
+    assert title == "Peak 2.00 KiB → 1.00 KiB allocated (−1.00 KiB, −50 %)"
     assert head.split() == ["layer", "line", "category", "before", "after", "difference"]
     assert row.split() == ["fc", "train.py:3", "activation", "2.00", "KiB", "1.00", "KiB", "-1.00", "KiB"]
 

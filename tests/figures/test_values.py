@@ -103,11 +103,11 @@ def test_difference_has_signs_and_bars_on_two_sides() -> None:
     before = held({Category.ACTIVATION: 4 * GIB, Category.PARAMETER: GIB, Category.BUFFER: GIB})
     after = held({Category.ACTIVATION: 2 * GIB, Category.PARAMETER: 2 * GIB, Category.BUFFER: GIB})
     page = mx.diff(before, after)._repr_html_()
-    assert "Peak 6.00 GiB → 5.00 GiB allocated (-1.00 GiB, -17 %)" in page
-    assert [row[2:6] for row in cells(page)] == [
-        ["category", "before, GiB", "after, GiB", "difference, GiB"],
-        ["activation", "4.00", "2.00", "−2.00"],
-        ["parameter", "1.00", "2.00", "+1.00"],
+    assert "Peak 6.00 GiB → 5.00 GiB allocated (−1.00 GiB, −17 %)" in page
+    assert [[row[1], *row[3:6]] for row in cells(page)] == [
+        ["difference, GiB", "before, GiB", "after, GiB", "category"],
+        ["−2.00", "4.00", "2.00", "activation"],
+        ["+1.00", "1.00", "2.00", "parameter"],
     ]
     # The largest change, -2, fills the left half; +1 half of the right half.
     assert re.findall(r"left:([\d.]+)%;width:([\d.]+)%", page) == [("0.0", "50.0"), ("50.0", "25.0")]
