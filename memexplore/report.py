@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 from memexplore.analysis.addresses import fragmentation_text, has_segments
 from memexplore.analysis.curves import peak
 from memexplore.analysis.growth import growth_text
+from memexplore.analysis.picture import picture
 from memexplore.analysis.placements import placement_note
 from memexplore.analysis.summary import summary
 from memexplore.analysis.verdict_content import VerdictContent, verdict_content
@@ -112,22 +113,22 @@ def html(tape: Tape) -> str:
         f'<p class="note">{escape(verdict.detail)}</p>',
         _where(verdict),
         f"<noscript>{image(tape)}</noscript>",
-        _figure("timeline", timeline(tape, points=_POINTS)),
+        _figure("timeline", timeline(picture(tape), points=_POINTS)),
         "<h2>Layers</h2>",
         '<p class="note">Allocated bytes of each layer and its sublayers at the peak. Click a layer to fold it.</p>',
-        f'<div class="wide">{layers_tree(tape)}</div>',
+        f'<div class="wide">{layers_tree(picture(tape))}</div>',
         "<h2>Largest tensors at the peak</h2>",
         '<p class="note">Requested bytes, and the line of your code that allocated each tensor. '
         "Click a heading to sort.</p>",
-        f'<div class="wide">{tensors_table(tape)}</div>',
+        f'<div class="wide">{tensors_table(picture(tape))}</div>',
         "<h2>Lines at the peak</h2>",
         '<p class="note">Allocated bytes at the peak by the innermost line of your code that allocated them.</p>',
-        f'<div class="wide">{lines_table(tape)}</div>',
+        f'<div class="wide">{lines_table(picture(tape))}</div>',
         *_growth(tape),
         *_blocks(tape),
         "<h2>Categories at the peak</h2>",
         '<p class="note">Allocated bytes: blocks after rounding.</p>',
-        f'<div class="wide">{categories_table(tape)}</div>',
+        f'<div class="wide">{categories_table(picture(tape))}</div>',
         "<h2>Sources and assumptions</h2>",
         _facts(tape),
         f"<script>{get_plotlyjs()}</script><script>{script}</script></body></html>",

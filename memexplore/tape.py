@@ -199,6 +199,11 @@ class Tape:
     meta: Meta
     classes: tuple[str, ...] = ()
     """Class name of each entry of `modules`, "" where unknown; empty if no class is known."""
+    whole: Tape | None = None
+    """Of a run that ended out of memory: the whole run as if there were room (`analysis.picture`), None if unknown.
+
+    Files have no whole run.
+    """
 
     @classmethod
     def from_columns(
@@ -229,7 +234,7 @@ class Tape:
         count = lengths.pop() if lengths else 0
         neutral = {"address": -1, "op": -1, "module": -1, "stack": -1, "size": 0, "stream": 0, "step": 0}
         neutral |= {"category": Category.UNKNOWN, "phase": Phase.OTHER, "action": Action.ALLOC}
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, dtype in COLUMNS.items():
             if name in columns:
                 array = np.asarray(columns[name], dtype=dtype)
@@ -267,7 +272,7 @@ class Tape:
 
     def __getitem__(self, rows: slice) -> Tape:
         """Return the rows of a slice, with the same tables and metadata."""
-        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS}, whole=None)
 
     def replace(self, **changes: Any) -> Tape:
         """Return a copy with some columns, tables or metadata replaced."""

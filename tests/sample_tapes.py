@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memexplore.allocator import replay
-from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
+from memexplore.tape import Action, Category, Ending, Frame, Meta, Phase, Source, Tape
 
 MIB = 1024**2
 GIB = 1024**3
@@ -174,6 +174,16 @@ def oom_tape() -> Tape:
     for position, size in ((2, 2 * GIB), (0, 1 * GIB)):
         rows.insert(position, (Action.SEGMENT_ALLOC, rows[position][1], size, *rows[position][3:]))
     return program.tape(T4._replace(capacity=4 * GIB, total=5 * GIB, device="4.00 GiB GPU"))
+
+
+def unwound_tape() -> Tape:
+    """Return a tape whose Python code frees everything after the failed request."""
+    program = Program()
+    program.mark(1, Phase.FORWARD)
+    held = program.alloc(GIB, Category.ACTIVATION, "mm", "fc", 3)
+    program.oom(4 * GIB, "mm", "fc", 4)
+    program.free(held)
+    return program.tape(T4._replace(capacity=2 * GIB, ending=Ending.OUT_OF_MEMORY))
 
 
 def big_tape(rows: int = 1_000_000, seed: int = 0) -> Tape:

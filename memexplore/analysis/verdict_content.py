@@ -83,8 +83,9 @@ class VerdictContent(NamedTuple):
 def verdict_content(tape: Tape, needed: int | None = None, whole: Tape | None = None) -> VerdictContent:
     """Return the verdict on a run in words.
 
-    `needed` are the bytes that the run reserves with unlimited memory, and `whole` is the tape of that run; without
-    either, the verdict on a run out of memory gives the bytes held and requested when it stopped, as "more than".
+    `needed` are the bytes that the run reserves with unlimited memory, and `whole` (default: `tape.whole`) is the tape
+    of that run; without either, the verdict on a run out of memory gives the bytes held and requested when it stopped,
+    as "more than".
 
     >>> from memexplore.tape import Meta, Phase, Source
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=8192, versions={"torch": "2.13.0"})
@@ -98,6 +99,7 @@ precision · predicted, torch 2.13
 
     Raises ValueError for a tape that is not placed.
     """
+    whole = whole or tape.whole
     if whole is not None and needed is None:
         needed = peak(whole, "reserved")[0]
     match verdict(tape):

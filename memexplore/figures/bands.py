@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from memexplore.analysis.verdict import failed_request
 from memexplore.tape import Action, Phase, Tape
+
+UNWINDING = "unwinding"
+"""Label of the rows after a failed request, in which Python frees what the program held."""
 
 
 class Band(NamedTuple):
@@ -54,36 +59,40 @@ def steps(tape: Tape, window: tuple[int, int]) -> list[Band]:
 
 
 def phases(tape: Tape, window: tuple[int, int]) -> list[Band]:
-    """Return the forward, backward and optimizer phases in a window of rows."""
+    """Return the forward, backward and optimizer phases in a window of rows; after a failed request, `unwinding`."""
+    stop = _unwinding(tape)
     bands = [
-        Band(first, last, Phase(int(tape.phase[mark])).text, Phase(int(tape.phase[mark])))
+        Band(first, min(last, stop), Phase(int(tape.phase[mark])).text, Phase(int(tape.phase[mark])))
         for first, last, mark in _runs(tape, window, ("step", "phase"))
     ]
-    return [band for band in bands if band.phase is not Phase.OTHER]
+    bands = [band for band in bands if band.phase is not Phase.OTHER and band.first < stop]
+    if window[0] <= stop < window[1]:
+        bands.append(Band(max(stop, window[0]), window[1], UNWINDING, Phase.OTHER))
+    return bands
 
 
-def with_visible_label(
-    bands: list[Band], window: tuple[int, int], pixels: float, letter_pixels: float = 6.5
-) -> list[Band]:
+def _unwinding(tape: Tape) -> int:
+    """Return the row from which Python only frees what the failed program held; the length of the tape without one."""
+    failed = failed_request(tape)
+    is_over = failed >= 0 and not np.any(tape.action[failed:] == Action.ALLOC)
+    return failed if is_over else len(tape)
+
+
+def with_visible_label(bands: list[Band], pixels: Callable[[float], float], letter_pixels: float = 6.5) -> list[Band]:
     """Return the bands wide enough for their label plus one letter on both sides.
 
-    `pixels` is the width of the plot and `letter_pixels` the mean width of a letter. Each label stays within its own
-    band, so labels cannot overlap. If less than half of the steps are wide enough, the steps whose number is a multiple
-    of 2, 5, 10, 20, ... keep their label, which extends over the neighbours.
+    `pixels` are the pixels of a row from the left of the plot, `letter_pixels` is the mean width of a letter. A label
+    stays within its own band, so labels cannot overlap. If less than half of the steps are wide enough, the steps whose
+    number is a multiple of 2, 5, 10, 20, ... keep their label, which extends over the neighbours.
     """
-    rows = max(window[1] - window[0], 1)
-
-    def band_pixels(band: Band) -> float:
-        return (band.last - band.first) / rows * pixels
-
-    fitting = [band for band in bands if band_pixels(band) >= (len(band.text) + 2) * letter_pixels]
+    fitting = [band for band in bands if pixels(band.last) - pixels(band.first) >= (len(band.text) + 2) * letter_pixels]
     if 2 * len(fitting) >= len(bands) or not bands or bands[0].phase is not None:
         return fitting
     kept: list[Band] = []
-    label_rows = (max(len(band.text) for band in bands) + 2) * letter_pixels * rows / pixels
+    label_pixels = (max(len(band.text) for band in bands) + 2) * letter_pixels
     for interval in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 100_000):
         kept = [band for band in bands if band.text[5:].isdigit() and int(band.text[5:]) % interval == 0]
-        centres = np.array([(band.first + band.last) / 2 for band in kept])
-        if not len(kept) or len(kept) == 1 or np.min(np.diff(centres)) >= label_rows:
+        centres = np.array([(pixels(band.first) + pixels(band.last)) / 2 for band in kept])
+        if not len(kept) or len(kept) == 1 or np.min(np.diff(centres)) >= label_pixels:
             return kept
     return kept

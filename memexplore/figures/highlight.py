@@ -76,7 +76,7 @@ def highlight(traces: list[dict[str, Any]], tape: Tape, layer: str) -> list[dict
 
     Raises ValueError for a layer that is not on the tape.
     """
-    rows = next(trace["x"] for trace in traces if trace["name"] == "allocated")
+    x, rows = next((trace["x"], trace["customdata"]) for trace in traces if trace["name"] == "allocated")
     by_category = layer_arrays(tape, layer, rows)
     kinds = {kind.text: kind for kind in Category}
     pale = []
@@ -94,7 +94,7 @@ def highlight(traces: list[dict[str, Any]], tape: Tape, layer: str) -> list[dict
     coloured = [
         {
             "type": "scatter",
-            "x": rows,
+            "x": x,
             "y": sizes,
             "name": kind.text,
             "stackgroup": "layer",

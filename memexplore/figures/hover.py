@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, lifetimes
 from memexplore.figures.palette import escaped
-from memexplore.tape import Action, Category, Phase, Source, Tape
+from memexplore.figures.positions import has_clock
+from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.units import size_text
 
 
@@ -24,8 +25,7 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
         return []
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     by_kind = by_category(tape, window=span)[:, rows - span.start]
-    # A time column that counts rows is not a clock, and the duration of a prediction is not that of the run.
-    has_clock = tape.meta.source is not Source.PREDICTED and not np.array_equal(tape.time, np.arange(len(tape)))
+    is_timed = has_clock(tape)
     alloc_rows = _alloc_rows(tape)[rows].tolist()
     # Sizes such as those of the parameters repeat in most rows.
     cached_size_text, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
@@ -34,7 +34,7 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
     for row, alloc_row, sizes in zip(rows.tolist(), alloc_rows, by_kind.T.tolist(), strict=True):
         step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))
         location = [f"step {step}" if step else "set-up", *([phase.text] if phase is not Phase.OTHER else [])]
-        if has_clock:
+        if is_timed:
             location.append(f"{tape.time[row] / 1e6:.1f} ms")
         lines = [", ".join(location), _event_text(tape, row, alloc_row)]
         for name, table, number in (("layer", modules, tape.module[alloc_row]), ("op", ops, tape.op[alloc_row])):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memexplore.analysis.curves import peak
+from memexplore.analysis.curves import CurveName, curve, peak
 from memexplore.tape import Tape
 from memexplore.units import size_text
 
 _MAX_DRAWN_CAPACITY = 2.5
 """A capacity above this multiple of the peak reserved would flatten the curves, so it is only a text."""
-_MIN_LABEL_GAP = 1.12
-"""Below this multiple of the peak reserved a label does not fit between the two lines."""
+_CURVES: tuple[CurveName, ...] = ("allocated", "reserved")
 
 
 class Scale(NamedTuple):
@@ -25,16 +24,16 @@ class Scale(NamedTuple):
     """Highest value of any curve, at least 1."""
     ceiling: int
     """Highest line in the figure."""
-    label: int
-    """Line above which the label of the peak is placed, so that no line crosses it."""
     capacity: int | None
     """Position of the capacity line; None without a capacity or for one too far above the curves."""
     capacity_text: str
     """Label of the capacity; empty without a capacity."""
 
 
-def scale(tape: Tape, other_peak: int = 0) -> Scale:
-    """Return the vertical scale of a tape's timeline; `other_peak` is the peak in bytes of a second curve in it.
+def scale(tape: Tape, other_peak: int = 0, rows: tuple[int, int] | None = None) -> Scale:
+    """Return the vertical scale of a tape's timeline.
+
+    `other_peak` is the peak in bytes of a second curve in it, `rows` are the first and last row shown (default: all).
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [512]}, meta=Meta(Source.MEASURED, "cpu", capacity=51200))
@@ -46,14 +45,16 @@ def scale(tape: Tape, other_peak: int = 0) -> Scale:
     allocated, row = peak(tape)
     highest, capacity = max(peak(tape, "reserved")[0], allocated, 1), tape.meta.capacity
     tallest = max(highest, other_peak)
+    if rows is not None and rows[1] - rows[0] < len(tape) - 1:
+        shown = slice(rows[0], rows[1] + 1)
+        tallest = int(max(*(curve(tape, name)[shown].max(initial=1) for name in _CURVES)))
     if capacity is None:
-        return Scale(allocated, row, highest, tallest, tallest, None, "")
+        return Scale(allocated, row, highest, tallest, None, "")
     text = f"capacity {size_text(capacity)}"
     if capacity > _MAX_DRAWN_CAPACITY * tallest:
         times = capacity / highest
         if allocated:
             text += f", {times:.{1 if times < 9.95 else 0}f} times the peak reserved ↑"
-        return Scale(allocated, row, highest, tallest, tallest, None, text)
+        return Scale(allocated, row, highest, tallest, None, text)
     ceiling = max(tallest, capacity)
-    label = ceiling if capacity < _MIN_LABEL_GAP * tallest else tallest
-    return Scale(allocated, row, highest, ceiling, label, capacity, text)
+    return Scale(allocated, row, highest, ceiling, capacity, text)

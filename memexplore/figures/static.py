@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import peak
+from memexplore.analysis.picture import picture
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import bands
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
+from memexplore.figures.positions import axis_ticks, positions
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import timeline_arrays, window_rows
-from memexplore.tape import Action, Category, Tape
+from memexplore.figures.timeline import timeline_arrays
+from memexplore.figures.timeline_layout import Plot, failed_rows, plot_labels, shown_bands, window_rows
+from memexplore.tape import Category, Tape
 from memexplore.units import size_text
 
 _LEFT, _RIGHT, _BOTTOM = 70, 16, 82
@@ -26,14 +29,17 @@ _POINTS = 800
 class _Canvas:
     """SVG elements of an image, and its scales from rows and bytes to pixels."""
 
-    def __init__(self, width: int, height: int, rows: tuple[int, int], axis_bytes: float, top: int) -> None:
-        self.rows, self.axis_bytes, self.top = rows, axis_bytes, top
+    def __init__(self, width: int, height: int, tape: Tape, axis_bytes: float, top: int) -> None:
+        self.axis_bytes, self.top = axis_bytes, top
         self.right, self.bottom = width - _RIGHT, height - _BOTTOM
+        inner = self.right - _LEFT, self.bottom - top
+        self.plot = Plot(tape, *window_rows(tape, None), positions(tape), *inner, axis_bytes)
         self.elements: list[str] = []
 
     def x(self, row: NDArray[np.float64]) -> NDArray[np.float64]:
-        first, last = self.rows
-        return _LEFT + (row - first) / max(last - first, 1) * (self.right - _LEFT)
+        places = self.plot.places
+        low, high = places.x([self.plot.first, self.plot.last])
+        return _LEFT + (places.x(row) - low) / max(float(high - low), 1e-9) * (self.right - _LEFT)
 
     def y(self, size: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.bottom - size / self.axis_bytes * (self.bottom - self.top)
@@ -70,42 +76,40 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
 
     Raises ValueError for a tape that is not placed.
     """
+    verdict, tape = verdict_content(tape), picture(tape)
     heights = scale(tape)
     # The mean width of a bold letter of 14 pixels is about 7.6 pixels, of a normal one of 12 pixels about 6.4.
-    verdict = verdict_content(tape)
     lines = [(part, 14, 'font-weight="600"') for part in textwrap.wrap(verdict.headline, int((width - 16) / 7.6))]
     lines += [(part, 12, "") for part in textwrap.wrap(verdict.detail, int((width - 16) / 6.4))]
     top = 44 + 20 * len(lines)
-    canvas = _Canvas(width, height, window_rows(tape, None), heights.ceiling * 1.15, top)
+    canvas = _Canvas(width, height, tape, heights.ceiling * 1.15, top)
     for number, (line, size, more) in enumerate(lines):
         canvas.text(line, 8, 20 + 20 * number, size=size, more=more)
     if not len(tape):
         return _document(canvas.elements, width, top)
-    arrays = timeline_arrays(tape, None, _POINTS)
+    arrays = timeline_arrays(tape, None, _POINTS, canvas.plot.places)
     _axes(canvas, tape, heights.ceiling)
     kinds = _areas(canvas, arrays)
+    if heights.capacity is not None and heights.allocated > heights.capacity:
+        canvas.elements.append(_hatched(canvas, arrays, heights.capacity))
     canvas.elements.append(
         f'<path fill="none" d="{canvas.steps(arrays["row"], arrays["reserved"])}" stroke="{RESERVED}" '
         'stroke-width="1.5" stroke-dasharray="6 4"/>'
     )
     x, y = canvas.at(heights.row, heights.allocated)
-    in_right_half = x > (_LEFT + canvas.right) / 2
     canvas.elements.append(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{CAPACITY}" stroke="white" stroke-width="1.5"/>'
     )
-    above = canvas.at(0, heights.label)[1] - 6
-    x += 8 if in_right_half else -8
-    label = f"peak {size_text(heights.allocated)}"
-    canvas.text(label, x, above, anchor="end" if in_right_half else "start", size=12, more='font-weight="600"')
     if heights.capacity is not None:
         y = canvas.at(0, heights.capacity)[1]
         canvas.line(_LEFT, y, canvas.right, y, CAPACITY, 'stroke-width="2"')
-    y = canvas.top + 14 if heights.capacity is None else canvas.at(0, heights.capacity)[1] - 5
-    x, anchor = (_LEFT + 4.0, "start") if in_right_half else (canvas.right - 4.0, "end")
-    canvas.text(heights.capacity_text, x, y, anchor=anchor, more=f'fill="{CAPACITY}"')
-    for row in np.flatnonzero(tape.action == Action.OOM)[-1:].tolist():
+    for row in failed_rows(canvas.plot):
         x, _ = canvas.at(row, 0)
         canvas.line(x, canvas.top, x, canvas.bottom, CAPACITY, 'stroke-width="2" stroke-dasharray="2 3"')
+    for (text, _, size), (x, y, anchor), colour, is_peak in plot_labels(canvas.plot, heights):
+        more = ('font-weight="600" ' if size == 12 else "") + ("" if is_peak else f'fill="{colour}"')
+        side = {"left": "start", "center": "middle", "right": "end"}[anchor]
+        canvas.text(text, _LEFT + x, canvas.top + y + 4, anchor=side, size=size, more=more)
     _legend(canvas, kinds)
     return _document(canvas.elements, width, height)
 
@@ -118,32 +122,38 @@ def _axes(canvas: _Canvas, tape: Tape, ceiling: float) -> None:
     centre_y = (canvas.top + canvas.bottom) / 2
     rotation = f'transform="rotate(-90 14 {centre_y:g})"'
     canvas.text(f"allocated, {tape.meta.source}", 14, centre_y, anchor="middle", more=rotation)
-    window = canvas.rows
-    for row in event_ticks(*window):
-        x, _ = canvas.at(row, 0)
+    plot = canvas.plot
+    ticks = axis_ticks(tape, plot.places, plot.first, plot.last, plot.width)
+    rows = event_ticks(plot.first, plot.last)
+    xs = plot.places.x(rows) if ticks is None else np.array(ticks["tickvals"])
+    texts = [f"{row:,}" for row in rows] if ticks is None else ticks["ticktext"]
+    for at, text in zip(np.interp(xs, plot.places.xs, plot.places.rows).tolist(), texts, strict=True):
+        x, _ = canvas.at(at, 0)
         canvas.line(x, canvas.bottom, x, canvas.bottom + 4, RESERVED)
-        canvas.text(f"{row:,}", x, canvas.bottom + 17, anchor="middle")
+        canvas.text(text, x, canvas.bottom + 17, anchor="middle")
     canvas.text("event", (_LEFT + canvas.right) / 2, canvas.bottom + 33, anchor="middle")
-    pixels = canvas.right - _LEFT
-    step_bands = bands.steps(tape, window)
-    for band in step_bands if len(step_bands) * 8 <= pixels else []:
-        if band.first > window[0]:
+    step_bands, phase_bands = shown_bands(plot)
+    for band in step_bands if len(step_bands) * 8 <= plot.width else []:
+        if band.first > plot.first:
             x = canvas.at(band.first, 0)[0]
             canvas.line(x, canvas.top, x, canvas.bottom, RESERVED, 'stroke-opacity="0.5" stroke-dasharray="2 3"')
-    for band in bands.with_visible_label(step_bands, window, pixels):
-        canvas.text(band.text, canvas.at((band.first + band.last) / 2, 0)[0], canvas.top - 18, anchor="middle")
-    phase_bands = bands.phases(tape, window)
-    for band in phase_bands if len(phase_bands) * 4 <= pixels else []:
+    for band in bands.with_visible_label(step_bands, plot.x):
+        canvas.text(band.text, _middle(canvas, band), canvas.top - 18, anchor="middle")
+    for band in phase_bands if len(phase_bands) * 4 <= plot.width else []:
         left, right = canvas.at(band.first, 0)[0], canvas.at(band.last, 0)[0]
-        opacity = 0.12 + 0.12 * int(band.phase or 0)
+        colour = CAPACITY if band.text == bands.UNWINDING else RESERVED
+        opacity = 0.12 + 0.12 * (int(band.phase or 0) % 3)
         canvas.elements.append(
             f'<rect x="{left:.1f}" y="{canvas.top - 14}" width="{right - left:.1f}" height="14" '
-            f'fill="{RESERVED}" fill-opacity="{opacity:.2f}"/>'
+            f'fill="{colour}" fill-opacity="{opacity:.2f}"/>'
         )
-    if len(phase_bands) * 4 <= pixels:
-        for band in bands.with_visible_label(phase_bands, window, pixels, letter_pixels=6):
-            centre = canvas.at((band.first + band.last) / 2, 0)[0]
-            canvas.text(band.text, centre, canvas.top - 3.5, anchor="middle", size=10)
+    if len(phase_bands) * 4 <= plot.width:
+        for band in bands.with_visible_label(phase_bands, plot.x, letter_pixels=6):
+            canvas.text(band.text, _middle(canvas, band), canvas.top - 3.5, anchor="middle", size=10)
+
+
+def _middle(canvas: _Canvas, band: bands.Band) -> float:
+    return (canvas.at(band.first, 0)[0] + canvas.at(band.last, 0)[0]) / 2
 
 
 def _areas(canvas: _Canvas, arrays: dict[str, NDArray[np.float64]]) -> list[Category]:
@@ -159,6 +169,17 @@ def _areas(canvas: _Canvas, arrays: dict[str, NDArray[np.float64]]) -> list[Cate
     for kind, upper in reversed(uppers):
         canvas.elements.append(f'<path fill="{COLOURS[kind]}" d="{canvas.steps(arrays["row"], upper)}{close}"/>')
     return kinds
+
+
+def _hatched(canvas: _Canvas, arrays: dict[str, NDArray[np.float64]], capacity: int) -> str:
+    """Return the allocated bytes above the capacity as a hatched area."""
+    y = canvas.at(0, capacity)[1]
+    path = f"{canvas.steps(arrays['row'], np.maximum(arrays['allocated'], capacity))}V{y:.1f}H{_LEFT}Z"
+    pattern = (
+        '<pattern id="over" width="7" height="7" patternTransform="rotate(45)" patternUnits="userSpaceOnUse">'
+        f'<path d="M0 0V7" stroke="{CAPACITY}" stroke-width="4" fill="none"/></pattern>'
+    )
+    return f'<defs>{pattern}</defs><path fill="url(#over)" d="{path}"/>'
 
 
 def _legend(canvas: _Canvas, kinds: list[Category]) -> None:

@@ -9,54 +9,30 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, curve, peak
-from memexplore.analysis.verdict import failed_request
-from memexplore.figures import bands
+from memexplore.figures import timeline_layout
 from memexplore.figures.alignment import matching_rows, matching_window
 from memexplore.figures.hover import hover_texts
-from memexplore.figures.palette import CAPACITY, COLOURS, FONT, GRID, RESERVED, Theme, byte_ticks
-from memexplore.figures.scale import scale
-from memexplore.tape import Action, Category, Phase, Tape
-from memexplore.units import size_text
+from memexplore.figures.palette import CAPACITY, COLOURS, RESERVED, Theme
+from memexplore.figures.positions import DEFAULT_X, Positions, XChoice, positions
+from memexplore.figures.timeline_layout import DEFAULT_WIDTH, Window, window_rows
+from memexplore.tape import Action, Category, Tape
 
-Window = tuple[float, float] | None
-"""First and last row shown, None for all rows; the first is rounded down and the last up."""
-
-HEIGHT = 460
+OVER_CAPACITY = "over capacity"
+"""Trace name of the part of the allocated bytes above the capacity, which is hatched."""
 OUTLINE_NAME = "before"
 """Trace name of the allocated curve of an earlier tape."""
 _OUTLINE_COLOUR = "rgba(128,128,128,0.7)"
-DEFAULT_WIDTH = 640
-"""Pixels of a timeline in a notebook page of 900; assumed when the caller gives no width."""
-_MARGINS = {"l": 76, "r": 24, "t": 64, "b": 56}
-_STRIP_PIXELS = 16
-_SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
-"""Width of a legend entry without its text, and height of a line of entries."""
-_HEADROOM = 1.2
-"""Top of the y axis relative to the highest line, which leaves space for labels."""
-_PHASE_SHADES = {
-    Phase.FORWARD: "rgba(128,128,128,0.12)",
-    Phase.BACKWARD: "rgba(128,128,128,0.24)",
-    Phase.OPTIMIZER: "rgba(128,128,128,0.38)",
-}
 
 
-def window_rows(tape: Tape, window: Window) -> tuple[int, int]:
-    """Return the first and last row of a window, cut to the tape."""
-    last = max(len(tape) - 1, 0)
-    if window is None:
-        return 0, last
-    low, high = sorted(window)
-    first = int(min(max(np.floor(low), 0), last))
-    return first, int(min(max(np.ceil(high), first), last))
-
-
-def timeline_arrays(tape: Tape, window: Window = None, points: int = 2000) -> dict[str, NDArray[np.float64]]:
+def timeline_arrays(
+    tape: Tape, window: Window = None, points: int = 2000, places: Positions | None = None
+) -> dict[str, NDArray[np.float64]]:
     """Return the curves of the timeline in a window: float arrays of equal length, at most `points` long.
 
     Keys: `row`, and the bytes after these rows: each category by its text (`Category.text`), `allocated` (their sum)
     and `reserved`. A window with more rows than points is divided into equal intervals; kept are the first row of each
     interval, the rows of its highest and lowest allocated and of its highest reserved, and the row of the highest value
-    of each category in the window. So no maximum is lost.
+    of each category in the window. So no maximum is lost. Rows without a place of their own in `places` are left out.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -70,9 +46,13 @@ def timeline_arrays(tape: Tape, window: Window = None, points: int = 2000) -> di
     first, last = window_rows(tape, window)
     part = slice(first, last + 1)
     by_kind, reserved = by_category(tape, window=part), curve(tape, "reserved")[part]
+    shown = np.arange(first, last + 1)
+    if places is not None and places.folds:
+        shown = shown[places.is_shown(shown)]
+        by_kind, reserved = by_kind[:, shown - first], reserved[shown - first]
     allocated = by_kind.sum(axis=0)
     kept = _kept_positions(allocated, reserved, by_kind, points)
-    arrays = {"row": (kept + first).astype(np.float64)}
+    arrays = {"row": shown[kept].astype(np.float64)}
     arrays |= {kind.text: by_kind[kind, kept].astype(np.float64) for kind in Category}
     arrays["allocated"], arrays["reserved"] = allocated[kept].astype(np.float64), reserved[kept].astype(np.float64)
     return arrays
@@ -97,109 +77,6 @@ def _kept_positions(
     return np.unique(np.minimum(np.concatenate([starts, extremes.ravel(), always]), count - 1))
 
 
-def window_layout(
-    tape: Tape, window: Window = None, width: int = DEFAULT_WIDTH, before: Tape | None = None
-) -> dict[str, Any]:
-    """Return the parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
-
-    The y axis has the range of the whole tape, so zooming does not change the vertical scale. Only labels that fit into
-    a figure of `width` pixels are included.
-    """
-    first, last = window_rows(tape, window)
-    shown = (first, last)
-    heights = scale(tape, 0 if before is None else peak(before)[0])
-    # Labels are placed above all lines, so no line crosses them.
-    top = heights.ceiling * _HEADROOM
-    values, texts = byte_ticks(heights.ceiling)
-    shapes: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    _add_bands(tape, shown, shapes, annotations, width - _MARGINS["l"] - _MARGINS["r"])
-    peak_in_right_half = heights.row - first > (last - first) / 2
-    side: dict[str, Any]
-    if heights.capacity_text:
-        # The label of the capacity is on the side opposite the peak.
-        side = {"x": 0.005, "xanchor": "left"} if peak_in_right_half else {"x": 0.995, "xanchor": "right"}
-        side |= {"y": 1, "yref": "paper", "yshift": -10}
-        if heights.capacity is not None:
-            y = (heights.capacity, heights.capacity)
-            shapes.append(_line(x=(0, 1), y=y, xref="paper", colour=CAPACITY, width=2, dash="solid"))
-            side |= {"y": heights.capacity, "yref": "y", "yshift": 9}
-        annotations.append(_note(heights.capacity_text, xref="paper", colour=CAPACITY, **side))
-    if first <= heights.row <= last:
-        # The line of an out-of-memory event may be right beside the peak.
-        shift = -8 if np.any(tape.action == Action.OOM) else 10
-        side = {"xanchor": "right", "xshift": shift} if peak_in_right_half else {"xanchor": "left", "xshift": -shift}
-        text = f"<b>peak {size_text(heights.allocated)}</b>"
-        annotations.append(_note(text, x=heights.row, y=heights.label, yshift=11, size=12, **side))
-    oom = np.flatnonzero(tape.action == Action.OOM)
-    for row in oom[(oom >= first) & (oom <= last)][-1:].tolist():
-        in_right_half = row - first > (last - first) / 2
-        side = {"xanchor": "right", "xshift": -5} if in_right_half else {"xanchor": "left", "xshift": 5}
-        shapes.append(_line(x=(row, row), y=(0, 1), yref="paper", colour=CAPACITY, width=2, dash="dot"))
-        caught = "" if row == failed_request(tape) else "caught "
-        text = f"<b>{caught}out of memory: {size_text(int(tape.size[row]))} requested</b>"
-        annotations.append(_note(text, x=row, y=1, yref="paper", yshift=-10, colour=CAPACITY, size=12, **side))
-    return {
-        # Without dtick plotly would put ticks between events.
-        "xaxis": {"range": [first, max(last, first + 1)], "dtick": 1 if last - first < 8 else None},
-        "yaxis": {"range": [0, top], "tickvals": values, "ticktext": texts},
-        "shapes": shapes,
-        "annotations": annotations,
-    }
-
-
-def _line(
-    *, x: tuple[float, float], y: tuple[float, float], colour: str, width: float, dash: str, **more: Any
-) -> dict[str, Any]:
-    line = {"color": colour, "width": width, "dash": dash}
-    return {"type": "line", "x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1], "line": line, **more}
-
-
-def _note(text: str, *, colour: str | None = None, size: int = 11, **position: Any) -> dict[str, Any]:
-    font = {"size": size, **({"color": colour} if colour else {})}
-    return {"text": text, "showarrow": False, "font": font, "xanchor": "center", "yanchor": "middle", **position}
-
-
-def _add_bands(
-    tape: Tape, shown: tuple[int, int], shapes: list[dict[str, Any]], annotations: list[dict[str, Any]], pixels: int
-) -> None:
-    """Add a line at the start of each step, a strip of phases above the plot, and the labels that fit."""
-    step_bands, phase_bands = bands.steps(tape, shown), bands.phases(tape, shown)
-    pixels_per_row = pixels / max(shown[1] - shown[0], 1)
-    # Lines closer than 8 pixels would merge into a grey area.
-    if len(step_bands) * 8 <= pixels:
-        shapes += [
-            _line(x=(band.first, band.first), y=(0, 1), yref="paper", colour=GRID, width=1, dash="dot")
-            for band in step_bands
-            if band.first > shown[0]
-        ]
-    if len(phase_bands) * 4 <= pixels:
-        shapes += [
-            {
-                "type": "rect",
-                "x0": band.first,
-                "x1": band.last,
-                "y0": 0,
-                "y1": _STRIP_PIXELS,
-                "yref": "paper",
-                "ysizemode": "pixel",
-                "yanchor": 1,
-                "fillcolor": _PHASE_SHADES[band.phase],
-                "line": {"width": 0},
-            }
-            for band in phase_bands
-            if band.phase is not None and (band.last - band.first) * pixels_per_row >= 0.5
-        ]
-        annotations += [
-            _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS / 2, size=10)
-            for band in bands.with_visible_label(phase_bands, shown, pixels, letter_pixels=6)
-        ]
-    annotations += [
-        _note(band.text, x=(band.first + band.last) / 2, y=1, yref="paper", yshift=_STRIP_PIXELS + 10, size=11)
-        for band in bands.with_visible_label(step_bands, shown, pixels)
-    ]
-
-
 def timeline_dict(
     tape: Tape,
     window: Window = None,
@@ -207,23 +84,44 @@ def timeline_dict(
     theme: Theme = Theme.ANY,
     width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
+    x: XChoice = DEFAULT_X,
 ) -> dict[str, Any]:
     """Return the figure of `timeline` as a dictionary, without the slow validation of plotly."""
-    traces = timeline_traces(tape, window, points)
+    traces = timeline_traces(tape, window, points, x)
     allocated = trace_by_name(traces, "allocated")
-    allocated |= hover_fields(tape, allocated["x"])
+    allocated |= hover_fields(tape, allocated["customdata"])
     if before is not None:
-        traces.insert(-1, outline_trace(before, tape, window, points // 2))
-    return {"data": traces, "layout": timeline_layout(tape, window, theme, width, before)}
+        traces.insert(-1, outline_trace(before, tape, window, points // 2, x))
+    return {"data": traces, "layout": layout(tape, window, theme, width, before, x)}
 
 
-def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> list[dict[str, Any]]:
-    """Return the traces of a timeline in drawing order: categories, allocated, reserved, peak.
+def layout(
+    tape: Tape,
+    window: Window = None,
+    theme: Theme = Theme.ANY,
+    width: int = DEFAULT_WIDTH,
+    before: Tape | None = None,
+    x: XChoice = DEFAULT_X,
+    height: int = timeline_layout.HEIGHT,
+) -> dict[str, Any]:
+    """Return the layout of a timeline, with a legend entry for the outline of the tape `before`."""
+    names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [OUTLINE_NAME] * (before is not None)
+    names += [OVER_CAPACITY] * _is_over(tape)
+    other_peak = 0 if before is None else peak(before)[0]
+    return timeline_layout.timeline_layout(tape, names, window, theme, width, other_peak, x, height)
 
-    The traces have no hover texts, which take longer to compute than everything else (`hover_fields`).
+
+def timeline_traces(
+    tape: Tape, window: Window = None, points: int = 2000, x: XChoice = DEFAULT_X
+) -> list[dict[str, Any]]:
+    """Return the traces of a timeline in drawing order: categories, over capacity, allocated, reserved, peak.
+
+    The traces have no hover texts, which take longer to compute than everything else (`hover_fields`). `customdata` of
+    the trace `allocated` are the rows.
     """
-    arrays = timeline_arrays(tape, window, points)
-    rows = arrays["row"]
+    places = positions(tape, x)
+    arrays = timeline_arrays(tape, window, points, places)
+    rows = places.x(arrays["row"])
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -238,10 +136,13 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
         }
         for kind in _occurring(tape)
     ]
+    if _is_over(tape):
+        traces += _over_traces(tape.meta.capacity or 0, rows, arrays["allocated"])
     traces.append(
         {
             "type": "scatter",
             "x": rows,
+            "customdata": arrays["row"],
             "y": arrays["allocated"],
             "name": "allocated",
             "mode": "lines",
@@ -266,7 +167,7 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
     traces.append(
         {
             "type": "scatter",
-            "x": [row] if row >= 0 else [],
+            "x": places.x([row]).tolist() if row >= 0 else [],
             "y": [allocated] if row >= 0 else [],
             "name": "peak",
             "mode": "markers",
@@ -279,6 +180,29 @@ def timeline_traces(tape: Tape, window: Window = None, points: int = 2000) -> li
     return traces
 
 
+def _is_over(tape: Tape) -> bool:
+    """Return whether more was allocated than the capacity, as in the whole run of a tape that does not fit."""
+    return tape.meta.capacity is not None and peak(tape)[0] > tape.meta.capacity
+
+
+def _over_traces(capacity: int, x: NDArray[np.float64], allocated: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Return an invisible area up to the capacity, and a hatched one above it."""
+    below = np.minimum(allocated, capacity)
+    common = {"type": "scatter", "x": x, "stackgroup": OVER_CAPACITY, "mode": "lines", "hoverinfo": "skip"}
+    line = {"shape": "hv", "width": 0, "color": CAPACITY}
+    return [
+        {**common, "y": below, "name": "capacity", "line": line, "fillcolor": "rgba(0,0,0,0)", "showlegend": False},
+        {
+            **common,
+            "y": allocated - below,
+            "name": OVER_CAPACITY,
+            "line": line,
+            "fillcolor": "rgba(0,0,0,0)",
+            "fillpattern": {"shape": "/", "fgcolor": CAPACITY, "size": 8, "solidity": 0.3},
+        },
+    ]
+
+
 def hover_fields(tape: Tape, rows: NDArray[Any]) -> dict[str, Any]:
     """Return the fields of the `allocated` trace with one hover text per row."""
     return {"text": hover_texts(tape, rows), "hoverinfo": "text", "hovertemplate": "%{text}<extra></extra>"}
@@ -289,55 +213,6 @@ def trace_by_name(traces: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(trace for trace in traces if trace["name"] == name)
 
 
-def timeline_layout(
-    tape: Tape,
-    window: Window = None,
-    theme: Theme = Theme.ANY,
-    width: int = DEFAULT_WIDTH,
-    before: Tape | None = None,
-) -> dict[str, Any]:
-    """Return the layout of a timeline, with a legend entry for the outline of the tape `before`."""
-    window_parts = window_layout(tape, window, width, before)
-    names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [OUTLINE_NAME] * (before is not None)
-    return {
-        "height": HEIGHT,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": FONT, "size": 12, "color": theme.value},
-        "hovermode": "x",
-        "hoverlabel": {
-            "bgcolor": "#222222",
-            "bordercolor": "#888888",
-            "font": {"color": "#ffffff", "size": 12, "family": FONT},
-            "align": "left",
-        },
-        **_legend_below(names, width),
-        "dragmode": "zoom",
-        "shapes": window_parts["shapes"],
-        "annotations": window_parts["annotations"],
-        "xaxis": {
-            "title": {"text": "event"},
-            "showgrid": False,
-            "zeroline": False,
-            "tickformat": ",d",
-            "showspikes": True,
-            "spikemode": "across",
-            # plotly draws a border of two more pixels around a spike; -2 removes it and leaves a line of one pixel.
-            "spikethickness": -2,
-            "spikedash": "solid",
-            "spikecolor": RESERVED,
-            **window_parts["xaxis"],
-        },
-        "yaxis": {
-            "title": {"text": f"allocated, {tape.meta.source}"},
-            "gridcolor": GRID,
-            "zerolinecolor": GRID,
-            "fixedrange": True,
-            **window_parts["yaxis"],
-        },
-    }
-
-
 def _occurring(tape: Tape) -> list[Category]:
     """Return the categories with at least one byte."""
     is_alloc = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
@@ -345,23 +220,14 @@ def _occurring(tape: Tape) -> list[Category]:
     return [kind for kind in Category if kind in present]
 
 
-def _legend_below(names: list[str], width: int) -> dict[str, Any]:
-    """Return a legend below the axis title, and margins with space for its lines at a figure width in pixels."""
-    available, widths = width - _MARGINS["l"] - _MARGINS["r"], [_SWATCH_PIXELS + 6.5 * len(name) for name in names]
-    # plotly gives every entry the width of the longest one as soon as the entries need more than one line.
-    lines = 1 if sum(widths) <= available else -(-len(names) // max(int(available // max(widths)), 1))
-    bottom = _MARGINS["b"] + _LEGEND_LINE_PIXELS * lines
-    y = -(_MARGINS["b"] - 2) / (HEIGHT - _MARGINS["t"] - bottom)
-    legend = {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
-    return {"legend": legend, "margin": {**_MARGINS, "b": bottom}}
-
-
-def outline_trace(before: Tape, tape: Tape, window: Window = None, points: int = 1000) -> dict[str, Any]:
+def outline_trace(
+    before: Tape, tape: Tape, window: Window = None, points: int = 1000, x: XChoice = DEFAULT_X
+) -> dict[str, Any]:
     """Return the allocated curve of another tape, drawn at the matching rows of the tape (`matching_rows`)."""
     arrays = timeline_arrays(before, matching_window(window, tape, before), max(points, 32))
     return {
         "type": "scatter",
-        "x": matching_rows(arrays["row"], before, tape),
+        "x": positions(tape, x).x(matching_rows(arrays["row"], before, tape)),
         "y": arrays["allocated"],
         "name": OUTLINE_NAME,
         "mode": "lines",
@@ -377,8 +243,9 @@ def timeline(
     theme: Theme = Theme.ANY,
     width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
+    x: XChoice = DEFAULT_X,
 ) -> go.Figure:
-    """Return the timeline of a tape: allocated bytes by category over the events, which have equal distances.
+    """Return the timeline of a tape: allocated bytes by category over events, time or layers (`positions`).
 
     Traces by `name`: the categories of the tape (stacked), `allocated` (their sum, with the hover texts), `reserved`
     and `peak`; capacity, steps and phases are shapes with annotations. `window` is the first and last row shown,
@@ -392,4 +259,4 @@ def timeline(
 
     Raises ValueError as `timeline_arrays` does.
     """
-    return go.Figure(timeline_dict(tape, window, points, theme, width, before))
+    return go.Figure(timeline_dict(tape, window, points, theme, width, before, x))

@@ -22,9 +22,11 @@ from IPython.display import display
 
 from memexplore.analysis import curves, tables
 from memexplore.analysis.layer_rows import layers_in
+from memexplore.analysis.picture import picture
 from memexplore.figures.alignment import matching_rows, matching_window
+from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice
 from memexplore.figures.text import timeline_text
-from memexplore.figures.timeline import Window
+from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
 from memexplore.notebook import view_content
 from memexplore.notebook.bundle import bundle
 from memexplore.notebook.main_thread import receive_while_busy
@@ -53,6 +55,10 @@ class Screen(NamedTuple):
     window: Window = None
     width: int | None = None
     """Width of the timeline in pixels, None before a browser has reported it."""
+    happened: bool = False
+    """Whether a run out of memory is drawn as it happened, not as if there were room."""
+    x: XChoice = DEFAULT_X
+    """Horizontal axis of the timeline."""
 
 
 class Controls(Protocol):
@@ -79,7 +85,7 @@ class View(anywidget.AnyWidget):
 
     # The only state that a notebook can save: the browser requests everything it draws.
     # The timeline shares a screen with the knobs above it and the tabs below it.
-    height = traitlets.Int(320).tag(sync=True)
+    height = traitlets.Int(VIEW_HEIGHT).tag(sync=True)
     picture = traitlets.Unicode().tag(sync=True)
     plotly = traitlets.Unicode().tag(sync=True)
 
@@ -101,7 +107,7 @@ class View(anywidget.AnyWidget):
         super().__init__(
             picture=f"memexplore-picture-{uuid.uuid4().hex[:12]}",
             plotly=plotly.offline.get_plotlyjs_version(),
-            cursor=curves.peak(tape)[1],
+            cursor=curves.peak(picture(tape))[1],
         )
         self.on_msg(self._answer)
         receive_while_busy(self)
@@ -110,13 +116,18 @@ class View(anywidget.AnyWidget):
 
     @property
     def tape(self) -> Tape:
-        """The tape shown."""
+        """The tape shown, of the run as it happened."""
         return self._tape
 
     @tape.setter
     def tape(self, tape: Tape) -> None:
         self.show(tape, self._before)
         self.send_details()
+
+    @property
+    def drawn(self) -> Tape:
+        """The tape drawn, which has the row `cursor`: a run that did not fit is drawn as if there were room."""
+        return self._tape if self._screen.happened else picture(self._tape)
 
     @property
     def before(self) -> Tape | None:
@@ -143,24 +154,29 @@ class View(anywidget.AnyWidget):
 
         Raises ValueError, and changes nothing, if a tape has no addresses.
         """
-        peak_row = curves.peak(tape)[1]
+        curves.peak(tape)
         if before is not None:
             curves.peak(before)
         with self.lock:
-            old, is_at_peak = self._tape, self.cursor == curves.peak(self._tape)[1]
-            cursor = peak_row
-            if not is_at_peak and peak_row >= 0:
-                aligned = matching_rows(np.array([float(self.cursor)]), old, tape)[0]
-                cursor = min(round(float(aligned)), len(tape) - 1)
-            has_layer = self.selection is None or _has_layer(tape, self.selection)
-            window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
+            old = self.drawn
             self._tape, self._before, self._on_drawn, self._needed = tape, before, on_drawn, needed
-            self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
-            with self._silently():
-                self.cursor, self.selection = cursor, self.selection if has_layer else None
-            scene = self._scene()
-            buffers = [*view_content.packed_tape_content(scene), *pack(view_content.scene_content(scene))]
-            self.send({"type": "tape", "tape": self._screen.tape_number}, buffers)
+            self._redraw(old)
+
+    def _redraw(self, old: Tape) -> None:
+        """Send the tape drawn, with the positions that they had in the tape drawn before."""
+        tape = self.drawn
+        cursor = curves.peak(tape)[1]
+        if self.cursor != curves.peak(old)[1] and cursor >= 0:
+            aligned = matching_rows(np.array([float(self.cursor)]), old, tape)[0]
+            cursor = min(round(float(aligned)), len(tape) - 1)
+        has_layer = self.selection is None or _has_layer(tape, self.selection)
+        window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
+        self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
+        with self._silently():
+            self.cursor, self.selection = cursor, self.selection if has_layer else None
+        scene = self._scene()
+        buffers = [*view_content.packed_tape_content(scene), *pack(view_content.scene_content(scene))]
+        self.send({"type": "tape", "tape": self._screen.tape_number}, buffers)
 
     def send_details(self) -> None:
         """Send tables, hover texts and the chart of layers of the tape that `show` has drawn."""
@@ -204,16 +220,16 @@ class View(anywidget.AnyWidget):
     @traitlets.validate("cursor")
     def _check_cursor(self, proposal: Any) -> int:
         row = proposal["value"]
-        if not (0 <= row < len(self.tape) or row == -1 == curves.peak(self.tape)[1]):
+        if not (0 <= row < len(self.drawn) or row == -1 == curves.peak(self.drawn)[1]):
             raise traitlets.TraitError(
-                f"row {row} is not on this tape of {len(self.tape)} rows: set cursor to a row from 0 to the last"
+                f"row {row} is not on this tape of {len(self.drawn)} rows: set cursor to a row from 0 to the last"
             )
         return row
 
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> str | None:
         layer = proposal["value"]
-        if layer is not None and not _has_layer(self.tape, layer):
+        if layer is not None and not _has_layer(self.drawn, layer):
             raise traitlets.TraitError(f"this tape has no layer {layer!r}: tables.layers(tape) lists the layers")
         return layer
 
@@ -257,8 +273,14 @@ class View(anywidget.AnyWidget):
         elif kind == "timeline":
             window = request["window"]
             window = (window[0], window[1]) if window else None
-            self._screen = self._screen._replace(window=window, width=request.get("width"))
+            x = XChoice(XAxis(request.get("axis", XAxis.EVENT)), request.get("folds", True))
+            self._screen = self._screen._replace(window=window, width=request.get("width"), x=x)
             self._reply(request, timeline=view_content.timeline_content(self._scene()))
+        elif kind == "picture":
+            old = self.drawn
+            self._screen = self._screen._replace(happened=bool(request["happened"]))
+            self._redraw(old)
+            self.send_details()
         elif kind == "ping":
             self.send({"type": "pong", **_identity(request)})
         elif kind == "blocks":
@@ -271,12 +293,12 @@ class View(anywidget.AnyWidget):
                 on_drawn()
         elif kind == "cursor":
             # A click can be slightly left of the first row or right of the last one.
-            self.cursor = min(max(round(request["row"]), 0), len(self.tape) - 1)
+            self.cursor = min(max(round(request["row"]), 0), len(self.drawn) - 1)
         elif kind == "select":
             self.selection = request["layer"]
         elif kind == "block":
-            module = int(self.tape.module[request["row"]])
-            self.selection = (self.tape.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER
+            module = int(self.drawn.module[request["row"]])
+            self.selection = (self.drawn.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER
         elif kind == "tab click":
             for handler in self._click_handlers:
                 handler(request["tab"], request["row"])
@@ -289,7 +311,9 @@ class View(anywidget.AnyWidget):
 
     def _scene(self) -> Scene:
         screen = self._screen
-        return Scene(self._tape, self.cursor, self.selection, self._before, screen.window, screen.width, self._needed)
+        before = None if self._before is None else picture(self._before)
+        window, width, needed = screen.window, screen.width, self._needed
+        return Scene(self.drawn, self.cursor, self.selection, before, window, width, needed, self._tape, screen.x)
 
     # -- display
 

@@ -10,20 +10,16 @@ from typing import Any, NamedTuple
 from memexplore.analysis import curves
 from memexplore.analysis.addresses import fragmentation_text
 from memexplore.analysis.layer_rows import held_layers, highest_layers
+from memexplore.analysis.picture import picture
 from memexplore.analysis.placements import placement_note
 from memexplore.analysis.places import name_cells
 from memexplore.analysis.verdict_content import verdict_content
+from memexplore.figures import timeline
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
-from memexplore.figures.timeline import (
-    DEFAULT_WIDTH,
-    Window,
-    hover_fields,
-    outline_trace,
-    timeline_layout,
-    timeline_traces,
-    trace_by_name,
-)
+from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice, equal_steps, has_clock, positions
+from memexplore.figures.timeline import hover_fields, outline_trace, timeline_traces, trace_by_name
+from memexplore.figures.timeline_layout import DEFAULT_WIDTH, VIEW_HEIGHT, Window
 from memexplore.notebook.cursor_details import cursor_text, growth_table, layer_tree, live_lines, live_tensors
 from memexplore.notebook.packing import pack
 from memexplore.tape import Tape
@@ -43,14 +39,19 @@ class Scene(NamedTuple):
     """Width of the timeline in pixels, None if unknown."""
     needed: int | None = None
     """Peak reserved of the run with unlimited memory, None if it was not run."""
+    happened: Tape | None = None
+    """The tape of the run as it happened, if another one is drawn (`analysis.picture`)."""
+    x: XChoice = DEFAULT_X
 
 
 def tape_content(scene: Scene) -> dict[str, Any]:
     """Return verdict, notes and timeline traces of the tape."""
-    verdict = verdict_content(scene.tape, scene.needed)
+    happened = scene.tape if scene.happened is None else scene.happened
+    verdict = verdict_content(happened, scene.needed)
     return {
         "verdict": {**verdict._asdict(), "where": [place._asdict() for place in verdict.where]},
-        "notes": [name_cells(note) for note in (*scene.tape.meta.notes, placement_note(scene.tape)) if note],
+        "notes": [name_cells(note) for note in (*happened.meta.notes, placement_note(happened)) if note],
+        "pictures": _pictures(scene, happened),
         "data": _traces(scene),
     }
 
@@ -60,6 +61,7 @@ def scene_content(scene: Scene) -> dict[str, Any]:
     return {
         "outline": _outline(scene),
         "layout": _layout(scene),
+        "axis": _axis(scene),
         "row": scene.cursor,
         "selection": scene.selection,
         "window": scene.window,
@@ -68,7 +70,8 @@ def scene_content(scene: Scene) -> dict[str, Any]:
 
 def details_content(scene: Scene) -> dict[str, Any]:
     """Return tables, layers and hover texts, which are sent after the timeline."""
-    hover = {"window": scene.window, **hover_fields(scene.tape, trace_by_name(_traces(scene), "allocated")["x"])}
+    rows = trace_by_name(_traces(scene), "allocated")["customdata"]
+    hover = {"window": scene.window, **hover_fields(scene.tape, rows)}
     return {"growth": growth_table(scene.tape), "hover": hover, **cursor_content(scene)}
 
 
@@ -76,8 +79,8 @@ def timeline_content(scene: Scene) -> dict[str, Any]:
     """Return the figure of the timeline with its hover texts."""
     traces = _traces(scene)
     allocated = trace_by_name(traces, "allocated")
-    allocated |= hover_fields(scene.tape, allocated["x"])
-    return {"data": [*traces, *_outline(scene)], "layout": _layout(scene)}
+    allocated |= hover_fields(scene.tape, allocated["customdata"])
+    return {"data": [*traces, *_outline(scene)], "layout": _layout(scene), "axis": _axis(scene)}
 
 
 def cursor_content(scene: Scene) -> dict[str, Any]:
@@ -108,12 +111,13 @@ _packed: weakref.WeakKeyDictionary[Tape, dict[str, list[bytes]]] = weakref.WeakK
 
 def packed_tape_content(scene: Scene) -> list[bytes]:
     """Return `tape_content` packed; cached per tape without window and selection, so that a tape is redrawn at once."""
-    return _cached("tape", tape_content, scene, scene.window is None and scene.selection is None)
+    is_cached = scene.window is None and scene.selection is None and scene.x == DEFAULT_X
+    return _cached("tape", tape_content, scene, is_cached)
 
 
 def packed_details_content(scene: Scene) -> list[bytes]:
     """Return `details_content` packed; cached per tape without window and with the cursor at the peak."""
-    is_cached = scene.window is None and scene.cursor == curves.peak(scene.tape)[1]
+    is_cached = scene.window is None and scene.x == DEFAULT_X and scene.cursor == curves.peak(scene.tape)[1]
     return _cached("details", details_content, scene, is_cached)
 
 
@@ -126,16 +130,44 @@ def _cached(name: str, content: Callable[[Scene], dict[str, Any]], scene: Scene,
     return cache[name]
 
 
+def _pictures(scene: Scene, happened: Tape) -> dict[str, Any] | None:
+    """Return the two pictures of a run that did not fit, and the number of the one drawn; None for other runs."""
+    if picture(happened) is happened:
+        return None
+    first = "Up to where it stops" if happened.whole is None else "As if there were room"
+    return {"labels": [first, "What happened"], "drawn": int(scene.tape is happened)}
+
+
 def _traces(scene: Scene) -> list[dict[str, Any]]:
-    traces = timeline_traces(scene.tape, scene.window)
+    traces = timeline_traces(scene.tape, scene.window, x=scene.x)
     return traces if scene.selection is None else highlight(traces, scene.tape, scene.selection)
 
 
 def _outline(scene: Scene) -> list[dict[str, Any]]:
-    return [] if scene.before is None else [outline_trace(scene.before, scene.tape, scene.window)]
+    return [] if scene.before is None else [outline_trace(scene.before, scene.tape, scene.window, x=scene.x)]
+
+
+_NO_CLOCK = "a prediction has no clock"
+
+
+def _axis(scene: Scene) -> dict[str, Any]:
+    """Return the places of rows on the horizontal axis, and the choices of axis."""
+    places = positions(scene.tape, scene.x)
+    return {
+        "rows": places.rows,
+        "xs": places.xs,
+        "chosen": str(places.choice.axis),
+        "choices": [
+            {"value": str(axis), "disabled": _NO_CLOCK if axis is XAxis.TIME and not has_clock(scene.tape) else ""}
+            for axis in XAxis
+        ],
+        "is_folded": scene.x.folds,
+        "can_fold": places.choice.axis is not XAxis.TIME and bool(equal_steps(scene.tape)),
+    }
 
 
 def _layout(scene: Scene) -> dict[str, Any]:
-    layout = timeline_layout(scene.tape, scene.window, width=scene.width or DEFAULT_WIDTH, before=scene.before)
+    width = scene.width or DEFAULT_WIDTH
+    layout = timeline.layout(scene.tape, scene.window, width=width, before=scene.before, x=scene.x, height=VIEW_HEIGHT)
     # A click selects the nearest event, however far from the mouse.
     return {**layout, "hoverdistance": -1, "spikedistance": -1}

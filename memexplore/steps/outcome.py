@@ -14,6 +14,7 @@ import numpy as np
 
 from memexplore import targets
 from memexplore.analysis.curves import curve, peak
+from memexplore.analysis.picture import with_whole
 from memexplore.analysis.tradeoffs import Point
 from memexplore.capture import release_or_installed
 from memexplore.gpu_catalogue import Gpu
@@ -95,6 +96,7 @@ def outcome_of(
     trial = whole = trial or run(knobs, gpu)
     if not fits(trial.tape):
         whole = run(knobs.replace(gpu=None), targets.unlimited(device))
+        trial = trial._replace(tape=with_whole(trial.tape, whole.tape))
     capacity = device.capacity if trial.tape.meta.capacity is None else trial.tape.meta.capacity
     return trial, _outcome(knobs, device, capacity, samples, whole, fits=fits(trial.tape))
 

@@ -20,7 +20,9 @@ SET_UP = (
 )
 GRAPH = "const graph = document.querySelector('.memexplore-timeline');"
 ROWS = f"""() => {{ {GRAPH}
-    return [...graph.calcdata.find(t => t[0].trace.name === 'allocated')].map(point => point.x) }}"""
+    return [...graph.data.find(trace => trace.name === 'allocated').customdata] }}"""
+CURSOR = f"""row => {{ {GRAPH}
+    return graph.layout.shapes.find(shape => shape.name === 'cursor') && graph.dataset.row === String(row) }}"""
 
 
 @pytest.fixture
@@ -31,7 +33,17 @@ def shown(notebook: Callable[..., Any]) -> Any:
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.settle()
+    unfold(book)
     return book
+
+
+def unfold(book: Any) -> None:
+    """Show every step: the steps of the tape are alike."""
+    book.page.get_by_role("button", name="Equal steps folded").click()
+    book.page.wait_for_function(
+        f"() => {{ {GRAPH} return graph.figure.axis.can_fold && !graph.figure.axis.is_folded }}"
+    )
+    book.settle()
 
 
 def visible(book: Any, selector: str) -> int:
@@ -44,11 +56,16 @@ def click_timeline(book: Any, row: float) -> int:
     book.settle()
     place = book.page.evaluate(
         f"""row => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
-            return [box.x + xaxis._offset + xaxis.d2p(row), box.y + yaxis._offset + yaxis._length / 2] }}""",
+            const {{ rows, xs }} = graph.figure.axis, knot = rows.findLastIndex(first => first <= row);
+            const share = (row - rows[knot]) / ((rows[knot + 1] ?? row + 1) - rows[knot]);
+            const x = xs[knot] + share * ((xs[knot + 1] ?? xs[knot]) - xs[knot]);
+            return [box.x + xaxis._offset + xaxis.d2p(x), box.y + yaxis._offset + yaxis._length / 2] }}""",
         row,
     )
     book.page.mouse.move(*place)
-    hovered = book.page.wait_for_function(f"() => {{ {GRAPH} return graph._hoverdata?.[0] }}").evaluate("it => it.x")
+    hovered = book.page.wait_for_function(f"() => {{ {GRAPH} return graph._hoverdata?.[0] }}").evaluate(
+        "it => it.customdata"
+    )
     book.page.mouse.click(*place)
     return hovered
 
@@ -118,6 +135,7 @@ def test_zoom_works_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.settle()
+    unfold(book)
     book.start(2)
     drag(book, 0.5, 0.55)
     book.page.wait_for_function(EVERY_ROW)
@@ -128,9 +146,7 @@ def test_zoom_works_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
 
 def test_click_sets_the_cursor_for_the_next_cell(shown: Any) -> None:
     row = click_timeline(shown, 3000)
-    shown.page.wait_for_function(
-        f"row => {{ {GRAPH} return graph.layout.shapes.find(shape => shape.name === 'cursor')?.x0 === row }}", arg=row
-    )
+    shown.page.wait_for_function(CURSOR, arg=row)
     shown.page.get_by_role("tab", name="Tensors", exact=True).click()
     assert shown.page.locator(".memexplore-position").inner_text().startswith(f"event {row:,} · ")
     assert visible(shown, ".memexplore-tensors tbody tr") > 10
@@ -138,7 +154,7 @@ def test_click_sets_the_cursor_for_the_next_cell(shown: Any) -> None:
     assert shown.text(2) == f"{row} None\n"
     shown.page.locator(".memexplore-timeline").press("ArrowRight")
     shown.page.wait_for_function(
-        f"row => {{ {GRAPH} return graph.layout.shapes.find(shape => shape.name === 'cursor')?.x0 === row }}",
+        CURSOR,
         arg=row + 1,
     )
 

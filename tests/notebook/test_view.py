@@ -11,13 +11,15 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 from traitlets import TraitError
 
+from memexplore.analysis import curves
 from memexplore.analysis.addresses import fragmentation_text
+from memexplore.analysis.picture import with_whole
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.timeline import timeline
 from memexplore.notebook.cursor_details import cursor_text, live_tensors
 from memexplore.notebook.view import View, view
 from memexplore.tape import Tape
-from tests.sample_tapes import CPU, big_tape, oom_tape, small_tape, training_tape
+from tests.sample_tapes import CPU, big_tape, oom_tape, small_tape, training_tape, unwound_tape
 
 PEAK_ROW = 4  # of small_tape: 400 + 100 + 200 + 50
 
@@ -247,3 +249,29 @@ def test_labels_depend_on_the_width(browser: Browser) -> None:
     # at 1400 pixels a row of small_tape has 93 of them, at 300 it has 14: two rows hold no `optimizer`
     assert "optimizer" in labels[1400]
     assert "optimizer" not in labels[300]
+
+
+def test_run_that_did_not_fit_is_drawn_as_if_there_were_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    died, whole = unwound_tape(), training_tape(steps=1)
+    browser = Browser(view(with_whole(died, whole)), monkeypatch)
+    (answer,) = browser.request(type="everything")
+    assert answer["pictures"] == {"labels": ["As if there were room", "What happened"], "drawn": 0}
+    assert browser.view.cursor == curves.peak(browser.view.drawn)[1]
+    # the row of the request that fails is added
+    assert len(browser.view.drawn) == len(whole) + 1
+    answer, details = browser.request(type="picture", happened=True)
+    assert (answer["type"], answer["pictures"]["drawn"], details["type"]) == ("tape", 1, "details")
+    assert browser.view.drawn.equals(died)
+    assert browser.view.cursor == curves.peak(died)[1]
+
+
+def test_axis_is_chosen_by_a_request(browser: Browser) -> None:
+    (answer,) = browser.request(type="timeline", window=None, number=1, axis="layer", folds=False)
+    assert answer["timeline"]["axis"]["chosen"] == "layer"
+    assert answer["timeline"]["layout"]["xaxis"]["title"]["text"] == "layer"
+
+
+def test_each_layers_maximum_is_a_request(browser: Browser) -> None:
+    (answer,) = browser.request(type="highest layers", number=1)
+    # fc: weight 400, gradient 240 and optimizer state 80 at the end, more than weight and activation of 200
+    assert answer["layers"]["rows"][0]["children"][0]["size"] == "720 B"

@@ -8,6 +8,7 @@
 /** @typedef {{ xs: Numbers, sums: Float64Array, bottom: Numbers }} Stack */
 
 const DASH = 9; // pixels, plotly's length for "dash"
+const HATCH = 8; // pixels between hatching lines
 const EDGE = 8; // pixels beyond the axes, for the marker of a peak at the border
 
 /**
@@ -104,7 +105,7 @@ function prepare(canvas, left, top, width, height) {
  * @param {Trace} trace
  * @param {Map<string, Stack>} stacks the sum of the traces below, by stack group
  */
-function fill(pen, scale, { x, y, stackgroup = "", fillcolor = "" }, stacks) {
+function fill(pen, scale, { x, y, stackgroup = "", fillcolor = "", fillpattern }, stacks) {
   if (!x.length) return;
   const stack = stacks.get(stackgroup) ?? {
     xs: Float64Array.from(x, scale.x),
@@ -120,9 +121,29 @@ function fill(pen, scale, { x, y, stackgroup = "", fillcolor = "" }, stacks) {
   pen.lineTo(stack.xs[x.length - 1], stack.bottom[x.length - 1]);
   addStepsBackwards(pen, stack.xs, stack.bottom);
   pen.closePath();
-  pen.fillStyle = fillcolor;
+  pen.fillStyle = (fillpattern && hatching(pen, fillpattern.fgcolor)) || fillcolor;
   pen.fill();
   stack.bottom = top;
+}
+
+/**
+ * Return diagonal lines as a fill.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {string} colour
+ */
+function hatching(pen, colour) {
+  const tile = document.createElement("canvas");
+  [tile.width, tile.height] = [HATCH, HATCH];
+  const brush = tile.getContext("2d");
+  if (!brush) return null;
+  brush.strokeStyle = colour;
+  brush.lineWidth = 2.5;
+  for (const offset of [-HATCH, 0, HATCH]) {
+    brush.moveTo(offset - 2, HATCH + 2);
+    brush.lineTo(offset + HATCH + 2, -2);
+  }
+  brush.stroke();
+  return pen.createPattern(tile, "repeat");
 }
 
 /**

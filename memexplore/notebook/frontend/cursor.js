@@ -1,5 +1,7 @@
 // The cursor of the timeline: its line, and the keys that move it.
 
+import { toX } from "./axis.js";
+
 /** @typedef {import("./types").Figure} Figure */
 
 /**
@@ -11,9 +13,10 @@
 export function shapesWithCursor(figure, row, colour) {
   const shapes = figure.layout.shapes ?? [];
   const peak = figure.data.find((trace) => trace.name === "peak");
-  if (row === (peak?.x[0] ?? -1)) return shapes;
+  const x = toX(figure.axis, row);
+  if (!peak?.x.length || x === peak.x[0]) return shapes;
   const line = { color: colour, width: 1, dash: "dot" };
-  return [...shapes, { type: "line", name: "cursor", x0: row, x1: row, y0: 0, y1: 1, yref: "paper", line }];
+  return [...shapes, { type: "line", name: "cursor", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line }];
 }
 
 /**

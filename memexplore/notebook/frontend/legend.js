@@ -37,10 +37,11 @@ export class Legend {
   }
 
   /** @param {Trace} trace */
-  entry({ name, stackgroup, fillcolor, line }) {
+  entry({ name, stackgroup, fillcolor, fillpattern, line }) {
     const button = element("button", "entry", name);
     const swatch = element("span", stackgroup ? "swatch" : "stroke");
-    if (stackgroup) swatch.style.background = fillcolor ?? "";
+    if (fillpattern) swatch.style.background = hatching(fillpattern.fgcolor);
+    else if (stackgroup) swatch.style.background = fillcolor ?? "";
     else if (line) swatch.style.borderTop = `${line.width}px ${line.dash === "dash" ? "dashed" : "solid"} ${line.color}`;
     button.prepend(swatch);
     button.title = `Show or hide ${name}`;
@@ -53,4 +54,9 @@ export class Legend {
     });
     return button;
   }
+}
+
+/** @param {string} colour */
+function hatching(colour) {
+  return `repeating-linear-gradient(135deg, ${colour} 0 2px, transparent 2px 4px)`;
 }

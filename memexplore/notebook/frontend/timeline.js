@@ -1,16 +1,24 @@
 // The timeline: plotly has axes, texts and the mouse; canvas and legend show the traces.
 import { drawAreas } from "./areas.js";
+import { bytesAxis, highestOf, toRow } from "./axis.js";
 import { Chart } from "./chart.js";
 import { rowAfterKey, shapesWithCursor } from "./cursor.js";
 import { element, graphElement } from "./dom.js";
 import { hoverChange } from "./hover.js";
 import { Legend } from "./legend.js";
 import { themedLayout } from "./theme.js";
+import { TimelineControls } from "./timeline_controls.js";
 import { windowOf } from "./zoom.js";
 
 /** @typedef {import("./types").Figure} Figure */
-/** @typedef {{ onZoom: (window: import("./types").Window) => void, onCursor: (row: number) => void }} Handlers */
+/**
+ * @typedef {import("./timeline_controls.js").Handlers & {
+ *   onZoom: (window: import("./types").Window) => void,
+ *   onCursor: (row: number) => void,
+ * }} Handlers
+ */
 
+const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
 const LABEL = "Timeline of allocated memory; left and right arrow move the cursor";
 
 export class Timeline extends Chart {
@@ -26,9 +34,10 @@ export class Timeline extends Chart {
     /** @type {Figure} */
     this.figure = { data: [], layout: {} };
     this.canvas = element("canvas", "areas");
-    this.legend = new Legend(() => this.drawTraces());
+    this.legend = new Legend(() => this.fitHeight());
+    this.controls = new TimelineControls(handlers);
     this.stage = element("div", "stage");
-    this.stage.append(this.canvas, this.graph, this.legend.root);
+    this.stage.append(this.canvas, this.graph, this.legend.root, this.controls.root);
     this.graph.style.height = `${height}px`;
     this.graph.tabIndex = 0;
     this.graph.setAttribute("role", "group");
@@ -50,7 +59,10 @@ export class Timeline extends Chart {
   async drawFigure(figure) {
     const isFirst = !this.isDrawn;
     this.figure = figure;
-    const layout = { ...figure.layout, uirevision: "kept", shapes: this.shapes(), showlegend: false };
+    if (figure.axis) this.controls.drawAxis(figure.axis);
+    const own = { ...figure.layout, ...this.verticalAxis(), annotations: this.annotations() };
+    own.xaxis = { ...own.xaxis, title: { text: "" } }; // the controls name it
+    const layout = { ...own, uirevision: "kept", shapes: this.shapes(), showlegend: false };
     const { Icons } = this.plotly;
     const all = { name: "all", title: "Show all", icon: Icons.home, click: () => this.handlers.onZoom(null) };
     const save = { name: "save", title: "Download plot as a PNG", icon: Icons.camera, click: () => this.download() };
@@ -66,25 +78,48 @@ export class Timeline extends Chart {
 
   drawTraces() {
     drawAreas(this.canvas, this.graph, this.legend.visible(this.figure.data));
-    const { xaxis } = this.graph._fullLayout;
-    Object.assign(this.legend.root.style, { left: `${xaxis._offset}px`, width: `${xaxis._length}px` });
+    const { xaxis, yaxis } = this.graph._fullLayout;
+    const place = { left: `${xaxis._offset}px`, width: `${xaxis._length}px` };
+    Object.assign(this.legend.root.style, place);
+    Object.assign(this.controls.root.style, { ...place, top: `${yaxis._offset + yaxis._length + BELOW_AXIS}px` });
   }
 
   listen() {
     const { onZoom, onCursor } = this.handlers;
     this.graph.on("plotly_relayout", (change) => {
       const window = windowOf(change);
-      if (window) onZoom(window);
+      const { axis } = this.figure;
+      if (window) onZoom([toRow(axis, window[0]), toRow(axis, window[1])]);
     });
     this.graph.on("plotly_relayout", () => this.drawTraces());
     this.graph.on("plotly_relayouting", () => this.drawTraces());
     this.graph.on("plotly_doubleclick", () => onZoom(null));
-    this.graph.on("plotly_click", ({ points }) => onCursor(points[0].x));
+    this.graph.on("plotly_click", ({ points }) => onCursor(Number([points[0].customdata].flat()[0])));
+  }
+
+  /** The vertical axis follows what the legend shows; the kernel chose it for all traces. */
+  verticalAxis() {
+    const visible = this.legend.visible(this.figure.data);
+    if (visible.length === this.figure.data.length) return { yaxis: this.figure.layout.yaxis };
+    return { yaxis: { .../** @type {object} */ (this.figure.layout.yaxis), ...bytesAxis(highestOf(visible)) } };
+  }
+
+  async fitHeight() {
+    const { range, tickvals, ticktext } = /** @type {any} */ (this.verticalAxis().yaxis);
+    await this.plotly.relayout(this.graph, { "yaxis.range": range, "yaxis.tickvals": tickvals, "yaxis.ticktext": ticktext });
+    this.drawTraces();
+  }
+
+  /** The label of the peak stands before lines. */
+  annotations() {
+    const paper = getComputedStyle(this.context.root).getPropertyValue("--memexplore-paper").trim();
+    return (this.figure.layout.annotations ?? []).map((note) => (note.name === "peak" ? { ...note, bgcolor: paper } : note));
   }
 
   /** @param {number} row */
   async moveCursor(row) {
     this.row = row;
+    this.graph.dataset.row = String(row);
     if (this.isDrawn) await this.plotly.relayout(this.graph, { shapes: this.shapes() });
   }
 
@@ -100,7 +135,8 @@ export class Timeline extends Chart {
 
   async recolour() {
     const { font, modebar } = themedLayout({ font: this.graph.layout.font }, this.colour);
-    await this.plotly.relayout(this.graph, { font, modebar, shapes: this.shapes() });
+    const annotations = this.annotations();
+    await this.plotly.relayout(this.graph, { font, modebar, annotations, shapes: this.shapes() });
   }
 
   shapes() {

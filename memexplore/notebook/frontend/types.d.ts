@@ -17,6 +17,8 @@ export interface Trace {
   mode?: string;
   stackgroup?: string;
   fillcolor?: string;
+  fillpattern?: { fgcolor: string };
+  customdata?: Numbers;
   line?: Line;
   marker?: { size: number; color: string; line: Line };
   showlegend?: boolean;
@@ -29,13 +31,31 @@ export interface Layout {
   font?: Record<string, unknown>;
   margin?: Record<string, number>;
   shapes?: Record<string, unknown>[];
+  annotations?: Record<string, unknown>[];
   xaxis?: { range?: Range; [key: string]: unknown };
   [key: string]: unknown;
+}
+
+/** Places of rows on the horizontal axis of a timeline, linear between the knots, and the choices of axis. */
+export interface Axis {
+  rows: Numbers;
+  xs: Numbers;
+  chosen: string;
+  choices: { value: string; disabled: string }[];
+  is_folded: boolean;
+  can_fold: boolean;
+}
+
+/** The two pictures of a run that did not fit, and the number of the one drawn. */
+export interface Pictures {
+  labels: string[];
+  drawn: number;
 }
 
 export interface Figure {
   data: Trace[];
   layout: Layout;
+  axis?: Axis;
 }
 
 /** First and last row of a zoomed timeline. */
@@ -43,7 +63,7 @@ export type Range = [number, number];
 /** The rows shown, null for all. */
 export type Window = Range | null;
 
-interface Axis {
+interface PlotlyAxis {
   range: Range;
   _offset: number;
   _length: number;
@@ -57,7 +77,7 @@ export interface Click {
 export interface Graph extends HTMLDivElement {
   data?: Trace[];
   layout: Layout;
-  _fullLayout: { xaxis: Axis; yaxis: Axis };
+  _fullLayout: { xaxis: PlotlyAxis; yaxis: PlotlyAxis };
   /** The figure on the screen, for browser tests. */
   figure?: Figure;
   on(event: "plotly_relayout" | "plotly_relayouting", handler: (change: Record<string, any>) => void): void;
@@ -192,6 +212,8 @@ export interface TapeContent {
   data: Trace[];
   outline: Trace[];
   layout: Layout;
+  axis: Axis;
+  pictures: Pictures | null;
   row: number;
   selection: string | null;
   window: Window;

@@ -45,6 +45,7 @@ export class View {
     this.detailsTape = 0; // number of the tape whose details are drawn
     /** @type {number | undefined} */
     this.labelledWidth = undefined; // width for which the kernel chose the labels
+    this.axis = { axis: "event", folds: true }; // of the timeline
     /** @type {[Message, any][]} */
     this.early = []; // messages before plotly.js has loaded
     this.kernel = new Kernel(model, root, { onGone: () => this.showGone(), onIdle: () => this.updateBusy() });
@@ -69,6 +70,8 @@ export class View {
     this.timeline = new Timeline(this.context, model.get("height"), {
       onZoom: (window) => this.zoom.show(window),
       onCursor: (row) => this.requests.send("cursor", { row }),
+      onAxis: (axis, folds) => this.chooseAxis(axis, folds),
+      onPicture: (happened) => this.requests.send("picture", { happened }),
     });
     this.details = new Details(this.context, this.tabs, {
       onSelect: (layer) => this.requests.send("select", { layer }),
@@ -236,7 +239,8 @@ export class View {
     this.layerActions.drawLayer(content.selection);
     this.details.layers.select(content.selection);
     if (isNew) this.live.announce(`${content.verdict.headline} ${content.verdict.detail}`);
-    await this.timeline.drawFigure({ data: [...content.data, ...content.outline], layout: content.layout });
+    await this.timeline.drawFigure({ data: [...content.data, ...content.outline], layout: content.layout, axis: content.axis });
+    this.timeline.controls.drawPictures(content.pictures);
     this.reportDrawn(content.tape);
   }
 
@@ -287,9 +291,18 @@ export class View {
 
   // -- requests
 
+  /**
+   * @param {string} axis
+   * @param {boolean} folds
+   */
+  chooseAxis(axis, folds) {
+    this.axis = { axis, folds };
+    this.requestTimeline();
+  }
+
   requestTimeline() {
     this.labelledWidth = this.timeline.size().width;
-    this.requests.sendNumbered("timeline", { window: this.zoom.window, width: this.labelledWidth });
+    this.requests.sendNumbered("timeline", { window: this.zoom.window, width: this.labelledWidth, ...this.axis });
     this.updateBusy();
   }
 

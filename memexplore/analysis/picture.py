@@ -1,0 +1,67 @@
+"""The tape to draw for a run that did not fit: a Tape goes in; out comes the whole run as if there were room.
+
+What Python frees after a failed request is no part of the program's memory: drawn, it looks like a backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from memexplore.analysis.curves import cached_by_tape
+from memexplore.analysis.verdict import failed_request
+from memexplore.tape import COLUMNS, Action, Ending, Tape
+
+
+def with_whole(tape: Tape, unlimited: Tape) -> Tape:
+    """Return a tape that ended out of memory together with the tape of the same run on unlimited memory.
+
+    Its `whole` are the rows of `unlimited` with the capacity of the tape's device, and with the failed request as an
+    `oom` row before the request that succeeds there. A tape that fits is returned as it is.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> meta = Meta(Source.PREDICTED, "8 B GPU", capacity=8, ending=Ending.OUT_OF_MEMORY)
+    >>> columns = {"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [5, 6]}
+    >>> unlimited = Tape.from_columns({"address": [0, 512, 1024], "size": [5, 6, 7]}, meta=meta)
+    >>> whole = with_whole(Tape.from_columns(columns, meta=meta), unlimited).whole
+    >>> whole.action.tolist(), whole.size.tolist()
+    ([0, 8, 0, 0], [5, 6, 6, 7])
+    """
+    failed = failed_request(tape)
+    if failed < 0:
+        return tape
+    requests = np.flatnonzero(unlimited.action == Action.ALLOC)
+    number = int(np.count_nonzero(tape.action[:failed] == Action.ALLOC))
+    if number >= len(requests):
+        return tape
+    at = int(requests[number])
+    columns: dict[str, Any] = {
+        name: np.insert(getattr(unlimited, name), at, getattr(unlimited, name)[at]) for name in COLUMNS
+    }
+    columns["action"][at], columns["address"][at], columns["size"][at] = Action.OOM, -1, tape.size[failed]
+    columns["time"][at] = unlimited.time[at]
+    meta, device = unlimited.meta, tape.meta
+    meta = meta._replace(device=device.device, gpu=device.gpu, capacity=device.capacity, total=device.total)
+    meta = meta._replace(settings=device.settings, ending=Ending.OUT_OF_MEMORY, error=device.error)
+    for column in columns.values():
+        column.flags.writeable = False
+    return tape.replace(whole=dataclasses.replace(unlimited, **columns, meta=meta))
+
+
+@cached_by_tape
+def picture(tape: Tape) -> Tape:
+    """Return the tape to draw: the whole run if it is known, else the run up to the request that ended it.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> actions = [Action.ALLOC, Action.OOM, Action.FREE_REQUESTED]
+    >>> columns = {"action": actions, "address": [0, -1, 0], "size": [5, 6, 5]}
+    >>> tape = Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "8 B GPU", ending=Ending.OUT_OF_MEMORY))
+    >>> len(tape), len(picture(tape))
+    (3, 2)
+    """
+    if tape.whole is not None:
+        return tape.whole
+    failed = failed_request(tape)
+    return tape if failed < 0 or failed == len(tape) - 1 else tape[: failed + 1]

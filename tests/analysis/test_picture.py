@@ -1,0 +1,59 @@
+"""The tape to draw for a run that did not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memexplore.analysis import curves
+from memexplore.analysis.picture import picture, with_whole
+from memexplore.analysis.verdict import failed_request
+from memexplore.tape import Action, Category, Phase, Tape
+from tests.sample_tapes import GIB, T4, Program, oom_tape, small_tape, training_tape, unwound_tape
+
+
+def test_picture_ends_where_the_request_failed() -> None:
+    tape = unwound_tape()
+    assert picture(tape).action.tolist() == [Action.MARK, Action.ALLOC, Action.OOM]
+    assert len(tape) == 5
+
+
+def test_picture_of_a_run_that_fits_is_its_tape() -> None:
+    tape = small_tape()
+    assert picture(tape) is tape
+
+
+def test_picture_is_the_whole_run_with_the_capacity_of_the_device() -> None:
+    program = Program()
+    program.mark(1, Phase.FORWARD)
+    program.alloc(GIB, Category.ACTIVATION, "mm", "fc", 3)
+    program.alloc(4 * GIB, Category.ACTIVATION, "mm", "fc", 4)
+    program.alloc(GIB, Category.GRADIENT, "mm", "fc", 5)
+    whole = picture(with_whole(unwound_tape(), program.tape(T4._replace(capacity=None))))
+    # 1 + 4 + 1 GiB; the second request of the run is the one that failed
+    assert curves.peak(whole)[0] == 6 * GIB
+    assert whole.meta.capacity == 2 * GIB
+    assert failed_request(whole) == 2
+    assert whole.size[2] == 4 * GIB
+    assert whole.action.tolist() == [Action.MARK, Action.ALLOC, Action.OOM, Action.ALLOC, Action.ALLOC]
+
+
+def test_slices_and_files_have_no_whole_run(tmp_path) -> None:
+    tape = with_whole(unwound_tape(), training_tape())
+    assert tape.whole is not None
+    assert tape[:2].whole is None
+    tape.save(tmp_path / "tape.parquet")
+    loaded = Tape.load(tmp_path / "tape.parquet")
+    assert loaded.whole is None
+    assert loaded.equals(tape)
+
+
+def test_tape_that_fits_gets_no_whole_run() -> None:
+    assert with_whole(small_tape(), training_tape()).whole is None
+
+
+def test_classes_are_saved(tmp_path) -> None:
+    columns = {"address": [0], "size": [8], "module": [0]}
+    tape = Tape.from_columns(columns, modules=["fc"], classes=["Linear"], meta=T4)
+    tape.save(tmp_path / "tape.parquet")
+    assert Tape.load(tmp_path / "tape.parquet").classes == ("Linear",)
+    assert np.array_equal(oom_tape().module, oom_tape()[:].module)
