@@ -159,8 +159,11 @@ class Explorer:
         if request["type"] not in handlers:
             return False
         with self.view.lock:
-            self._state = explorer_state.received(self._state, request.get("view", ""), request.get("number", 0))
-            handlers[request["type"]](request)
+            before = self._state
+            self._state = explorer_state.received(before, request["view"], request["number"])
+            # A page sends again what the kernel seems not to have received.
+            if self._state is not before:
+                handlers[request["type"]](request)
             self.view.send_controls()
         return True
 

@@ -51,13 +51,16 @@ class State:
 
 
 def received(state: State, page: str, number: int) -> State:
-    """Note the number of a page's request; an older one than the latest changes nothing.
+    """Note the number of a page's request; the same state if that request, or a later one, was received before.
 
-    >>> received(received(State(), "a", 3), "a", 2).received
-    (('a', 3),)
+    >>> state = received(State(), "a", 3)
+    >>> state.received, received(state, "a", 2) is state
+    ((('a', 3),), True)
     """
     latest = dict(state.received)
-    return dataclasses.replace(state, received=tuple({**latest, page: max(number, latest.get(page, 0))}.items()))
+    if number <= latest.get(page, 0):
+        return state
+    return dataclasses.replace(state, received=tuple({**latest, page: number}.items()))
 
 
 def requested(state: State, knobs: Knobs, *, drag: str = "", cause: str = "") -> State:

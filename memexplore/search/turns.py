@@ -33,19 +33,18 @@ class SearchInTurns:
         self._latest: Advice | None = None
         self._is_stopped = False
         self._thread = threading.Thread(target=self._search, name="memexplore-search", daemon=True)
+        self._thread.start()
 
     def advance(self) -> bool:
         """Do the next run and report it; return whether the search goes on."""
         if self._is_stopped:
             return False
-        if not self._thread.is_alive():
-            self._thread.start()
         self._may_run.release()
         self._has_run.acquire()
         events, self._events = self._events, []
         for event in events:
             self._report(event)
-        return not self._is_stopped and not any(isinstance(event, Ended) for event in events)
+        return not self._is_stopped
 
     def stop(self) -> None:
         """End the search without a further report."""
@@ -64,6 +63,7 @@ class SearchInTurns:
         except Exception as error:
             ended = Ended(None, workers.without_frames(error))
         self._events.append(ended)
+        self._is_stopped = True
         self._has_run.release()
 
     def _keep(self, advice: Advice) -> None:

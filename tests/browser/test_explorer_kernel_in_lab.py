@@ -1,0 +1,97 @@
+"""The kernel's side of the explorer in a real JupyterLab: quick keys during runs, and the search beside the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+CELL = """%%memprofile --gpu T4 --slider batch=16:256:16
+batch = 16
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(20))).cuda()
+for _ in range(5):
+    print('running')
+    display('running')
+    model(torch.ones(batch * 64, 256, device='cuda')).sum().backward()"""
+SHOWN = """import gc
+from memexplore.notebook.explorer import Explorer
+explorer = next(one for one in gc.get_objects() if type(one) is Explorer)
+state = explorer._state
+print(explorer.trial.knobs, state.number == state.drawn_number, len(explorer.history))"""
+DURING = """before = explorer._state.number
+time.sleep(2)
+print(explorer._state.number - before)"""
+KERNELS = ["newest", "6.31.0", "7.3.0"]
+VALUE = "() => document.querySelector('[data-field^=variables] output').textContent"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_held_key_ends_with_slider_and_picture_of_the_same_setting(
+    notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str
+) -> None:
+    cells = ["import torch, time\n%load_ext memexplore", CELL, SHOWN, DURING]
+    book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn [data-field^=variables]")
+    book.settle()
+    slider = book.page.locator("[data-field^=variables] input")
+    slider.focus()
+    book.page.keyboard.down("ArrowRight")
+    for _ in range(8):
+        # the key repeats faster than the cell runs
+        book.page.wait_for_timeout(60)
+        book.page.keyboard.down("ArrowRight")
+    book.page.keyboard.up("ArrowRight")
+    book.settle()
+    # 16, and nine times 16 more
+    assert book.page.evaluate(VALUE) == "160"
+    book.run(2)
+    # one entry of the history: the step as written, and the end of the drag
+    assert book.text(2) == "batch = 160 True 2\n"
+    # During a cell the setting is requested, from ipykernel 7 on, and drawn after its end.
+    book.start(3)
+    slider.press("ArrowRight")
+    book.wait(3)
+    assert book.text(3) == ("0\n" if kernel.startswith("6.") else "1\n")
+    book.settle()
+    assert book.page.evaluate(VALUE) == "176"
+    book.run(2)
+    assert book.text(2) == "batch = 176 True 3\n"
+    assert book.errors() == []
+    outputs = [output for number in (1, 3) for output in book.outputs(number)]
+    # the runs of the explorer print and display nothing
+    assert sum("running" in str(output.get("data", "")) for output in outputs) == 5
+
+
+def test_search_goes_on_beside_cells_and_knobs(notebook: Callable[..., Any]) -> None:
+    set_up = """import memexplore as mx, torch
+from tests.models import MODELS
+build, make, loss = MODELS["resnet50"]
+explorer = mx.explore(mx.Step(build(), make("cpu"), compute_loss=loss), gpu="T4")
+explorer"""
+    book = notebook(set_up, "print(explorer._search.is_running, explorer._search.state.done)", "print(explorer.knobs)")
+    book.run(0)
+    page = book.page
+    page.wait_for_selector(".memexplore-drawn [data-field=batch]")
+    book.settle()
+    page.get_by_role("button", name="What would fit?").click()
+    # streams: rows while it runs
+    page.wait_for_selector(".memexplore-settings tbody tr", timeout=120_000)
+    book.run(1)
+    assert book.text(1).startswith("True ")
+    page.locator("[data-field=batch] input").press("ArrowLeft")
+    page.wait_for_function("() => document.querySelector('[data-field=batch] output').textContent === '1'")
+    book.settle()
+    book.run(2)
+    assert book.text(2) == "batch 1\n"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("Stopped after").first.wait_for()
+    rows = page.locator(".memexplore-settings tbody tr").count()
+    assert rows > 0
+    book.run(1)
+    assert book.text(1).startswith("False ")
+    assert book.errors() == []

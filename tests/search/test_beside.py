@@ -1,0 +1,118 @@
+"""Searches beside the caller: in a process of its own, and in turns where the step cannot be sent to one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.search.advise import advise
+from memexplore.search.beside import Ended, Found, SearchProcess
+from memexplore.search.turns import SearchInTurns
+from memexplore.steps.step import Step
+
+
+def step() -> Step:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)), nn.Linear(64, 10))
+    inputs = torch.zeros(64, 64), torch.zeros(64, dtype=torch.long)
+    return Step(model, inputs, loss=nn.functional.cross_entropy, optimizer=torch.optim.AdamW)
+
+
+def step_with_lock() -> Step:
+    lock = threading.Lock()
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return nn.functional.cross_entropy(output, target)
+
+    given = step()
+    return Step(given.model, given.batch, loss=loss, optimizer=torch.optim.AdamW)
+
+
+def test_process_streams_advice_and_ends_with_that_of_advise() -> None:
+    events: queue.Queue[Found | Ended] = queue.Queue()
+    SearchProcess(step(), "24MiB", events.put, release=None)
+    seen = [events.get(timeout=120)]
+    while not isinstance(seen[-1], Ended):
+        seen.append(events.get(timeout=120))
+    *found, end = seen
+    assert isinstance(end, Ended)
+    assert end.error is None
+    assert end.advice is not None
+    expected = advise(step(), "24MiB", progress=None)
+    assert [option.knobs for option in end.advice.options] == [option.knobs for option in expected.options]
+    # one report a run, and the advice grows from the first one on
+    assert [one.progress.done for one in found if isinstance(one, Found)][:3] == [1, 2, 3]
+    tried = [len(one.advice.tried) for one in found if one.advice is not None]
+    assert tried == sorted(tried)
+    assert tried[0] == 1
+
+
+def test_stopped_process_ends_without_a_report() -> None:
+    events: queue.Queue[Found | Ended] = queue.Queue()
+    search = SearchProcess(step(), "T4", events.put, release=None)
+    first = events.get(timeout=120)
+    assert isinstance(first, Found)
+    search.stop()
+    search._process.join(60)
+    assert search._process.exitcode not in (None, 0)
+    time.sleep(0.1)
+    assert not any(isinstance(event, Ended) for event in events.queue)
+
+
+def test_step_that_cannot_be_sent_is_refused_before_a_process_starts() -> None:
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        SearchProcess(step_with_lock(), "T4", print, release=None)
+
+
+def test_error_of_the_step_ends_the_search() -> None:
+    wrong = Step(nn.Linear(8, 8), torch.zeros(4, 9), loss=torch.mean)
+    events: queue.Queue[Found | Ended] = queue.Queue()
+    SearchProcess(wrong, "T4", events.put, release=None)
+    end = events.get(timeout=120)
+    while not isinstance(end, Ended):
+        end = events.get(timeout=120)
+    assert end.advice is None
+    assert isinstance(end.error, RuntimeError)
+    assert "same reduction dim" in str(end.error)
+
+
+def test_turns_do_one_run_each_and_give_the_advice_of_advise() -> None:
+    events: list[Found | Ended] = []
+    given = step_with_lock()
+    turns = SearchInTurns(given, "24MiB", events.append, release=None)
+    assert events == []
+    runs = 0
+    while turns.advance():
+        runs += 1
+        assert isinstance(events[-1], Found)
+    *_, end = events
+    assert isinstance(end, Ended)
+    assert end.advice is not None
+    expected = advise(step_with_lock(), "24MiB", progress=None)
+    assert [option.knobs for option in end.advice.options] == [option.knobs for option in expected.options]
+    assert max(one.progress.done for one in events if isinstance(one, Found)) <= runs
+    assert not turns.advance()
+
+
+def test_stopped_turns_run_nothing_more() -> None:
+    events: list[Found | Ended] = []
+    turns = SearchInTurns(step_with_lock(), "T4", events.append, release=None)
+    assert turns.advance()
+    turns.stop()
+    assert not turns.advance()
+    turns._thread.join(60)
+    assert not turns._thread.is_alive()
+    assert len(events) == 1
+
+
+def test_advice_so_far_is_advice_about_the_runs_so_far() -> None:
+    sizes: list[int] = []
+    whole = advise(step(), "24MiB", budget=5, progress=None, found=lambda advice: sizes.append(len(advice.tried)))
+    assert sizes[:5] == [1, 2, 3, 4, 5]
+    assert whole.as_written.knobs == Knobs()
