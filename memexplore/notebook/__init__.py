@@ -24,7 +24,7 @@ content of the tab, ``{"kind": "figure", "figure": figure.to_dict()}`` or a "tab
 - for every view of a tape: put it into `View._tabs` in `View.__init__`, and call `put_tabs` in `View.send_details`, so
   that it follows `view.tape`; or
 - for the explorer: add it to `explorer_tabs` in `tabs.py`, with what it needs as a parameter (see its call in
-  `explorer.py`). Clicks on a row or point arrive at `Explorer._on_tab_click` with the name of the tab.
+  `explorer.py`). Its settings in `tabs.settings` make its rows and points clickable.
 
 A user adds a tab to one view with ``view.put_tabs({"My tab": content})``. None of these needs JavaScript. A tab whose
 content depends on the cursor does: add a request to `View._answer_request`, its content to `view_content.py`, and a

@@ -21,7 +21,6 @@ from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.results import Result, Run, run_ahead
 from memexplore.notebook.view import View
 from memexplore.steps import sentences
-from memexplore.steps.outcome import Outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 
@@ -76,7 +75,6 @@ class Explorer:
         self._layers = Layers.of(step, self.view.tape, self._static_reasons)
         self._search = Search(search, no_search, self._thread, self.view.lock, self._on_search)
         self.view.attach(self)
-        self.view.on_tab_click(self._on_tab_click)
         self.view.observe(lambda _: self.view.send_controls(), "selection")
         self._follow_up.start(self._parts())
 
@@ -156,6 +154,8 @@ class Explorer:
             "stop": lambda _: self._search.stop(),
             "layer action": self._on_layer_action,
         }
+        if request["type"] == "tab click":
+            return self._on_tab_click(request)
         if request["type"] not in handlers:
             return False
         with self.view.lock:
@@ -362,33 +362,21 @@ class Explorer:
             self._thread.run(lambda: self._follow_up.start(self._parts()))
 
     def _tabs(self, result: Result) -> dict[str, tabs.Tab]:
-        shown, advice, current = (
-            [self._results[knobs].outcome for knobs in self.history],
-            self._search.advice,
-            result.trial.knobs,
-        )
-        found = tabs.explorer_tabs(self._step, shown, self._advised(), current, advice.largest if advice else {})
-        if advice is not None:
-            return {tabs.ADVICE: tabs.advice(advice, current), **found}
-        return {tabs.ADVICE: tabs.UNSEARCHED, **found} if self._search.state.state == "idle" else found
+        shown, search = [self._results[knobs].outcome for knobs in self.history], self._search
+        unsearched = tabs.UNSEARCHED if search.advice is None and search.state.state == "idle" else None
+        return tabs.explorer_tabs(self._step, shown, search.advice, result.trial.knobs, unsearched)
 
-    def _advised(self) -> list[Outcome]:
-        """Return the runs of the search that train the same and were not shown."""
-        advice = self._search.advice
-        if advice is None:
-            return []
-        return [outcome for outcome in advice.tried if outcome.knobs in advice.same_training - set(self.history)]
-
-    def _on_tab_click(self, tab: str, row: int) -> None:
-        """Request the setting of a row or point on a tab that lists settings."""
-        if tab == tabs.ADVICE and self._search.advice is not None:
-            settings = [option.knobs for option in self._search.advice.options]
-        elif tab in (tabs.TRADE_OFFS, tabs.HISTORY):
-            settings = [*self.history, *(outcome.knobs for outcome in self._advised())]
-        else:
-            return
-        self._want(explorer_state.requested(self._state, settings[row]))
+    def _on_tab_click(self, request: dict[str, Any]) -> bool:
+        """Want the setting of a row or point; return False for a tab without settings."""
+        settings = tabs.settings(request["tab"], self.history, self._search.advice)
+        if not settings:
+            return False
+        # While a search goes on, its rows move: their texts tell them apart.
+        named = [knobs for text, knobs in settings if text == request.get("label")]
+        knobs = named[0] if named else settings[request["row"]][1]
+        self._want(explorer_state.requested(self._state, knobs))
         self.view.send_controls()
+        return True
 
     # -- display
 

@@ -35,18 +35,35 @@ _NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorc
 
 
 def explorer_tabs(
-    step: Step | None,
-    shown: Sequence[Outcome],
-    advised: Sequence[Outcome],
-    current: Knobs,
-    largest: Mapping[Knobs, LargestBatch] = MappingProxyType({}),
+    step: Step | None, shown: Sequence[Outcome], found: Advice | None, current: Knobs, unsearched: Tab | None = None
 ) -> dict[str, Tab]:
-    """Return all tabs except the advice, by name, in order. The chart draws advised settings after those shown."""
-    return {
-        TRADE_OFFS: trade_offs([*shown, *advised], current, largest),
+    """Return the tabs by name, in order: `found` is the advice so far, `unsearched` its tab where there is none.
+
+    The chart draws the settings that the advice is about after those shown.
+    """
+    first = unsearched if found is None else advice(found, current)
+    history_of = tuple(outcome.knobs for outcome in shown)
+    return ({} if first is None else {ADVICE: first}) | {
+        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found)], current, found.largest if found else {}),
         HISTORY: history(shown, current),
         CODE: code(step, current),
     }
+
+
+def settings(tab: str, shown: Sequence[Knobs], found: Advice | None) -> list[tuple[str, Knobs]]:
+    """Return the text and the setting of each row, or point, of a tab; an empty list for a tab without settings."""
+    if tab == ADVICE and found is not None:
+        return [(setting_text(option.knobs), option.knobs) for option in found.options]
+    if tab in (TRADE_OFFS, HISTORY):
+        return [(str(knobs), knobs) for knobs in (*shown, *(outcome.knobs for outcome in _advised(shown, found)))]
+    return []
+
+
+def _advised(shown: Sequence[Knobs], found: Advice | None) -> list[Outcome]:
+    """Return the runs of a search that train the same and were not shown."""
+    if found is None:
+        return []
+    return [outcome for outcome in found.tried if outcome.knobs in found.same_training - set(shown)]
 
 
 def trade_offs(

@@ -250,7 +250,8 @@ class View(anywidget.AnyWidget):
             try:
                 # A request about a tape that is no longer shown needs no answer.
                 is_current = request.get("tape", self._screen.tape_number) == self._screen.tape_number
-                if is_current and not (self._controls and self._controls.receive(request)):
+                is_taken = self._controls is not None and self._controls.receive(request)
+                if is_current and not is_taken:
                     self._answer_request(request)
             except Exception as error:
                 # Jupyter shows no traceback of a message handler, so the widget shows the error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -215,3 +216,17 @@ def test_request_that_is_sent_again_is_done_once(shown: Explorer) -> None:
     # another page counts by itself
     send(shown, "undo", number=1, view="b")
     assert shown.knobs == Knobs(frozen=["0"])
+
+
+def test_click_on_a_row_that_has_moved_means_the_setting_that_was_clicked(
+    shown: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, advice = SlowSearch(), advise(step(), budget=1, progress=None)
+    (first,) = advice.options
+    second = first._replace(outcome=first.outcome._replace(knobs=Knobs(batch=32)))
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    for options in ((second, first), (first, second)):
+        slow.find(6, dataclasses.replace(advice, options=options))
+    send(shown, "tab click", tab=tabs.ADVICE, row=0, label="batch 32")
+    assert shown.trial.knobs == Knobs(batch=32)

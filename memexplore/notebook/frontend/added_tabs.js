@@ -17,7 +17,7 @@ export class AddedTabs {
   /**
    * @param {import("./chart.js").Context} context
    * @param {import("./tabs.js").Tabs} tabs
-   * @param {{ onClick: (tab: string, row: number) => void, enqueue: (task: () => unknown) => void }} handlers `onClick`
+   * @param {{ onClick: (tab: string, row: number, label?: string) => void, enqueue: (task: () => unknown) => void }} handlers `onClick`
    *   receives the clicked row of a table or point of a figure
    */
   constructor(context, tabs, { onClick, enqueue }) {
@@ -64,7 +64,7 @@ export class AddedTabs {
       replaceKeepingFocus(panel, codeElements(content));
     } else {
       const text = content.text ? [element("p", "caption", content.text)] : [];
-      const table = content.rows.length ? [settingsTable(content, (row) => this.onClick(name, row))] : [];
+      const table = content.rows.length ? [settingsTable(content, (row, label) => this.onClick(name, row, label))] : [];
       replaceKeepingFocus(panel, [...text, ...table]);
     }
   }

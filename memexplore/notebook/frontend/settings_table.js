@@ -10,7 +10,7 @@ const COPIED_MS = 1500;
 /**
  * Return a table whose first cells are buttons, for the keyboard.
  * @param {SettingsTable} content
- * @param {(row: number) => void} onClick
+ * @param {(row: number, label: string) => void} onClick with the number and the text of a row
  */
 export function settingsTable({ titles, align = [], rows }, onClick) {
   const isRight = (/** @type {number} */ column) => align[column] === "right";
@@ -23,7 +23,7 @@ export function settingsTable({ titles, align = [], rows }, onClick) {
   });
   head.append(line);
   const body = element("tbody");
-  body.append(...rows.map((row, number) => settingsRow(row, isRight, () => onClick(number))));
+  body.append(...rows.map((row, number) => settingsRow(row, isRight, (label) => onClick(number, label))));
   const table = element("table", "settings");
   table.append(head, body);
   return table;
@@ -32,7 +32,7 @@ export function settingsTable({ titles, align = [], rows }, onClick) {
 /**
  * @param {SettingsRow} row
  * @param {(column: number) => boolean} isRight
- * @param {() => void} onClick
+ * @param {(label: string) => void} onClick
  */
 function settingsRow({ cells: [setting, ...others], current, hint, mark, copy }, isRight, onClick) {
   const line = element("tr", "row");
@@ -40,7 +40,7 @@ function settingsRow({ cells: [setting, ...others], current, hint, mark, copy },
   if (hint) line.title = hint;
   const button = element("button", "pick", typeof setting === "string" ? setting : setting.text);
   button.type = "button";
-  button.addEventListener("click", onClick);
+  button.addEventListener("click", () => onClick(button.textContent ?? ""));
   const first = element("td", "setting");
   first.append(button);
   if (current) first.append(element("span", "badge", "in force"));

@@ -79,7 +79,7 @@ export class View {
       onSelectBlock: (row) => this.requests.send("block", { row }),
     });
     this.added = new AddedTabs(this.context, this.side, {
-      onClick: (tab, row) => this.requests.send("tab click", { tab, row }),
+      onClick: (tab, row, label) => this.requests.send("tab click", { tab, row, label }),
       enqueue: (task) => this.queue.add(task),
     });
     this.hold = new PointerHold(this.timeline.graph, (task) => this.queue.add(task));
