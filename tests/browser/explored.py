@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.knobs.knobs import Knobs
-from memexplore.steps import sentences
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
@@ -18,11 +18,12 @@ SET_UP = """import memexplore as mx
 from memexplore.notebook.explore import explore
 from tests.browser.explored import small_step
 explorer = explore(small_step())"""
+AS_WRITTEN = Knobs()
 HEAD = "document.querySelector('.memexplore-headline')"
 GRAPH = "document.querySelector('.memexplore-timeline')"
 DRAWN = f"""() => {{ const bytes = name => {GRAPH}.figure.data.find(trace => trace.name === name)?.y ?? [];
     const highest = name => Math.max(0, ...bytes(name));
-    return {{ sentence: {HEAD}.textContent.trim(), peak: highest('peak'), before: highest('before') }} }}"""
+    return {{ headline: {HEAD}.textContent.trim(), peak: highest('peak'), before: highest('before') }} }}"""
 
 
 def small_step() -> Step:
@@ -43,18 +44,19 @@ def ran(knobs: Knobs) -> tuple[Trial, Outcome]:
     return run_outcome(small_step(), knobs)
 
 
-def expected(knobs: Knobs, before: Knobs) -> dict[str, Any]:
-    """Return the expected figures after one setting and then another, computed without a notebook."""
-    (first, first_numbers), (second, second_numbers) = ran(before), ran(knobs)
-    sentence = sentences.sentence(first, second, whole=(first_numbers, second_numbers))
-    return {"sentence": sentence, "peak": second_numbers.peak_allocated, "before": first_numbers.peak_allocated}
+def expected(knobs: Knobs, baseline: Knobs = AS_WRITTEN) -> dict[str, Any]:
+    """Return the expected figures of a setting, with those of the baseline as outline, computed without a notebook."""
+    trial, outcome = ran(knobs)
+    before = 0 if knobs == baseline else ran(baseline)[1].peak_allocated
+    headline = verdict_content(trial.tape).headline
+    return {"headline": headline, "peak": outcome.peak_allocated, "before": before}
 
 
-def wait_for(book: Any, knobs: Knobs, before: Knobs | None = None) -> None:
-    """Wait until the sentence, the figure and its outline are those of the setting."""
+def wait_for(book: Any, knobs: Knobs, baseline: Knobs = AS_WRITTEN) -> None:
+    """Wait until the headline, the figure and its outline are those of the setting."""
     from playwright.sync_api import TimeoutError as NotYet
 
-    wanted = expected(knobs, before or Knobs())
+    wanted = expected(knobs, baseline)
     same = "Object.keys(wanted).every(key => drawn[key] === wanted[key])"
     try:
         book.page.wait_for_function(f"wanted => {{ const drawn = ({DRAWN})(); return {same} }}", arg=wanted)
@@ -65,12 +67,21 @@ def wait_for(book: Any, knobs: Knobs, before: Knobs | None = None) -> None:
 def reset(book: Any) -> None:
     """Reset the explorer to the step as written."""
     book.run(2)
-    book.page.wait_for_function(f"peak => ({DRAWN})().peak === peak", arg=ran(Knobs())[1].peak_allocated)
+    wait_for(book, Knobs())
     book.settle()
 
 
-def knob(book: Any, label: str, part: str) -> Any:
-    """Return a part of the control with a label."""
-    widget = book.page.locator(".memexplore-group .widget-inline-hbox")
-    own = book.page.locator(f"xpath=./label[normalize-space(.)='{label}']")
-    return widget.filter(has=own).locator(part)
+def knob(book: Any, label: str) -> Any:
+    """Return the control with a label; the other knobs are opened if it is among them."""
+    control = book.page.get_by_label(label, exact=True)
+    more = book.page.locator(".memexplore-more")
+    if more.is_visible() and more.get_attribute("aria-expanded") == "false" and not control.is_visible():
+        more.click()
+    return control
+
+
+def choose(book: Any, label: str, option: str) -> None:
+    """Choose the option that begins with a text."""
+    control = knob(book, label)
+    texts = control.evaluate("select => [...select.options].map(option => option.text)")
+    control.select_option(label=next(text for text in texts if text.startswith(option)))

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from memexplore.knobs.knobs import Knobs
+from tests.browser.explored import choose, expected, wait_for
+
 pytestmark = pytest.mark.browser
 
 SET_UP = "import memexplore as mx\nfrom tests.sample_tapes import training_tape\nview = mx.view(training_tape())"
@@ -87,9 +90,77 @@ def test_cursor_and_selection_are_announced(shown: Any) -> None:
     assert (box["width"], box["height"]) == (1, 1)
 
 
-def test_headline_of_an_explorer_is_announced(explored: Any) -> None:
-    headline = explored.page.locator(".memexplore-headline[role=status]")
-    assert headline.inner_text().startswith("As written: peak ")
+def test_verdict_of_a_changed_setting_is_announced(explored: Any) -> None:
+    choose(explored, "Precision", "bf16 autocast")
+    wait_for(explored, Knobs(precision="bf16"))
+    wanted = expected(Knobs(precision="bf16"))["headline"]
+    explored.page.wait_for_function(
+        f"text => document.querySelector('{STATUS}').textContent.startsWith(text)", arg=wanted
+    )
+
+
+def test_knobs_have_names_values_with_units_and_few_tab_stops(explored: Any) -> None:
+    page = explored.page
+    slider = page.get_by_role("slider", name="Batch", exact=True)
+    assert slider.get_attribute("aria-valuetext") == "64 samples"
+    for label in ("Precision", "Checkpoint", "Optimizer", "GPU"):
+        page.get_by_role("combobox", name=label, exact=True).wait_for()
+    slider.press("ArrowLeft")
+    wait_for(explored, Knobs(batch=32))
+    explored.settle()
+    # One stop for all buttons of the row of changes; arrow keys move between them.
+    page.locator(".memexplore-change").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(ACTIVE) == "Pin"
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.labels[0].textContent") == "Batch"
+    # Delete returns a knob to the step as written.
+    page.keyboard.press("Delete")
+    wait_for(explored, Knobs())
+
+
+def test_disabled_knob_has_its_reason(explored: Any) -> None:
+    page = explored.page
+    page.locator(".memexplore-more").click()
+    rank = page.get_by_role("slider", name="LoRA rank", exact=True)
+    assert rank.is_disabled()
+    described = "knob => document.getElementById(knob.getAttribute('aria-describedby')).textContent"
+    assert "No layer has LoRA" in rank.evaluate(described)
+
+
+CONTRAST = """() => {
+    const luminance = colour => { const [r, g, b] = colour.map(v => v / 255).map(
+        v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+    const parse = text => text.match(/[\\d.]+/g).map(Number);
+    const ground = element => { for (let e = element; e; e = e.parentElement) {
+        const [r, g, b, a = 1] = parse(getComputedStyle(e).backgroundColor); if (a > 0.99) return [r, g, b] }
+        return [255, 255, 255] };
+    const found = [];
+    for (const element of document.querySelectorAll('.memexplore *')) {
+        const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+        const style = getComputedStyle(element);
+        if (!own || element.closest('svg, :disabled, [aria-pressed=false]') || !element.checkVisibility()) continue;
+        const below = ground(element), [r, g, b, a = 1] = parse(style.color);
+        const over = [r, g, b].map((v, i) => v * a + below[i] * (1 - a));
+        const [low, high] = [luminance(over), luminance(below)].sort((x, y) => x - y);
+        const ratio = (high + 0.05) / (low + 0.05);
+        if (ratio < 4.5) found.push([element.className, element.textContent.slice(0, 30), ratio]);
+    }
+    return found }"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_all_text_is_legible(explored: Any, theme: str) -> None:
+    explored.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
+    dark = theme.endswith("Dark")
+    explored.page.wait_for_function(f"theme => ({THEME})() === theme", arg="dark" if dark else "light")
+    choose(explored, "Precision", "bf16 autocast")
+    wait_for(explored, Knobs(precision="bf16"))
+    explored.page.locator(".memexplore-more").click()
+    for tab in ("History", "Code", "Tensors", "Lines"):
+        explored.page.get_by_role("tab", name=tab, exact=True).click()
+        explored.settle()
+        assert explored.page.evaluate(CONTRAST) == []
 
 
 MARK = """mark => { const [where, name, value] = mark; const part = document[where];
@@ -117,7 +188,7 @@ def test_theme_of_the_page_is_followed_while_it_changes(
     page = shown.page
     page.evaluate("() => document.body.removeAttribute('data-jp-theme-light')")
     page.evaluate(WITHOUT_COLOURS)
-    fills = {"dark": "rgb(230, 230, 230)", "light": "rgb(33, 33, 33)"}  # #e6e6e6 and #212121 of view.css
+    fills = {"dark": "rgb(230, 230, 230)", "light": "rgb(33, 33, 33)"}  # #e6e6e6 and #212121 of colours.css
     for theme, value in [("dark", dark), ("light", light)]:
         page.evaluate(MARK, [where, name, value])
         page.wait_for_function(f"theme => ({THEME})() === theme", arg=theme)

@@ -29,12 +29,12 @@ def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str]
         """() => [...document.querySelectorAll('.memexplore')].map(view => {
             const { data } = view.querySelector('.memexplore-timeline').figure;
             const read = name => data.find(trace => trace.name === name), highest = name => Math.max(...read(name).y);
-            return { sentence: view.querySelector('.memexplore-sentence').textContent, peak: read('peak').y[0],
+            return { headline: view.querySelector('.memexplore-headline').textContent, peak: read('peak').y[0],
                      allocated: highest('allocated'), reserved: highest('reserved') } })"""
     )
     training, died, *_ = drawn
-    # The browser drew the numbers of the sentence above the figure.
-    assert training["sentence"].startswith(f"Peak {size_text(training['peak'])} allocated")
-    assert died["sentence"].startswith("Out of memory in step ")
+    # The browser drew the numbers of the verdict above the figure.
+    assert training["headline"].startswith(f"Fits: needs {size_text(training['reserved'])} ")
+    assert died["headline"].startswith("Needs ")
     for view in drawn:
         assert view["allocated"] == view["peak"] <= view["reserved"]

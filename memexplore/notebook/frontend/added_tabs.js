@@ -10,7 +10,7 @@ import { toolbar, updateToolbar } from "./toolbar.js";
 /** `view` is the label of the chosen figure. */
 /** @typedef {{ content: AddedTab, isStale: boolean, chart: Chart | null, bar: HTMLElement, view: string }} Entry */
 
-const BUTTONS = [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]];
+const BUTTONS = ["zoom2d", "pan2d", "resetScale2d"];
 const GAP = 8; // pixels
 
 export class AddedTabs {
@@ -82,7 +82,7 @@ export class AddedTabs {
     if (isFirst) panel.replaceChildren(bar, chart.graph);
     const { label: chosen, figure } = views.find(({ label }) => label === entry.view) ?? views[0] ?? { figure: first };
     this.drawViews(bar, name, views, chosen);
-    await chart.draw(figure.data, figure.layout, { doubleClick: "reset", modeBarButtons: BUTTONS });
+    await chart.draw(figure.data, figure.layout, { doubleClick: "reset", modeBarButtons: [[chart.saveButton], BUTTONS] });
     if (!isFirst) return;
     chart.graph.on("plotly_click", ({ points }) => {
       const number = [points[0].customdata].flat()[0];

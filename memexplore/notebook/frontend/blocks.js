@@ -3,7 +3,7 @@ import { Chart } from "./chart.js";
 import { element, graphElement } from "./dom.js";
 
 const GAP = 6; // pixels between text and map
-const BUTTONS = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
+const BUTTONS = [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
 
 export class Blocks extends Chart {
   /**
@@ -23,7 +23,7 @@ export class Blocks extends Chart {
   async drawBlocks({ blocks, text }) {
     const isFirst = !this.isDrawn;
     this.text.textContent = text;
-    await this.draw(blocks.data, blocks.layout, { doubleClick: "reset", modeBarButtons: BUTTONS });
+    await this.draw(blocks.data, blocks.layout, { doubleClick: "reset", modeBarButtons: [[this.saveButton], ...BUTTONS] });
     if (!isFirst) return;
     this.graph.on("plotly_click", ({ points }) => {
       const row = points.map((point) => Number(point.customdata)).find((number) => number >= 0);

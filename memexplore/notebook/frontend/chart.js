@@ -6,7 +6,8 @@ import { themedLayout } from "./theme.js";
 
 // Every button is listed by name: among plotly's default buttons is one that uploads the chart.
 // Two clicks within 600 ms are a double click: plotly's own 300 ms are too short on a busy machine.
-const CONFIG = { displaylogo: false, responsive: false, doubleClick: false, doubleClickDelay: 600 };
+// plotly's tips would cover the page's toolbar.
+const CONFIG = { displaylogo: false, responsive: false, doubleClick: false, doubleClickDelay: 600, showTips: false };
 const MIN_HEIGHT = 200; // pixels
 
 /** What all charts of a view share; `plotly` is null until plotly.js has loaded. */
@@ -52,6 +53,20 @@ export class Chart {
   async draw(data, layout, config) {
     const sized = themedLayout({ ...layout, ...this.size() }, this.colour);
     await this.plotly.react(this.graph, data, sized, { ...CONFIG, ...config });
+  }
+
+  /** A button that saves the graph; plotly's own announces itself over the page's toolbar. */
+  get saveButton() {
+    const { Icons } = this.plotly;
+    return { name: "save", title: "Download plot as a PNG", icon: Icons.camera, click: () => this.download() };
+  }
+
+  /** @returns {unknown} */
+  download() {
+    const background = getComputedStyle(this.context.root).getPropertyValue("--memexplore-paper").trim();
+    const layout = { ...this.graph.layout, ...this.size(), paper_bgcolor: background };
+    const figure = { data: this.graph.data ?? [], layout };
+    return this.plotly.downloadImage(figure, { format: "png", filename: "memexplore" });
   }
 
   /** Use the page's present text colour. */

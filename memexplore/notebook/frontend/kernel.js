@@ -29,6 +29,7 @@ export class Kernel {
     model.on("comm_live_update", this.onComm);
     model.on("comm:close", this.onComm);
     this.connection?.statusChanged?.connect(this.onStatus);
+    this.connection?.disposed?.connect(this.onStatus); // shut down, or replaced by another kernel
     document.addEventListener("visibilitychange", this.onVisible);
   }
 
@@ -75,7 +76,7 @@ export class Kernel {
 
   checkStatus() {
     const status = this.connection?.status ?? "";
-    if (ENDED.includes(status)) this.end();
+    if (ENDED.includes(status) || this.connection?.isDisposed) this.end();
     else if (status === "idle") this.onIdle();
   }
 
@@ -91,6 +92,7 @@ export class Kernel {
     this.model.off("comm_live_update", this.onComm);
     this.model.off("comm:close", this.onComm);
     this.connection?.statusChanged?.disconnect(this.onStatus);
+    this.connection?.disposed?.disconnect(this.onStatus);
     document.removeEventListener("visibilitychange", this.onVisible);
   }
 }

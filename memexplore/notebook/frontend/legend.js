@@ -1,5 +1,6 @@
 // Legend of the timeline: a button per trace that hides it or shows it again.
 import { element, replaceKeepingFocus } from "./dom.js";
+import { toolbar, updateToolbar } from "./toolbar.js";
 
 /** @typedef {import("./types").Trace} Trace */
 
@@ -17,7 +18,7 @@ export function listedTraces(traces) {
 export class Legend {
   /** @param {() => void} onChange called when a trace is hidden or shown */
   constructor(onChange) {
-    this.root = element("div", "legend");
+    this.root = toolbar("legend", "Legend: show or hide");
     this.onChange = onChange;
     /** @type {Set<string>} */
     this.hidden = new Set();
@@ -34,6 +35,7 @@ export class Legend {
   /** @param {Trace[]} traces */
   draw(traces) {
     replaceKeepingFocus(this.root, listedTraces(traces).map((trace) => this.entry(trace)));
+    updateToolbar(this.root);
   }
 
   /** @param {Trace} trace */

@@ -65,8 +65,7 @@ export class Timeline extends Chart {
     const layout = { ...own, uirevision: "kept", shapes: this.shapes(), showlegend: false };
     const { Icons } = this.plotly;
     const all = { name: "all", title: "Show all", icon: Icons.home, click: () => this.handlers.onZoom(null) };
-    const save = { name: "save", title: "Download plot as a PNG", icon: Icons.camera, click: () => this.download() };
-    const modeBarButtons = [[save], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", all]];
+    const modeBarButtons = [[this.saveButton], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", all]];
     // One invisible trace gives plotly the positions of the events.
     const allocated = figure.data.find(({ name }) => name === "allocated");
     await this.draw(allocated ? [{ ...allocated, mode: "none" }] : [], layout, { modeBarButtons });

@@ -115,7 +115,14 @@ export interface Model {
 /** JupyterLab's connection to a kernel. */
 export interface Connection {
   status?: string;
-  statusChanged?: { connect(handler: () => void): void; disconnect(handler: () => void): void };
+  isDisposed?: boolean;
+  statusChanged?: Signal;
+  disposed?: Signal;
+}
+
+interface Signal {
+  connect(handler: () => void): void;
+  disconnect(handler: () => void): void;
 }
 
 /** A row of the tables of tensors, lines and growth. */

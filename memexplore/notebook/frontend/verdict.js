@@ -49,6 +49,9 @@ export class VerdictBar {
     this.text.append(this.headline, this.detail, more);
     this.root.append(this.mark, this.text, this.side);
     this.reservedWidth = 0;
+    // Called after the browser has computed the layout, which asking for a height would force.
+    this.sizes = new ResizeObserver(([{ contentRect }]) => this.reserve(contentRect.width, contentRect.height));
+    this.sizes.observe(this.text);
     this.drawnApplied = "";
     this.elements = [this.gone, this.root, this.problem, element("p", "waiting", WAITING)];
   }
@@ -63,7 +66,6 @@ export class VerdictBar {
     fill(this.where, "Where", verdict.where.map(whereEntry));
     fill(this.notes, countText(notes.length, "assumption"), notes.map((note) => element("li", "", note)));
     this.drawBar(verdict);
-    this.reserve();
   }
 
   /**
@@ -90,13 +92,18 @@ export class VerdictBar {
     this.limit.style.left = percent(capacity ?? 1);
   }
 
-  /** Keep the height of the longest text so far: nothing below moves while a knob turns. */
-  reserve() {
-    const width = this.root.clientWidth;
-    if (width !== this.reservedWidth) this.text.style.minHeight = "";
+  /**
+   * Keep the height of the longest text so far: nothing below moves while a knob turns.
+   * @param {number} width present width of the text
+   * @param {number} height
+   */
+  reserve(width, height) {
+    this.text.style.minHeight = width === this.reservedWidth ? `${height}px` : "";
     this.reservedWidth = width;
-    const height = this.text.offsetHeight;
-    if (height) this.text.style.minHeight = `${height}px`;
+  }
+
+  close() {
+    this.sizes.disconnect();
   }
 
   /** @param {unknown} error */

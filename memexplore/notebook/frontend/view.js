@@ -105,6 +105,7 @@ export class View {
       () => this.model.off("msg:custom", listen),
       () => this.hold.close(),
       () => this.kernel.close(),
+      () => this.verdict.close(),
       () => this.explorer.close(),
       watchTheme(() => this.queue.add(() => this.recolour())),
     ];
