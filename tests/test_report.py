@@ -107,7 +107,7 @@ def test_page_of_a_leak_has_a_growth_table():
 
 def test_page_of_an_oom_says_once_where_it_stops():
     page = report.html(oom_tape())
-    assert page.count("Stops in step 1, forward of layer2.conv: convolution requested 2.00 GiB") == 1
+    assert page.count("stops in step 1, forward of layer2.conv (convolution, 2.00 GiB)") == 1
     assert '<summary>at <span title="train.py:7">train.py, line 7</span></summary>' in page
 
 

@@ -156,8 +156,9 @@ def _fits(tape: Tape) -> VerdictContent:
     spare = capacity - used
     is_tight = spare < capacity * TIGHT
     left = in_unit_of(spare, used) if spare > 0 else "nothing"
-    budget = f"needs {size_text(used)} · {_has(tape, used)} · {left} to spare"
-    headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget}"
+    headline = (
+        f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, _short_name(tape), f'{left} to spare')}"
+    )
     return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)
 
 
@@ -176,8 +177,8 @@ def _growing(tape: Tape) -> VerdictContent | None:
     kept = (
         f"{Category(int(tape.category[found.row])).text.capitalize()} memory allocated {held}is kept from step to step"
     )
-    budget = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
-    details = [kept, budget, _shares(tape, lever=False), _source(tape)]
+    so_far = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
+    details = [kept, so_far, _shares(tape, lever=False), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where)
 
 
@@ -197,15 +198,16 @@ def _out_of_memory(tape: Tape, needed: int | None, whole: Tape | None) -> Verdic
     row = failed_request(tape)
     request, allocated = int(tape.size[row]), int(curve(tape)[row])
     location, op = location_text(tape, row), where(tape, row)["op"]
-    stops = f"{'Stops in ' + location if location else 'Stops'}: {op or 'the run'} requested {size_text(request)}"
+    stops = f"stops in {location}" if location else "stops"
+    stops += f" ({op}, {size_text(request)})" if op else f" ({size_text(request)})"
     found = leak(tape)
     details = [
-        stops,
-        _gaps(tape, row),
-        "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
-        caught_text(tape).removesuffix("."),
         _shares(whole or tape, lever=found is None),
         f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
+        stops,
+        _gaps(tape, row) if needed is None else "",
+        "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
+        caught_text(tape).removesuffix("."),
         _source(tape),
     ]
     where_grows = _places(tape, found.row)[:1] if found is not None else ()
@@ -227,8 +229,8 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     if capacity is None:
         return f"Out of memory: needs {more}{size_text(size)}"
     if size > capacity:
-        over = in_unit_of(size - capacity, size)
-        return f"Needs {more}{size_text(size)} · {_has(tape, size)} · {over} over"
+        over = f"{in_unit_of(size - capacity, size)} over"
+        return f"N{budget(size, capacity, _short_name(tape), over, more)[1:]}"
     # There was enough memory, in gaps between blocks, or too little for a new segment.
     free = capacity - int(curve(tape, "active")[row])
     share = f"{in_unit_of(free, capacity)} of {size_text(capacity)}"
@@ -310,13 +312,30 @@ def _shares(tape: Tape, *, lever: bool) -> str:
     return f"{text}: try {_LEVERS[largest[0]]}" if lever and largest[0] in _LEVERS else text
 
 
+def budget(needed: int, capacity: int, device: str, rest: str, more: str = "") -> str:
+    """Return what a run needs and what there is, in one unit where possible.
+
+    >>> budget(3 << 30, 2 << 30, "T4", "1.00 over", "more than ")
+    'needs more than 3.00 GiB · T4 has 2.00 · 1.00 over'
+    """
+    return f"needs {more}{size_text(needed)} · {device} has {in_unit_of(capacity, needed)} · {rest}"
+
+
 def _has(tape: Tape, other: int) -> str:
     capacity = tape.meta.capacity or 0
     return f"{_short_name(tape)} has {in_unit_of(capacity, other) if other else size_text(capacity)}"
 
 
 def _short_name(tape: Tape) -> str:
-    name = tape.meta.gpu or tape.meta.device
+    return short_name(tape.meta.gpu or tape.meta.device)
+
+
+def short_name(name: str) -> str:
+    """Return the name of a device for a sentence.
+
+    >>> short_name("T4"), short_name("24.0 GiB")
+    ('T4', 'the GPU')
+    """
     try:
         parse_size(name)
     except ValueError:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memexplore.analysis.curves import category_bytes, peak
+from memexplore.analysis.picture import picture
 from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import verdict_content
@@ -41,8 +42,9 @@ def timeline_text(tape: Tape) -> str:
 
     Raises ValueError for a tape that is not placed.
     """
-    allocated, row = peak(tape)
-    shares = category_bytes(tape, row)
+    drawn = picture(tape)
+    allocated, row = peak(drawn)
+    shares = category_bytes(drawn, row)
     rows = [
         (
             kind.text,

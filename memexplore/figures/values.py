@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memexplore.analysis.curves import category_bytes, curve, peak
+from memexplore.analysis.picture import picture
 from memexplore.analysis.places import place
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.palette import CAPACITY, COLOURS, FITS
@@ -50,6 +51,11 @@ def words(text: str) -> Cell:
 def category_cell(category: Category) -> Cell:
     """Return a cell with the colour and the name of a category."""
     return Cell(f'<span style="white-space:nowrap">{_swatch(category)}{category.text}</span>')
+
+
+def _line_cell(line: str) -> Cell:
+    text, path = html.escape(place(line).text), html.escape(line)
+    return Cell(f'<span style="white-space:nowrap" title="{path}">{text}</span>')
 
 
 def number(text: str) -> Cell:
@@ -183,8 +189,9 @@ def tape_html(tape: Tape) -> str:
         verdict = verdict_content(tape)
     except ValueError:
         return form([tape_text(tape).strip("<>")])
-    allocated, row = peak(tape)
-    sizes = category_bytes(tape, row).tolist()
+    drawn = picture(tape)
+    allocated, row = peak(drawn)
+    sizes = category_bytes(drawn, row).tolist()
     unit = unit_of(sizes)
     rows = [
         [
@@ -198,7 +205,7 @@ def tape_html(tape: Tape) -> str:
     ]
     lines = [f"{place.text}: {place.code}" if place.code else place.text for place in verdict.where[:1]]
     titles = ("at the peak", f"allocated, {unit}", "share", "")
-    return form([verdict.headline, verdict.detail, *lines], sparkline(tape), table(titles, rows) if rows else "")
+    return form([verdict.headline, verdict.detail, *lines], sparkline(drawn), table(titles, rows) if rows else "")
 
 
 def difference_html(difference: Difference) -> str:
@@ -215,7 +222,7 @@ def difference_html(difference: Difference) -> str:
             number(in_unit(entry["before"], unit)),
             number(in_unit(entry["after"], unit)),
             category_cell(kinds[entry["category"]]),
-            Cell(f'<span title="{html.escape(entry["line"])}">{html.escape(place(entry["line"]).text)}</span>'),
+            _line_cell(entry["line"]),
         ]
         for entry in changed.head(_ROWS).to_dict("records")
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
+from memexplore.analysis.verdict_content import budget, in_unit_of, short_name
 from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.search.candidates import LargestBatch
 from memexplore.search.results_table import Line, html_table, text_table
@@ -199,15 +200,13 @@ class Advice:
         return (self._answer(), *self._nearest(), *self._largest_gpu(), *self._title())
 
     def _answer(self) -> str:
-        written, name = self.as_written, self.gpu.name
-        usable = "" if size_text(self.gpu.capacity) in name else f" ({size_text(self.gpu.capacity)} usable)"
-        needs = f"as written: {size_text(written.peak_reserved)} reserved"
+        written, needed = self.as_written, self.as_written.peak_reserved
+        rest = f"{in_unit_of(abs(written.margin), needed)} {'to spare' if written.fits else 'over'}"
+        if not written.fits and written.margin >= 0:
+            rest = "but in pieces that are too large"
+        line = f"As written it {budget(needed, self.gpu.capacity, short_name(self.gpu.key), rest)}."
         if written.fits:
-            return f"It fits {needs}, {size_text(written.margin)} less than the {name} has{usable}."
-        if written.margin < 0:
-            line = f"It does not fit {needs}, {size_text(-written.margin)} more than the {name} has{usable}."
-        else:
-            line = f"It does not fit {needs} of what the {name} has{usable}, in pieces that are too small."
+            return line
         largest = self.largest.get(Knobs())
         if largest is None:
             return line

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memexplore.analysis.curves import peak
+from memexplore.analysis.picture import picture
 from memexplore.analysis.verdict_content import TIGHT
 from memexplore.figures.palette import CAPACITY, FITS
 from memexplore.figures.values import Cell, form, number, sparkline, table, words
@@ -80,7 +81,7 @@ def html_table(caption: Sequence[str], lines: Sequence[Line], more: Sequence[str
     """
     outcomes = [line.outcome for line in lines if line.outcome is not None]
     unit = unit_of(outcome.peak_reserved for outcome in outcomes)
-    top = max((peak(line.tape)[0] for line in lines if line.tape is not None), default=0)
+    top = max((peak(picture(line.tape))[0] for line in lines if line.tape is not None), default=0)
     sizes = (f"reserved, {unit}", "share of GPU", f"left, {unit}")
     titles = ("setting", "outcome", *sizes, *(["allocated"] if top else []), "time", "FLOPs", *more)
     rows = [_html_row(line, unit, top) for line in lines if line.outcome is not None]
@@ -94,7 +95,7 @@ def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
     share = _share(outcome)
     _, _, _, time, flops = _cells(line)
     label = f"{share * 100:.0f} % of the GPU"
-    curve = [Cell(sparkline(line.tape, 150, 26, top) if line.tape is not None else "")] if top else []
+    curve = [Cell(sparkline(picture(line.tape), 150, 26, top) if line.tape is not None else "")] if top else []
     return [
         words(line.setting),
         words(_outcome_text(outcome)),

@@ -118,8 +118,8 @@ def test_out_of_memory_has_the_bytes_of_the_whole_run() -> None:
     found = verdict_content(oom_tape(), needed=5 * GIB + GIB // 2)
     assert (found.level, found.headline) == (Level.OOM, "Needs 5.50 GiB · T4 has 4.00 · 1.50 over")
     assert found.detail == (
-        "Stops in step 1, forward of layer2.conv: convolution requested 2.00 GiB · 67 % activations, 33 % parameters: "
-        "try checkpointing or mixed precision · predicted, torch 2.13"
+        "67 % activations, 33 % parameters: try checkpointing or mixed precision · "
+        "stops in step 1, forward of layer2.conv (convolution, 2.00 GiB) · predicted, torch 2.13"
     )
     assert (found.used, found.needed) == (3 * GIB, 5 * GIB + GIB // 2)
 
@@ -193,7 +193,10 @@ def test_leak_that_ends_out_of_memory_replaces_the_lever() -> None:
     program.oom(GIB, "mm", "fc", 6)
     found = verdict_content(program.tape(ENDED._replace(capacity=6 * GIB, ending=Ending.OUT_OF_MEMORY)))
     assert (found.level, found.headline) == (Level.OOM, "Needs more than 7.00 GiB · T4 has 6.00 · 1.00 over")
-    assert "100 % activations · memory grows 1.00 GiB a step · predicted" in found.detail
+    assert (
+        "100 % activations · memory grows 1.00 GiB a step · stops in step 6, forward of fc (mm, 1.00 GiB)"
+        in found.detail
+    )
     assert [place.text for place in found.where][::2] == ["train.py, line 6", "train.py, line 9"]
 
 

@@ -262,7 +262,7 @@ def test_lines_can_be_copied(explored: Any) -> None:
 def test_what_would_fit(explored: Any) -> None:
     page = explored.page
     page.get_by_role("button", name="What would fit?").click()
-    page.get_by_text("It fits as written").filter(visible=True).wait_for(timeout=240_000)
+    page.get_by_text("As written it needs").filter(visible=True).wait_for(timeout=240_000)
     # The first row is the step as it is, in force.
     first = page.locator(".memexplore-settings tbody tr").filter(visible=True).first
     assert first.locator(".memexplore-pick").inner_text() == "as written"
