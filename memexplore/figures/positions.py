@@ -205,7 +205,10 @@ def axis_ticks(tape: Tape, places: Positions, first: int, last: int, pixels: flo
     elif len(places.rows) == 2:
         return None
     else:
-        rows = np.array([row for row in event_ticks(first, last, 30) if places.is_shown(np.array([row]))[0]], dtype=int)
+        rows = np.array(
+            [row for row in event_ticks(first, last, max(int(pixels / 100), 2)) if places.is_shown(np.array([row]))[0]],
+            dtype=int,
+        )
         texts = [f"{row:,}" for row in rows.tolist()]
     xs = places.x(rows)
     low, high = places.x([first, last])
@@ -220,13 +223,23 @@ def axis_ticks(tape: Tape, places: Positions, first: int, last: int, pixels: flo
     return {"tickvals": xs[kept].tolist(), "ticktext": [texts[number] for number in kept]}
 
 
+def _short(name: str) -> str:
+    """Return the last two parts of a layer's name, and the part before a number.
+
+    >>> _short("transformer.h.3.mlp"), _short("transformer.wte")
+    ('h.3.mlp', 'transformer.wte')
+    """
+    parts = name.split(".")
+    return ".".join(parts[-3:] if len(parts) > 2 and parts[-2].isdecimal() else parts[-2:])
+
+
 def _layer_ticks(tape: Tape, first: int, last: int) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the middle rows of the visits of layers, shortened to their last two parts, and their names."""
+    """Return the middle rows of the visits of layers, and their shortened names."""
     starts = layer_visits(tape)
     ends = np.append(starts[1:], len(tape))
     shown = (ends > first) & (starts <= last)
     starts, ends = starts[shown], ends[shown]
     names = [tape.modules[number] if (number := int(tape.module[row])) >= 0 else "" for row in starts.tolist()]
-    pairs = [(start, end, ".".join(name.split(".")[-2:])) for start, end, name in zip(starts, ends, names, strict=True)]
+    pairs = [(start, end, _short(name)) for start, end, name in zip(starts, ends, names, strict=True)]
     named = [((start + end) // 2, text) for start, end, text in pairs if text]
     return np.array([row for row, _ in named], dtype=np.int64), [text for _, text in named]

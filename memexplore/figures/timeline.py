@@ -102,13 +102,13 @@ def layout(
     width: int = DEFAULT_WIDTH,
     before: Tape | None = None,
     x: XChoice = DEFAULT_X,
-    height: int = timeline_layout.HEIGHT,
+    surface: timeline_layout.Surface = timeline_layout.Surface.FIGURE,
 ) -> dict[str, Any]:
     """Return the layout of a timeline, with a legend entry for the outline of the tape `before`."""
     names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [OUTLINE_NAME] * (before is not None)
     names += [OVER_CAPACITY] * _is_over(tape)
     other_peak = 0 if before is None else peak(before)[0]
-    return timeline_layout.timeline_layout(tape, names, window, theme, width, other_peak, x, height)
+    return timeline_layout.timeline_layout(tape, names, window, theme, width, other_peak, x, surface)
 
 
 def timeline_traces(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,17 @@ Window = tuple[float, float] | None
 HEIGHT = 460
 VIEW_HEIGHT = 320
 """Pixels of the timeline in the widget, which shows knobs and layers on the same screen."""
+
+
+class Surface(enum.Enum):
+    """What shows a timeline."""
+
+    FIGURE = enum.auto()
+    """plotly alone, with its legend."""
+    WIDGET = enum.auto()
+    """The widget, which has a legend and controls of its own below the axis."""
+
+
 DEFAULT_WIDTH = 640
 """Pixels of a timeline in a notebook page of 900; assumed when the caller gives no width."""
 MARGINS = {"l": 76, "r": 24, "t": 48, "b": 56}
@@ -29,6 +41,8 @@ PEAK_LABEL = "peak"
 _STRIP_PIXELS = 16
 _SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
 """Width of a legend entry without its text, and height of a line of entries."""
+_OWN_SWATCH_PIXELS, _CONTROLS_PIXELS = 30, 48
+"""The same for the widget's legend: width of an entry without its text, and height of ticks and controls above it."""
 _HEADROOM = 1.2
 """Top of the y axis relative to the highest line, which leaves space for labels."""
 _PHASE_SHADES = {
@@ -77,18 +91,17 @@ def window_layout(
     width: int = DEFAULT_WIDTH,
     other_peak: int = 0,
     x: XChoice = DEFAULT_X,
-    height: int = HEIGHT,
+    inner_height: int = HEIGHT - 144,
 ) -> dict[str, Any]:
     """Return the parts of the layout that depend on the window: `xaxis`, `yaxis`, `shapes` and `annotations`.
 
     The y axis has the range of what the window shows; `other_peak` is the peak in bytes of a second curve in it. Only
-    labels that fit into a figure of `width` and `height` in pixels are included.
+    labels that fit into a figure of `width` pixels, with axes of `inner_height` pixels, are included.
     """
     first, last = window_rows(tape, window)
     heights = scale(tape, other_peak, (first, last))
     top = heights.ceiling * _HEADROOM
     inner_width = width - MARGINS["l"] - MARGINS["r"]
-    inner_height = height - MARGINS["t"] - MARGINS["b"] - _LEGEND_LINE_PIXELS
     plot = Plot(tape, first, last, positions(tape, x), inner_width, inner_height, top)
     values, texts = byte_ticks(heights.ceiling)
     shapes: list[dict[str, Any]] = []
@@ -152,6 +165,8 @@ def _add_labels(plot: Plot, heights: Scale, shapes: list[dict[str, Any]], annota
     for (text, _, size), (x, y, anchor), colour, is_peak in plot_labels(plot, heights):
         # In pixels from the top left corner, whatever the height of the legend.
         place = {"x": 0, "xref": "paper", "xshift": x, "y": 1, "yref": "paper", "yshift": -y}
+        if colour and size == 11 and heights.capacity is not None:
+            place |= {"y": heights.capacity, "yref": "y", "yshift": plot.y(heights.capacity) - y}
         if is_peak:
             shift = {"left": 8, "right": -8, "center": 0}[anchor]
             at = float(plot.places.x([heights.row])[0])
@@ -234,10 +249,14 @@ def timeline_layout(
     width: int = DEFAULT_WIDTH,
     other_peak: int = 0,
     x: XChoice = DEFAULT_X,
-    height: int = HEIGHT,
+    surface: Surface = Surface.FIGURE,
 ) -> dict[str, Any]:
     """Return the layout of a timeline with a legend of some names; the other arguments are as in `window_layout`."""
-    window_parts = window_layout(tape, window, width, other_peak, x, height)
+    is_widget = surface is Surface.WIDGET
+    height = VIEW_HEIGHT if is_widget else HEIGHT
+    below = _space_for_legend(names, width) if is_widget else _legend_below(names, width)
+    inner_height = height - below["margin"]["t"] - below["margin"]["b"]
+    window_parts = window_layout(tape, window, width, other_peak, x, inner_height)
     return {
         "height": height,
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -250,7 +269,7 @@ def timeline_layout(
             "font": {"color": "#ffffff", "size": 12, "family": FONT},
             "align": "left",
         },
-        **_legend_below(names, width, height),
+        **below,
         "dragmode": "zoom",
         "shapes": window_parts["shapes"],
         "annotations": window_parts["annotations"],
@@ -277,12 +296,21 @@ def timeline_layout(
     }
 
 
-def _legend_below(names: list[str], width: int, height: int) -> dict[str, Any]:
-    """Return a legend below the axis title, and margins with space for its lines at a figure width in pixels."""
+def _legend_below(names: list[str], width: int) -> dict[str, Any]:
+    """Return plotly's legend below the axis title, and margins with space for its lines; sizes in pixels."""
     available, widths = width - MARGINS["l"] - MARGINS["r"], [_SWATCH_PIXELS + 6.5 * len(name) for name in names]
     # plotly gives every entry the width of the longest one as soon as the entries need more than one line.
     lines = 1 if sum(widths) <= available else -(-len(names) // max(int(available // max(widths)), 1))
     bottom = MARGINS["b"] + _LEGEND_LINE_PIXELS * lines
-    y = -(MARGINS["b"] - 2) / (height - MARGINS["t"] - bottom)
+    y = -(MARGINS["b"] - 2) / (HEIGHT - MARGINS["t"] - bottom)
     legend = {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
     return {"legend": legend, "margin": {**MARGINS, "b": bottom}}
+
+
+def _space_for_legend(names: list[str], width: int) -> dict[str, Any]:
+    """Return margins with space for the widget's own legend, whose entries have the width of their text."""
+    available, lines, used = width - MARGINS["l"] - MARGINS["r"], 1, 0.0
+    for name in names:
+        entry = _OWN_SWATCH_PIXELS + 6.8 * len(name)
+        lines, used = (lines, used + entry) if used + entry <= available else (lines + 1, entry)
+    return {"showlegend": False, "margin": {**MARGINS, "b": _CONTROLS_PIXELS + _LEGEND_LINE_PIXELS * lines}}

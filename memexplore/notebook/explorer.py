@@ -183,9 +183,10 @@ class Explorer:
         self._want(explorer_state.requested(self._state, knobs, cause=name), knob)
 
     def _on_layer_action(self, request: dict[str, Any]) -> None:
-        name, text = explorer_message.toggled(self._state.knobs, request["field"], request["layer"])
+        selected = self._layers.state(request["layer"])
+        name, text = explorer_message.toggled(self._state.knobs, request["field"], selected.layers)
         knob = self._knob_named[name]
-        if reason := self._layers.state(request["layer"]).reasons.get(request["field"]):
+        if reason := selected.reasons.get(request["field"]):
             self._state = explorer_state.impossible(self._state, knob.name, reason)
         else:
             self._turn(knob, text)

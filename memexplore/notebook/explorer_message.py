@@ -29,10 +29,12 @@ class SearchState(NamedTuple):
 
 
 class LayerState(NamedTuple):
-    """The selected layer, and for each of `LAYER_FIELDS` the reason why it cannot be set, empty if it can."""
+    """The selected row of layers, and for each of `LAYER_FIELDS` the reason why it cannot be set, empty if it can."""
 
     name: str | None = None
     reasons: Mapping[str, str] = {}
+    layers: tuple[str, ...] = ()
+    """The layers of the row, as `layer_rows.layers_in` has them: `h.0–11.mlp` stands for 12."""
 
 
 def message(
@@ -151,14 +153,17 @@ def reason_text(error: BaseException) -> str:
     return text if len(text) <= _MAX_REASON_LENGTH else text[: _MAX_REASON_LENGTH - 1] + "…"
 
 
-def toggled(knobs: Knobs, field: str, layer: str) -> tuple[str, str]:
-    """Return the knob and the text that add a layer to one of `LAYER_FIELDS`, or remove it.
+def toggled(knobs: Knobs, field: str, layers: Sequence[str]) -> tuple[str, str]:
+    """Return the knob and the text that add layers to one of `LAYER_FIELDS`, or remove them if it has all of them.
 
-    >>> toggled(Knobs(frozen=["a", "b"]), "frozen", "a")
+    >>> toggled(Knobs(frozen=["a", "b"]), "frozen", ["a"])
     ('frozen', 'b')
+    >>> toggled(Knobs(frozen=["a", "b"]), "frozen", ["b", "c"])
+    ('frozen', 'a b c')
     """
     names = _layers_of(knobs, field)
-    names = tuple(name for name in names if name != layer) if layer in names else (*names, layer)
+    added = [layer for layer in layers if layer not in names]
+    names = (*names, *added) if added else tuple(name for name in names if name not in layers)
     return CHOSEN_LAYERS if field == "checkpoint" else field, " ".join(names)
 
 
@@ -172,7 +177,7 @@ def _actions(knobs: Knobs, layer: LayerState) -> list[dict[str, Any]]:
         {
             "field": field,
             "label": label,
-            "is_on": layer.name in _layers_of(knobs, field),
+            "is_on": bool(layer.layers) and set(layer.layers) <= set(_layers_of(knobs, field)),
             "disabled": layer.reasons.get(field, "") if layer.name is not None else "Select a layer first",
         }
         for field, label in LAYER_FIELDS.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from memexplore.analysis.layer_rows import layers_in
 from memexplore.knobs.adapters import is_linear
 from memexplore.notebook.explorer_message import LayerState
 from memexplore.notebook.knob_table import LAYER_FIELDS
@@ -35,16 +36,23 @@ class Layers(NamedTuple):
         return cls(frozenset(modules), with_weights, with_linear, reasons)
 
     def state(self, layer: str | None) -> LayerState:
-        """Return what can be set for the selected layer."""
-        if layer is None or layer not in self.names:
+        """Return what can be set for the selected row of layers."""
+        layers = () if layer is None else tuple(sorted(layers_in(self.names, layer), key=_by_number))
+        if not layers:
             # A row of the whole model, or of memory outside of layers.
             return LayerState(None)
         found = {field: self.reasons.get(field, "") for field in LAYER_FIELDS}
-        if layer not in self.with_weights:
+        # Layers of one row have the same structure.
+        if layers[0] not in self.with_weights:
             found["frozen"] = found["frozen"] or "This layer has no weights"
-        if layer not in self.with_linear:
+        if layers[0] not in self.with_linear:
             found["lora"] = found["lora"] or "This layer is not linear and has no linear layer below it"
-        return LayerState(layer, found)
+        return LayerState(layer, found, layers)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sort key of a layer: its numbers count as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
 def _with_parents(names: Iterable[str]) -> frozenset[str]:

@@ -19,7 +19,7 @@ from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
 from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice, equal_steps, has_clock, positions
 from memexplore.figures.timeline import hover_fields, outline_trace, timeline_traces, trace_by_name
-from memexplore.figures.timeline_layout import DEFAULT_WIDTH, VIEW_HEIGHT, Window
+from memexplore.figures.timeline_layout import DEFAULT_WIDTH, Surface, Window
 from memexplore.notebook.cursor_details import cursor_text, growth_table, layer_tree, live_lines, live_tensors
 from memexplore.notebook.packing import pack
 from memexplore.tape import Tape
@@ -168,6 +168,8 @@ def _axis(scene: Scene) -> dict[str, Any]:
 
 def _layout(scene: Scene) -> dict[str, Any]:
     width = scene.width or DEFAULT_WIDTH
-    layout = timeline.layout(scene.tape, scene.window, width=width, before=scene.before, x=scene.x, height=VIEW_HEIGHT)
+    layout = timeline.layout(
+        scene.tape, scene.window, width=width, before=scene.before, x=scene.x, surface=Surface.WIDGET
+    )
     # A click selects the nearest event, however far from the mouse.
     return {**layout, "hoverdistance": -1, "spikedistance": -1}

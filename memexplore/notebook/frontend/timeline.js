@@ -19,6 +19,7 @@ import { windowOf } from "./zoom.js";
  */
 
 const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
+const CAPACITY_TEXT = { light: "#ad4c00", dark: "#ff8a3d" }; // the lines are #D55E00, too pale for text on white
 const LABEL = "Timeline of allocated memory; left and right arrow move the cursor";
 
 export class Timeline extends Chart {
@@ -109,10 +110,16 @@ export class Timeline extends Chart {
     this.drawTraces();
   }
 
-  /** The label of the peak stands before lines. */
+  /** Labels in colours that are legible in the theme; that of the peak stands before lines. */
   annotations() {
-    const paper = getComputedStyle(this.context.root).getPropertyValue("--memexplore-paper").trim();
-    return (this.figure.layout.annotations ?? []).map((note) => (note.name === "peak" ? { ...note, bgcolor: paper } : note));
+    const { root } = this.context;
+    const paper = getComputedStyle(root).getPropertyValue("--memexplore-paper").trim();
+    const capacity = CAPACITY_TEXT[root.dataset.memexploreTheme === "dark" ? "dark" : "light"];
+    return (this.figure.layout.annotations ?? []).map((note) => {
+      const font = /** @type {Record<string, unknown>} */ (note.font ?? {});
+      if (note.name === "peak") return { ...note, bgcolor: paper };
+      return font.color === undefined ? note : { ...note, font: { ...font, color: capacity } };
+    });
   }
 
   /** @param {number} row */
