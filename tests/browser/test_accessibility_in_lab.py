@@ -68,11 +68,14 @@ def test_arrows_home_and_end_open_tabs(shown: Any) -> None:
         assert open_tab(shown) == (name, name)
 
 
-def test_tab_key_stops_once_in_the_list_and_goes_on_to_the_panel(shown: Any) -> None:
+def test_tab_key_stops_once_in_the_list_and_goes_on_to_search_and_panel(shown: Any) -> None:
     page = shown.page
     page.get_by_role("tab", name="Tensors", exact=True).click()
     page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.type") == "search"
+    page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.getAttribute('role')") == "tabpanel"
+    page.keyboard.press("Shift+Tab")
     page.keyboard.press("Shift+Tab")
     assert page.evaluate(ACTIVE) == "Tensors"
     stops = "() => [...document.querySelectorAll('.memexplore [role=tab]')].filter(tab => tab.tabIndex === 0).length"

@@ -23,6 +23,7 @@ export class Knob {
     this.row = row;
     this.onRequest = onRequest;
     this.drag = "";
+    this.drawnRow = "";
     this.drawnOptions = "";
     const id = uniqueId();
     this.root = element("div", "knob");
@@ -68,6 +69,8 @@ export class Knob {
       control.autocomplete = "off";
       control.spellcheck = false;
     }
+    // A text that was not applied stays while it is corrected.
+    if (kind === "text") control.addEventListener("blur", () => (control.value = this.row.value));
     if (kind === "slider") control.addEventListener("input", () => this.request({ index: Number(control.value) }));
     else control.addEventListener("change", () => this.request(this.chosen()));
     return control;
@@ -89,6 +92,9 @@ export class Knob {
 
   /** @param {KnobRow} row */
   draw(row) {
+    const drawn = JSON.stringify(row);
+    if (drawn === this.drawnRow) return; // most knobs stay as they are while one turns
+    this.drawnRow = drawn;
     this.row = row;
     const { control } = this;
     if (control instanceof HTMLSelectElement) {

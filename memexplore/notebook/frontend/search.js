@@ -6,6 +6,7 @@ import { element } from "./dom.js";
 export class Search {
   /** @param {(request: { type: string }) => void} onRequest */
   constructor(onRequest) {
+    this.drawn = "";
     this.root = element("div", "fit");
     this.start = element("button", "action", "What would fit?");
     this.start.type = "button";
@@ -22,6 +23,9 @@ export class Search {
 
   /** @param {SearchState} search */
   draw(search) {
+    const drawn = JSON.stringify(search);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
     const isRunning = search.state === "running";
     const hadFocus = document.activeElement === this.start || document.activeElement === this.stop;
     this.start.hidden = isRunning;

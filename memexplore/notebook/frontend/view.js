@@ -132,7 +132,7 @@ export class View {
     this.root.classList.add("memexplore-gone");
     this.verdict.showGone(GONE);
     this.explorer.disable();
-    this.layerActions.root.inert = true;
+    for (const part of [this.layerActions.root, this.timeline.controls.root]) part.inert = true;
     this.requests.settleAll();
     this.updateBusy();
   }
