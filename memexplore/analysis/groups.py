@@ -23,10 +23,10 @@ def layer_names(tape: Tape) -> NDArray[np.object_]:
     return np.array([*(name or NO_LAYER for name in tape.modules), NO_LAYER], dtype=object)
 
 
-def line_names(tape: Tape, rows: Rows) -> NDArray[np.object_]:
-    """Return the user's line of some rows."""
-    # Only the stacks of these rows: a tape can have many more.
-    stacks, numbers = np.unique(tape.stack[rows], return_inverse=True)
+def line_names(tape: Tape, stacks: NDArray[np.int32]) -> NDArray[np.object_]:
+    """Return the user's line of some stacks, given by their numbers."""
+    # Each of these stacks once: a tape can have many more.
+    stacks, numbers = np.unique(stacks, return_inverse=True)
     names = [(user_line(tape.stacks[stack]) if stack >= 0 else "") or UNKNOWN_LINE for stack in stacks.tolist()]
     return np.array(names, dtype=object)[numbers]
 
@@ -43,7 +43,7 @@ def keys(tape: Tape, rows: Rows) -> pandas.DataFrame:
     return pandas.DataFrame(
         {
             "layer": layer_names(tape)[tape.module[rows]],
-            "line": line_names(tape, rows),
+            "line": line_names(tape, tape.stack[rows]),
             "category": category_names(tape, rows),
         }
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, lifetimes, peak
 from memexplore.analysis.groups import category_names, layer_names, line_names
-from memexplore.tape import Action, Tape
+from memexplore.tape import Action, Category, Tape
 from memexplore.units import difference_text, size_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def growth(tape: Tape) -> pandas.DataFrame:
     kept = np.flatnonzero(np.all(np.diff(values, axis=1) >= 0, axis=1) & (grew > 0)) if len(grew) else grew
     rows = held.row[kept]
     columns: dict[str | int, NDArray[Any]] = {"layer": layer_names(tape)[tape.module[rows]]}
-    columns |= {"line": line_names(tape, rows), "category": category_names(tape, rows)}
+    columns |= {"line": line_names(tape, tape.stack[rows]), "category": category_names(tape, rows)}
     columns |= {step: values[kept, number] for number, step in enumerate(held.steps)}
     table = pandas.DataFrame({**columns, "grew": grew[kept]})
     return table.sort_values("grew", ascending=False, kind="stable", ignore_index=True)
@@ -131,12 +131,14 @@ def _held(tape: Tape) -> _Held:
     first, after = np.searchsorted(ends, life.born), np.searchsorted(ends, life.requested)
     seen = (first < after) & (block_bytes(tape)[life.born] > 0)
     born, first, after = life.born[seen], first[seen], after[seen]
-    names = [layer_names(tape)[tape.module[born]], line_names(tape, born), category_names(tape, born)]
-    number: dict[tuple[str, ...], int] = {}
-    group = np.array([number.setdefault(key, len(number)) for key in zip(*names, strict=True)], dtype=np.int64)
-    row = np.zeros(len(number), dtype=np.int64)
+    _, layer = np.unique(layer_names(tape).astype(str), return_inverse=True)
+    stacks, stack = np.unique(tape.stack[born], return_inverse=True)
+    _, line = np.unique(line_names(tape, stacks).astype(str), return_inverse=True)
+    keys = (layer[tape.module[born]] * (len(stacks) + 1) + line[stack]) * len(Category) + tape.category[born]
+    groups, group = np.unique(keys, return_inverse=True)
+    row = np.zeros(len(groups), dtype=np.int64)
     row[group] = born  # the last block of each group
-    changes = np.zeros((len(number), len(ends) + 1), dtype=np.int64)
+    changes = np.zeros((len(groups), len(ends) + 1), dtype=np.int64)
     sizes = block_bytes(tape)[born]
     np.add.at(changes, (group, first), sizes)
     np.add.at(changes, (group, after), -sizes)

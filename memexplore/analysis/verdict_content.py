@@ -10,7 +10,7 @@ import enum
 import re
 from typing import NamedTuple
 
-from memexplore.analysis.curves import category_bytes, curve, peak
+from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import location_text, where
 from memexplore.analysis.places import Place, name_cells, place, places
@@ -80,12 +80,11 @@ class VerdictContent(NamedTuple):
         return f"{self.headline}\n{self.detail}"
 
 
-def verdict_content(tape: Tape, needed: int | None = None, whole: Tape | None = None) -> VerdictContent:
+def verdict_content(tape: Tape, needed: int | None = None) -> VerdictContent:
     """Return the verdict on a run in words.
 
-    `needed` are the bytes that the run reserves with unlimited memory, and `whole` (default: `tape.whole`) is the tape
-    of that run; without either, the verdict on a run out of memory gives the bytes held and requested when it stopped,
-    as "more than".
+    `needed` are the bytes that the run reserves with unlimited memory, by default those of `tape.whole`. Without
+    either, the verdict on a run out of memory gives the bytes held and requested when it stopped, as "more than".
 
     >>> from memexplore.tape import Meta, Phase, Source
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=8192, versions={"torch": "2.13.0"})
@@ -99,12 +98,18 @@ precision · predicted, torch 2.13
 
     Raises ValueError for a tape that is not placed.
     """
-    whole = whole or tape.whole
-    if whole is not None and needed is None:
-        needed = peak(whole, "reserved")[0]
+    return _of_tape(tape) if needed is None else _verdict(tape, needed)
+
+
+@cached_by_tape
+def _of_tape(tape: Tape) -> VerdictContent:
+    return _verdict(tape, None if tape.whole is None else peak(tape.whole, "reserved")[0])
+
+
+def _verdict(tape: Tape, needed: int | None) -> VerdictContent:
     match verdict(tape):
         case Verdict.OOM:
-            return _out_of_memory(tape, needed, whole)
+            return _out_of_memory(tape, needed)
         case Verdict.NOT_ON_GPU:
             return _content(tape, Level.NONE, _not_on_gpu(tape), [tape.meta.advice or _ADVICE, _source(tape)])
         case Verdict.ERROR | Verdict.INTERRUPTED:
@@ -194,7 +199,7 @@ def about(number: int) -> int:
 # -- runs out of memory
 
 
-def _out_of_memory(tape: Tape, needed: int | None, whole: Tape | None) -> VerdictContent:
+def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     row = failed_request(tape)
     request, allocated = int(tape.size[row]), int(curve(tape)[row])
     location, op = location_text(tape, row), where(tape, row)["op"]
@@ -202,7 +207,7 @@ def _out_of_memory(tape: Tape, needed: int | None, whole: Tape | None) -> Verdic
     stops += f" ({op}, {size_text(request)})" if op else f" ({size_text(request)})"
     found = leak(tape)
     details = [
-        _shares(whole or tape, lever=found is None),
+        _shares(tape.whole or tape, lever=found is None),
         f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
         stops,
         _gaps(tape, row) if needed is None else "",

@@ -133,7 +133,7 @@ def test_out_of_memory_without_a_whole_run_needs_more_than_it_held_and_requested
 
 def test_categories_are_those_of_the_whole_run() -> None:
     whole = of_categories({Category.OPTIMIZER_STATE: 6 * GIB, Category.PARAMETER: 2 * GIB})
-    found = verdict_content(oom_tape(), whole=whole)
+    found = verdict_content(oom_tape().replace(whole=whole))
     assert found.headline == "Needs 8.00 GiB · T4 has 4.00 · 4.00 over"
     assert "75 % optimizer state, 25 % parameters: try an optimizer with less state" in found.detail
 

@@ -62,7 +62,7 @@ def peak_resident() -> int:
 def ours(path: pathlib.Path) -> dict[str, Any]:
     """Open a file with memexplore and draw the first figure."""
     import memexplore as mx
-    from memexplore.analysis import summary
+    from memexplore.analysis.verdict_content import verdict_content
     from memexplore.figures.timeline import timeline
 
     gc.collect()
@@ -72,7 +72,7 @@ def ours(path: pathlib.Path) -> dict[str, Any]:
     peak = peak_resident()
     gc.collect()
     after_load = resident()
-    text = summary.sentence(tape)
+    verdict = verdict_content(tape)
     figure = timeline(tape)
     data = figure.to_json()
     drawn = time.perf_counter()
@@ -87,7 +87,7 @@ def ours(path: pathlib.Path) -> dict[str, Any]:
         "figure_bytes": len(data),
         "window_bytes": len(window),
         "points": max(len(trace.x) for trace in figure.data),
-        "sentence": text.splitlines()[0],
+        "verdict": verdict.headline,
     }
 
 

@@ -118,7 +118,7 @@ def test_a_tab_closed_during_a_search_comes_back(explored: Any) -> None:
     explored.open()
     page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     page.get_by_role("tab", name="Advice", exact=True).click()
-    page.get_by_text("It fits as written").filter(visible=True).wait_for(timeout=240_000)
+    page.get_by_text("As written it needs").filter(visible=True).wait_for(timeout=240_000)
     knob(explored, "Batch").press("ArrowLeft")
     wait_for(explored, Knobs(batch=32))
 

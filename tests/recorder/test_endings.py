@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from memexplore import capture
-from memexplore.analysis.groups import oom_text
 from memexplore.analysis.verdict import Verdict, verdict
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.recorder.endings import End, end_of
 from memexplore.tape import Ending
 
@@ -81,7 +81,7 @@ def test_program_that_catches_the_error_and_gives_up_does_not_fit():
 
     tape = recorded(run)
     assert verdict(tape) is Verdict.OOM
-    assert "caught the error and allocated nothing afterwards" in oom_text(tape)
+    assert "caught the error and allocated nothing afterwards" in verdict_content(tape).detail
 
 
 def test_line_of_an_error_is_not_that_of_generated_code():
