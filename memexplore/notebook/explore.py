@@ -7,7 +7,7 @@ from typing import Any
 
 from memexplore import targets
 from memexplore.knobs.adapters import is_linear
-from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.knobs import Knobs, conflicts
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorer_search import Stop, search_step
 from memexplore.notebook.knob import Knob
@@ -16,13 +16,13 @@ from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.quiet import without_displays
 from memexplore.notebook.results import Result
 from memexplore.search.beside import Report
-from memexplore.steps import batches
+from memexplore.steps import batches, optimizers
 from memexplore.steps.cell import Cell
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
-from memexplore.steps.written import assigned_batch, written_texts
+from memexplore.steps.written import assigned_batch, written_optimizer, written_texts
 from memexplore.tape import Os
 
 _NO_ALLOCATOR = "a CPU has no caching allocator"
@@ -71,6 +71,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
         search=None if is_cpu else search,
         no_search="A CPU has no GPU memory to fit: explore the step with gpu= the name of a GPU" if is_cpu else "",
         reasons=_reasons(step),
+        contradiction=_contradiction(step),
         hidden=hidden,
         neighbours=_neighbours(target),
         as_written=as_written,
@@ -117,6 +118,7 @@ def explore_cell(
         [*variables, *table],
         no_search="A cell has no batch and no optimizer to search with: explore a Step instead",
         reasons=reasons,
+        contradiction=lambda knobs: next(iter(conflicts(knobs)), ""),
         hidden=hidden,
         neighbours=_neighbours(target),
     )
@@ -152,6 +154,23 @@ def _reasons(step: Step) -> dict[str, str]:
         text = "the samples do not lie along the first dimension: give Step(..., resize=function of batch and samples)"
         return {"batch": text, "accumulation": text}
     return {}
+
+
+def _contradiction(step: Step) -> Callable[[Knobs], str]:
+    """Return a function of a setting: why it contradicts itself or the step's optimizer, empty if it does not."""
+    written = written_optimizer(step)
+
+    def reason(knobs: Knobs) -> str:
+        chosen = optimizers.KINDS.get(knobs.optimizer)
+        kind: Any = chosen[0] if chosen is not None else type(written)
+        try:
+            if chosen is not None or written is not None:
+                optimizers.update_settings(kind, knobs.update)
+        except ValueError as error:
+            return str(error)
+        return next(iter(conflicts(knobs)), "")
+
+    return reason
 
 
 def _neighbours(target: str) -> Callable[[Knob, Knobs], list[Knobs]]:

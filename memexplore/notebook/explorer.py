@@ -49,18 +49,20 @@ class Explorer:
         search: StartSearch | None = None,
         no_search: str = "",
         reasons: Mapping[str, str],
+        contradiction: Callable[[Knobs], str],
         hidden: Mapping[str, str],
         neighbours: Callable[[Knob, Knobs], list[Knobs]] = Knob.neighbours,
         as_written: Result | None = None,
     ) -> None:
         """`reasons` say why knobs cannot be set, by name; `hidden` why knobs do not apply, by label.
 
-        `no_search` says why there is no search. `as_written` is the result of the step as written, if it was run.
+        `contradiction` returns why a setting cannot be run, where that is known before. `no_search` says why there is
+        no search. `as_written` is the result of the step as written, if it was run.
         """
         self._run_step, self._step = run, step
         self._table, self._knob_named = list(table), {knob.name: knob for knob in table}
         self._static_reasons, self._hidden = dict(reasons), dict(hidden)
-        self._neighbours = neighbours
+        self._neighbours, self._contradiction = neighbours, contradiction
         self._thread = MainThread()
         self._state = State()
         # Every setting that was run, also ahead of a request; the history holds those that were shown.
@@ -131,6 +133,7 @@ class Explorer:
                 state,
                 self._table,
                 reasons=self._reasons(state.knobs),
+                contradiction=self._contradiction,
                 hidden=self._hidden,
                 against=against,
                 search=self._search.state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memexplore.knobs.knobs import CheckpointKind, Knobs
@@ -42,6 +42,7 @@ def message(
     table: Sequence[Knob],
     *,
     reasons: Mapping[str, str],
+    contradiction: Callable[[Knobs], str],
     hidden: Mapping[str, str],
     against: Mapping[str, str],
     search: SearchState,
@@ -52,10 +53,19 @@ def message(
 ) -> dict[str, Any]:
     """Return the state of an explorer for its page.
 
-    `reasons` say why knobs cannot be set, by name, `hidden` why knobs do not apply, by label.
+    `reasons` say why knobs cannot be set, by name, `contradiction` why a setting cannot be run, empty if it can,
+    `hidden` why knobs do not apply, by label.
     """
     problems = dict(state.problems)
-    rows = [_row(knob, state, reasons.get(knob.name, ""), problems.get(knob.name, "")) for knob in table]
+    rows = [
+        {
+            **_row(knob, state),
+            "impossible": knob.impossible(state.knobs, contradiction),
+            "disabled": reasons.get(knob.name, ""),
+            "problem": problems.get(knob.name, ""),
+        }
+        for knob in table
+    ]
     return {
         "knobs": rows,
         "hidden": grouped(hidden),
@@ -77,7 +87,7 @@ def message(
     }
 
 
-def _row(knob: Knob, state: State, reason: str, problem: str) -> dict[str, Any]:
+def _row(knob: Knob, state: State) -> dict[str, Any]:
     return {
         "field": knob.name,
         "label": knob.label,
@@ -89,8 +99,6 @@ def _row(knob: Knob, state: State, reason: str, problem: str) -> dict[str, Any]:
         "written": written_text(knob),
         "unit": knob.unit,
         "changed": knob.is_changed(state.knobs),
-        "disabled": reason,
-        "problem": problem,
         "group": knob.group,
         "primary": knob.is_primary,
     }

@@ -47,6 +47,22 @@ class Knob:
             return sorted(added, key=lambda option: option.value)
         return added
 
+    def impossible(self, knobs: Knobs, reason_of: Callable[[Knobs], str]) -> list[str]:
+        """Return for each position why it cannot be chosen; an empty list if all can.
+
+        `reason_of` returns why a setting contradicts itself. A position is not to blame for the present contradiction.
+        """
+        if self.kind != "choice" or reason_of(knobs):
+            return []
+        value = self.value_of(knobs)
+        reasons = []
+        for option in self.positions(knobs):
+            try:
+                reasons.append("" if option.value == value else reason_of(self.updated(knobs, option.value)))
+            except ValueError:
+                reasons.append("")  # choosing it says what to do
+        return reasons if any(reasons) else []
+
     def index(self, knobs: Knobs) -> int:
         """Return the position of the present value, -1 for a text."""
         if self.kind == "text":

@@ -20,7 +20,7 @@ _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
 
 def written_texts(step: Step, model: nn.Module, tape: Tape) -> dict[str, str]:
     """Return a text for each field of `Knobs` that has one, by name."""
-    optimizer = _optimizer(step)
+    optimizer = written_optimizer(step)
     texts = {
         "batch": str(step.batch_size),
         "accumulation": "1",
@@ -94,7 +94,7 @@ def update_text(optimizer: torch.optim.Optimizer) -> str:
     return "foreach" if foreach else "per tensor"
 
 
-def _optimizer(step: Step) -> torch.optim.Optimizer | None:
+def written_optimizer(step: Step) -> torch.optim.Optimizer | None:
     """Return the step's optimizer with a weight of its own, None if it cannot be made of one."""
     if isinstance(step.optimizer, torch.optim.Optimizer):
         return step.optimizer

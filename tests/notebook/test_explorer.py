@@ -198,6 +198,22 @@ def test_layer_action_that_cannot_apply_says_why_before(shown: Explorer) -> None
     assert row(shown, "lora")["problem"] == reasons["lora"]
 
 
+def test_options_that_contradict_the_setting_are_disabled_with_the_reason(shown: Explorer) -> None:
+    def impossible(name: str) -> dict[str, str]:
+        knob = row(shown, name)
+        return {label: reason for label, reason in zip(knob["options"], knob["impossible"], strict=False) if reason}
+
+    assert impossible("update") == impossible("optimizer") == {}
+    shown.knobs = Knobs(accumulation=2)
+    assert impossible("update") == {
+        "in backward": "update in backward frees each gradient at once: accumulation=2 needs them until the last "
+        "micro-batch"
+    }
+    shown.knobs = Knobs(update="fused")
+    assert list(impossible("optimizer")) == ["Adafactor"]
+    assert impossible("optimizer")["Adafactor"].startswith("Adafactor has no fused update; write update= one of ")
+
+
 def test_layer_actions_are_disabled_for_the_whole_model(shown: Explorer) -> None:
     shown.view.selection = "Sequential"
     assert shown.message()["layer"]["name"] is None

@@ -129,11 +129,16 @@ export class Knob {
    * @param {HTMLSelectElement} select
    * @param {KnobRow} row
    */
-  drawOptions(select, { options, groups }) {
-    const drawn = JSON.stringify([options, groups]);
+  drawOptions(select, { options, groups, impossible }) {
+    const drawn = JSON.stringify([options, groups, impossible]);
     if (drawn === this.drawnOptions) return;
     this.drawnOptions = drawn;
-    const entries = options.map((text) => element("option", "", text));
+    const entries = options.map((text, number) => {
+      const option = element("option", "", text);
+      option.title = impossible[number] ?? "";
+      option.disabled = option.title !== "";
+      return option;
+    });
     const starts = groups.map(({ first }) => first);
     const before = entries.slice(0, starts[0] ?? entries.length);
     const grouped = groups.map(({ first, title }, number) => {

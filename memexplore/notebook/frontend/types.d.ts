@@ -263,6 +263,8 @@ export interface KnobRow {
   options: string[];
   /** First index and title of each group of `options`; empty without groups. */
   groups: { first: number; title: string }[];
+  /** Of each option why it cannot be chosen now, empty if it can; no entries where all can. */
+  impossible: string[];
   /** Position of the setting wanted, -1 for a text. */
   index: number;
   /** The setting wanted, of a text knob. */
