@@ -15,7 +15,9 @@ export class Changes {
     this.pin = this.button("Pin", "pin", "Compare later settings with this one");
     this.undo = this.button("⟲", "undo", "Undo");
     this.redo = this.button("⟳", "redo", "Redo");
-    this.root.append(this.list, this.resetAll, this.against, this.pin, this.undo, this.redo);
+    const compare = element("span", "compare");
+    compare.append(this.against, this.pin, this.undo, this.redo);
+    this.root.append(this.list, this.resetAll, compare);
     this.drawn = "";
   }
 

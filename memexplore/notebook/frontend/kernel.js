@@ -21,7 +21,7 @@ export class Kernel {
     this.isGone = false;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
-    // Other pages than JupyterLab have no such connection: there only unanswered messages tell.
+    // Pages other than JupyterLab have no such connection: there a busy kernel looks like one that has ended.
     this.connection = model.widget_manager?.kernel ?? null;
     this.onComm = () => this.checkComm();
     this.onStatus = () => this.checkStatus();
@@ -56,13 +56,15 @@ export class Kernel {
   }
 
   ping() {
+    this.timer = undefined;
+    if (this.connection !== null && this.isBusy) return this.expect(); // it would read the ping after its cell
     this.model.send({ type: "ping" });
     this.timer = setTimeout(() => this.judge(), GONE_AFTER_MS);
   }
 
   judge() {
     this.timer = undefined;
-    // Without a connection a busy kernel cannot be told from one that has ended.
+    // Without a connection a busy kernel looks like one that has ended.
     if (this.connection === null || this.isBusy) this.expect();
     else this.end();
   }

@@ -1,0 +1,100 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Kernel } from "../../../memexplore/notebook/frontend/kernel.js";
+
+// What of a page the module reads.
+globalThis.document = { visibilityState: "visible", addEventListener() {}, removeEventListener() {} };
+
+/** A signal of JupyterLab. */
+function signal() {
+  const handlers = new Set();
+  return { connect: (one) => handlers.add(one), disconnect: (one) => handlers.delete(one), emit: () => handlers.forEach((one) => one()) };
+}
+
+let made;
+
+/** A kernel and its page: what was sent, and whether the kernel is said to be gone. */
+function watch(t, connection) {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  made = { sent: [], gone: 0, idle: 0, isMarked: false };
+  const root = { closest: () => (made.isMarked ? {} : null) };
+  const handlers = {};
+  const model = {
+    send: (request) => made.sent.push(request.type),
+    on: (name, handler) => (handlers[name] = handler),
+    off: (name) => delete handlers[name],
+    widget_manager: connection && { kernel: connection },
+  };
+  const kernel = new Kernel(model, root, { onGone: () => (made.gone += 1), onIdle: () => (made.idle += 1) });
+  return { kernel, handlers };
+}
+
+const connected = (status) => ({ status, statusChanged: signal(), disposed: signal() });
+
+test("an answer in time needs no ping", (t) => {
+  const { kernel } = watch(t, connected("idle"));
+  kernel.expect();
+  t.mock.timers.tick(2900);
+  kernel.hear();
+  t.mock.timers.tick(60_000);
+  assert.deepEqual([made.sent, made.gone], [[], 0]);
+});
+
+test("a kernel that answers neither a request nor a ping while it is idle is gone", (t) => {
+  const { kernel } = watch(t, connected("idle"));
+  kernel.expect();
+  t.mock.timers.tick(3000);
+  assert.deepEqual(made.sent, ["ping"]);
+  t.mock.timers.tick(7900);
+  assert.equal(made.gone, 0);
+  t.mock.timers.tick(200);
+  assert.equal(made.gone, 1);
+  assert.ok(!kernel.canRead);
+});
+
+test("a busy kernel is not gone, and is judged when it is idle", (t) => {
+  const connection = connected("busy");
+  const { kernel } = watch(t, connection);
+  kernel.expect();
+  t.mock.timers.tick(11_000);
+  assert.equal(made.gone, 0);
+  connection.status = "idle";
+  t.mock.timers.tick(11_000);
+  assert.equal(made.gone, 1);
+});
+
+test("without a connection nothing is said: a busy kernel looks the same", (t) => {
+  const { kernel } = watch(t, null);
+  kernel.expect();
+  t.mock.timers.tick(60_000);
+  assert.equal(made.gone, 0);
+});
+
+test("a restart, an end and a shutdown are noticed at once, and said once", (t) => {
+  for (const status of ["restarting", "autorestarting", "terminating", "dead"]) {
+    const connection = connected("idle");
+    watch(t, connection);
+    connection.status = status;
+    connection.statusChanged.emit();
+    connection.statusChanged.emit();
+    assert.equal(made.gone, 1);
+    t.mock.timers.reset();
+  }
+  const connection = connected("idle");
+  watch(t, connection);
+  connection.isDisposed = true;
+  connection.disposed.emit();
+  assert.equal(made.gone, 1);
+});
+
+test("a widget that ipywidgets marks as disconnected has lost its kernel", (t) => {
+  const { handlers } = watch(t, connected("idle"));
+  handlers.comm_live_update();
+  t.mock.timers.tick(1);
+  assert.equal(made.gone, 0); // the event comes also when a widget is connected
+  made.isMarked = true;
+  handlers.comm_live_update();
+  t.mock.timers.tick(1);
+  assert.equal(made.gone, 1);
+});
