@@ -73,7 +73,7 @@ class Explorer:
         self._last_knob: Knob | None = None
         self._follow_up = IdleWork(self._thread, lambda: not self._is_requested)
         self._static_display: Any = None
-        self.view = View(self._shown.trial.tape, self._shown.needed)
+        self.view = View(self._shown.trial.tape)
         self._layers = Layers.of(step, self.view.tape, self._static_reasons)
         self._search = Search(search, no_search, self._thread, self.view.lock, self._on_search)
         self.view.attach(self)
@@ -304,7 +304,6 @@ class Explorer:
                 self._shown.trial.tape,
                 baseline.trial.tape if baseline else None,
                 lambda: self._thread.run_after(_SECONDS_AFTER_DRAWN, start),
-                needed=self._shown.needed,
             )
             self.view.send_controls()
         if self._thread.is_kernel:

@@ -19,11 +19,6 @@ class Result(NamedTuple):
     trial: Trial
     outcome: Outcome
 
-    @property
-    def needed(self) -> int | None:
-        """Bytes that a setting which does not fit needs."""
-        return None if self.outcome.fits else self.outcome.peak_reserved
-
 
 Run = Callable[[Knobs], tuple[Trial, Outcome]]
 

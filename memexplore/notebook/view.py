@@ -92,10 +92,9 @@ class View(anywidget.AnyWidget):
     cursor = traitlets.Int()
     selection = traitlets.Unicode(None, allow_none=True)
 
-    def __init__(self, tape: Tape, needed: int | None = None) -> None:
+    def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._before: Tape | None = None
-        self._needed = needed
         self._screen = Screen()
         self._is_silent = False
         self._tabs: dict[str, Tab] = {}
@@ -144,13 +143,11 @@ class View(anywidget.AnyWidget):
         tape: Tape,
         before: Tape | None = None,
         on_drawn: Callable[[], None] | None = None,
-        *,
-        needed: int | None = None,
     ) -> None:
         """Replace the tape. Zoom, cursor and selection move to the same position in the run and the same layer.
 
         Tables and the chart of layers stay those of the old tape until `send_details`. `on_drawn` is called once, when
-        a browser has drawn the tape; never if another tape is shown first. `needed` is as in `verdict_content`.
+        a browser has drawn the tape; never if another tape is shown first.
 
         Raises ValueError, and changes nothing, if a tape has no addresses.
         """
@@ -159,7 +156,7 @@ class View(anywidget.AnyWidget):
             curves.peak(before)
         with self.lock:
             old = self.drawn
-            self._tape, self._before, self._on_drawn, self._needed = tape, before, on_drawn, needed
+            self._tape, self._before, self._on_drawn = tape, before, on_drawn
             self._redraw(old)
 
     def _redraw(self, old: Tape) -> None:
@@ -313,8 +310,8 @@ class View(anywidget.AnyWidget):
     def _scene(self) -> Scene:
         screen = self._screen
         before = None if self._before is None else picture(self._before)
-        window, width, needed = screen.window, screen.width, self._needed
-        return Scene(self.drawn, self.cursor, self.selection, before, window, width, needed, self._tape, screen.x)
+        window, width = screen.window, screen.width
+        return Scene(self.drawn, self.cursor, self.selection, before, window, width, self._tape, screen.x)
 
     # -- display
 

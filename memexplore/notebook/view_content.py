@@ -37,8 +37,6 @@ class Scene(NamedTuple):
     window: Window = None
     width: int | None = None
     """Width of the timeline in pixels, None if unknown."""
-    needed: int | None = None
-    """Peak reserved of the run with unlimited memory, None if it was not run."""
     happened: Tape | None = None
     """The tape of the run as it happened, if another one is drawn (`analysis.picture`)."""
     x: XChoice = DEFAULT_X
@@ -47,7 +45,7 @@ class Scene(NamedTuple):
 def tape_content(scene: Scene) -> dict[str, Any]:
     """Return verdict, notes and timeline traces of the tape."""
     happened = scene.tape if scene.happened is None else scene.happened
-    verdict = verdict_content(happened, scene.needed)
+    verdict = verdict_content(happened)
     return {
         "verdict": {**verdict._asdict(), "where": [place._asdict() for place in verdict.where]},
         "notes": [name_cells(note) for note in (*happened.meta.notes, placement_note(happened)) if note],
