@@ -6,11 +6,11 @@ What Python frees after a failed request is no part of the program's memory: dra
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from memexplore.analysis.curves import cached_by_tape
+from memexplore.analysis.curves import cached_by_tape, curve
 from memexplore.analysis.verdict import failed_request
 from memexplore.tape import COLUMNS, Action, Ending, Tape
 
@@ -48,6 +48,29 @@ def with_whole(tape: Tape, unlimited: Tape) -> Tape:
     for column in columns.values():
         column.flags.writeable = False
     return tape.replace(whole=dataclasses.replace(unlimited, **columns, meta=meta))
+
+
+class Refused(NamedTuple):
+    """The request at which a picture ends; sizes in bytes."""
+
+    allocated: int
+    requested: int
+
+
+def refused(tape: Tape) -> Refused | None:
+    """Return the request that ended a tape in its last row, None for other tapes.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> columns = {"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [5, 6]}
+    >>> refused(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "8 B GPU")))
+    Refused(allocated=512, requested=6)
+
+    Raises ValueError for a tape that is not placed.
+    """
+    last = len(tape) - 1
+    if last < 1 or failed_request(tape) != last:
+        return None
+    return Refused(int(curve(tape)[last]), int(tape.size[last]))
 
 
 @cached_by_tape

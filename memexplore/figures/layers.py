@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from typing import NamedTuple
 
 from memexplore.analysis.curves import peak
 from memexplore.analysis.layer_rows import LayerRow, held_layers
@@ -58,9 +59,16 @@ def layers_tree(tape: Tape, row: int | None = None) -> str:
     return f'{_STYLE}<div class="memexplore-tree">{"".join(_line(row, 1, total) for row in rows)}</div>'
 
 
+def _label(row: LayerRow) -> str:
+    """Return the label of a row with the number of its layers."""
+    return f"{NOT_IN_A_LAYER if row.name == NO_LAYER else row.label}{f' ×{row.layers}' if row.layers > 1 else ''}"
+
+
+def _is_open(row: LayerRow, level: int, total: int) -> bool:
+    return level == 1 or (level <= _OPEN_LEVELS and row.total >= _OPEN_SHARE * total)
+
+
 def _line(row: LayerRow, level: int, total: int) -> str:
-    label = NOT_IN_A_LAYER if row.name == NO_LAYER else row.label
-    count = f" ×{row.layers}" if row.layers > 1 else ""
     kind = f" <i>{html.escape(row.kind)}</i>" if row.kind not in ("", row.label) else ""
     bar = "".join(
         f'<a style="width:{100 * size / total:.2f}%;background:{COLOURS[kind]}" '
@@ -69,11 +77,36 @@ def _line(row: LayerRow, level: int, total: int) -> str:
         if size
     )
     cells = (
-        f'<b style="padding-left:{level - 1}em" title="{html.escape(row.name)}">{html.escape(label)}{count}{kind}</b>'
+        f'<b style="padding-left:{level - 1}em" title="{html.escape(row.name)}">{html.escape(_label(row))}{kind}</b>'
         f"<u>{size_text(row.total)}</u><span>{bar}</span><small>{each_text(row)}</small>"
     )
     if not row.children:
         return f'<div class="row">{cells}</div>'
-    is_open = level == 1 or (level <= _OPEN_LEVELS and row.total >= _OPEN_SHARE * total)
+    is_open = _is_open(row, level, total)
     inner = "".join(_line(child, level + 1, total) for child in row.children)
     return f"<details{' open' if is_open else ''}><summary>{cells}</summary>{inner}</details>"
+
+
+class OpenRow(NamedTuple):
+    """A line of a tree as it is at first: its layers, its level from 1, and its label with the number of layers."""
+
+    row: LayerRow
+    level: int
+    label: str
+
+
+def open_rows(rows: tuple[LayerRow, ...], count: int) -> list[OpenRow]:
+    """Return the lines of a tree that are visible at first; of more than `count` the largest, in order."""
+    total = max(sum(row.total for row in rows), 1)
+    found: list[OpenRow] = []
+
+    def visit(siblings: tuple[LayerRow, ...], level: int) -> None:
+        for row in siblings:
+            found.append(OpenRow(row, level, _label(row)))
+            if _is_open(row, level, total):
+                visit(row.children, level + 1)
+
+    visit(rows, 1)
+    # The smallest rows are left out; a row is never smaller than those below it.
+    least = sorted((each.row.total for each in found), reverse=True)[:count][-1:]
+    return [each for each in found if each.row.total >= least[0]][:count] if found else []

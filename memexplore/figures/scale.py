@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memexplore.analysis.curves import CurveName, curve, peak
+from memexplore.analysis.picture import refused
 from memexplore.tape import Tape
 from memexplore.units import size_text
 
 _MAX_DRAWN_CAPACITY = 2.5
 """A capacity above this multiple of the peak reserved would flatten the curves, so it is only a text."""
+_MAX_DRAWN_REQUEST = 2
+"""Multiple of capacity or peak reserved up to which a request that failed is drawn whole."""
 _CURVES: tuple[CurveName, ...] = ("allocated", "reserved")
 
 
@@ -48,6 +51,9 @@ def scale(tape: Tape, other_peak: int = 0, rows: tuple[int, int] | None = None) 
     if rows is not None and rows[1] - rows[0] < len(tape) - 1:
         shown = slice(rows[0], rows[1] + 1)
         tallest = int(max(*(curve(tape, name)[shown].max(initial=1) for name in _CURVES)))
+    if (end := refused(tape)) is not None and (rows is None or rows[1] == len(tape) - 1):
+        # A request far beyond the curves is cut off by the top of the axis.
+        tallest = max(tallest, min(end.allocated + end.requested, _MAX_DRAWN_REQUEST * max(highest, capacity or 0)))
     if capacity is None:
         return Scale(allocated, row, highest, tallest, None, "")
     text = f"capacity {size_text(capacity)}"

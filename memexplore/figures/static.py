@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import peak
-from memexplore.analysis.picture import picture
+from memexplore.analysis.layer_rows import held_layers
+from memexplore.analysis.picture import picture, refused
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import bands
+from memexplore.figures.layers import open_rows
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
 from memexplore.figures.positions import axis_ticks, positions
 from memexplore.figures.scale import scale
@@ -24,6 +26,8 @@ from memexplore.units import size_text
 _LEFT, _RIGHT, _BOTTOM = 70, 16, 82
 _POINTS = 800
 """Maximum number of points per line."""
+_LAYERS = 10
+"""Layers below the timeline."""
 
 
 class _Canvas:
@@ -37,9 +41,12 @@ class _Canvas:
         self.elements: list[str] = []
 
     def x(self, row: NDArray[np.float64]) -> NDArray[np.float64]:
-        places = self.plot.places
-        low, high = places.x([self.plot.first, self.plot.last])
-        return _LEFT + (places.x(row) - low) / max(float(high - low), 1e-9) * (self.right - _LEFT)
+        return self.pixels(self.plot.places.x(row))
+
+    def pixels(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the pixels of places on the axis."""
+        low, high = self.plot.ends
+        return _LEFT + (x - low) / max(high - low, 1e-9) * (self.right - _LEFT)
 
     def y(self, size: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.bottom - size / self.axis_bytes * (self.bottom - self.top)
@@ -64,10 +71,10 @@ class _Canvas:
 
 
 def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
-    """Return the timeline as an SVG document: verdict, areas, reserved, capacity, steps, peak and legend.
+    """Return the timeline as an SVG document, with the layers at the peak below it.
 
-    `width` and `height` are in pixels. The background is transparent, the text has a grey that is legible on light and
-    on dark, and each line has at most 800 points.
+    `width` and `height` are the pixels of the timeline. The background is transparent, the text has a grey that is
+    legible on light and on dark, and each line has at most 800 points.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -91,7 +98,13 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
     _axes(canvas, tape, heights.ceiling)
     kinds = _areas(canvas, arrays)
     if heights.capacity is not None and heights.allocated > heights.capacity:
-        canvas.elements.append(_hatched(canvas, arrays, heights.capacity))
+        over = canvas.steps(arrays["row"], np.maximum(arrays["allocated"], heights.capacity))
+        canvas.elements.append(_hatched(f"{over}V{canvas.at(0, heights.capacity)[1]:.1f}H{_LEFT}Z"))
+    if (end := refused(tape)) is not None:
+        left, right = canvas.at(len(tape) - 1, 0)[0], float(canvas.right)
+        low = canvas.at(0, end.allocated)[1]
+        high = max(canvas.at(0, end.allocated + end.requested)[1], float(canvas.top))
+        canvas.elements.append(_hatched(f"M{left:.1f} {low:.1f}H{right:.1f}V{high:.1f}H{left:.1f}Z"))
     canvas.elements.append(
         f'<path fill="none" d="{canvas.steps(arrays["row"], arrays["reserved"])}" stroke="{RESERVED}" '
         'stroke-width="1.5" stroke-dasharray="6 4"/>'
@@ -111,7 +124,7 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
         side = {"left": "start", "center": "middle", "right": "end"}[anchor]
         canvas.text(text, _LEFT + x, canvas.top + y + 4, anchor=side, size=size, more=more)
     _legend(canvas, kinds)
-    return _document(canvas.elements, width, height)
+    return _document(canvas.elements, width, _layers(canvas, tape, heights.row, height))
 
 
 def _axes(canvas: _Canvas, tape: Tape, ceiling: float) -> None:
@@ -171,10 +184,8 @@ def _areas(canvas: _Canvas, arrays: dict[str, NDArray[np.float64]]) -> list[Cate
     return kinds
 
 
-def _hatched(canvas: _Canvas, arrays: dict[str, NDArray[np.float64]], capacity: int) -> str:
-    """Return the allocated bytes above the capacity as a hatched area."""
-    y = canvas.at(0, capacity)[1]
-    path = f"{canvas.steps(arrays['row'], np.maximum(arrays['allocated'], capacity))}V{y:.1f}H{_LEFT}Z"
+def _hatched(path: str) -> str:
+    """Return a hatched area."""
     pattern = (
         '<pattern id="over" width="7" height="7" patternTransform="rotate(45)" patternUnits="userSpaceOnUse">'
         f'<path d="M0 0V7" stroke="{CAPACITY}" stroke-width="4" fill="none"/></pattern>'
@@ -195,6 +206,29 @@ def _legend(canvas: _Canvas, kinds: list[Category]) -> None:
             canvas.line(x, y - 4, x + 16, y - 4, RESERVED, 'stroke-width="1.5" stroke-dasharray="6 4"')
         canvas.text(text, x + 21, y)
         x += width
+
+
+def _layers(canvas: _Canvas, tape: Tape, row: int, top: int) -> int:
+    """Draw the largest layers with what they hold after a row, as rows with bars; return the height of the image."""
+    rows = open_rows(held_layers(tape, row), _LAYERS)
+    if not any(tape.modules):
+        return top
+    canvas.text("Layers at the peak", 8, top + 8, size=12, more='font-weight="600"')
+    left, total = 320.0, max(each.row.total for each in rows)
+    for number, (layers, level, label) in enumerate(rows):
+        y = top + 28 + 18 * number
+        name = textwrap.shorten(label, 34 - 2 * level, placeholder="…")
+        canvas.text(name, 8 + 14 * (level - 1), y)
+        canvas.text(size_text(layers.total), left - 10, y, anchor="end")
+        x = left
+        for kind, size in zip(Category, layers.sizes, strict=True):
+            width = size / total * (canvas.right - left)
+            if size:
+                canvas.elements.append(
+                    f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="{width:.1f}" height="10" fill="{COLOURS[kind]}"/>'
+                )
+            x += width
+    return top + 28 + 18 * len(rows)
 
 
 def _document(elements: list[str], width: int, height: int) -> str:

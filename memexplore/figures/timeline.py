@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, curve, peak
+from memexplore.analysis.picture import refused
 from memexplore.figures import timeline_layout
 from memexplore.figures.alignment import matching_rows, matching_window
 from memexplore.figures.hover import hover_texts
@@ -19,6 +20,8 @@ from memexplore.tape import Action, Category, Tape
 
 OVER_CAPACITY = "over capacity"
 """Trace name of the part of the allocated bytes above the capacity, which is hatched."""
+REQUESTED = "requested"
+"""Trace name of the request that ended the run, hatched on top of what was allocated."""
 OUTLINE_NAME = "before"
 """Trace name of the allocated curve of an earlier tape."""
 _OUTLINE_COLOUR = "rgba(128,128,128,0.7)"
@@ -106,7 +109,7 @@ def layout(
 ) -> dict[str, Any]:
     """Return the layout of a timeline, with a legend entry for the outline of the tape `before`."""
     names = [kind.text for kind in _occurring(tape)] + ["reserved"] + [OUTLINE_NAME] * (before is not None)
-    names += [OVER_CAPACITY] * _is_over(tape)
+    names += [OVER_CAPACITY] * _is_over(tape) + [REQUESTED] * (refused(tape) is not None)
     other_peak = 0 if before is None else peak(before)[0]
     return timeline_layout.timeline_layout(tape, names, window, theme, width, other_peak, x, surface)
 
@@ -137,7 +140,13 @@ def timeline_traces(
         for kind in _occurring(tape)
     ]
     if _is_over(tape):
-        traces += _over_traces(tape.meta.capacity or 0, rows, arrays["allocated"])
+        below = np.minimum(arrays["allocated"], tape.meta.capacity or 0)
+        traces += _hatched(OVER_CAPACITY, rows, below, arrays["allocated"])
+    if (end := refused(tape)) is not None and arrays["row"][-1] == len(tape) - 1:
+        ends = np.array([float(rows[-1]), timeline_layout.end_of_request(places)])
+        traces += _hatched(
+            REQUESTED, ends, np.full(2, float(end.allocated)), np.full(2, float(end.allocated + end.requested))
+        )
     traces.append(
         {
             "type": "scatter",
@@ -185,17 +194,25 @@ def _is_over(tape: Tape) -> bool:
     return tape.meta.capacity is not None and peak(tape)[0] > tape.meta.capacity
 
 
-def _over_traces(capacity: int, x: NDArray[np.float64], allocated: NDArray[np.float64]) -> list[dict[str, Any]]:
-    """Return an invisible area up to the capacity, and a hatched one above it."""
-    below = np.minimum(allocated, capacity)
-    common = {"type": "scatter", "x": x, "stackgroup": OVER_CAPACITY, "mode": "lines", "hoverinfo": "skip"}
+def _hatched(
+    name: str, x: NDArray[np.float64], below: NDArray[np.float64], top: NDArray[np.float64]
+) -> list[dict[str, Any]]:
+    """Return an invisible area, and a hatched one from there to the top."""
+    common = {"type": "scatter", "x": x, "stackgroup": name, "mode": "lines", "hoverinfo": "skip"}
     line = {"shape": "hv", "width": 0, "color": CAPACITY}
     return [
-        {**common, "y": below, "name": "capacity", "line": line, "fillcolor": "rgba(0,0,0,0)", "showlegend": False},
         {
             **common,
-            "y": allocated - below,
-            "name": OVER_CAPACITY,
+            "y": below,
+            "name": f"below {name}",
+            "line": line,
+            "fillcolor": "rgba(0,0,0,0)",
+            "showlegend": False,
+        },
+        {
+            **common,
+            "y": top - below,
+            "name": name,
             "line": line,
             "fillcolor": "rgba(0,0,0,0)",
             "fillpattern": {"shape": "/", "fgcolor": CAPACITY, "size": 8, "solidity": 0.3},

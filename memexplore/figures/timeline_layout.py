@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memexplore.analysis.picture import refused
 from memexplore.analysis.verdict import failed_request
 from memexplore.figures import bands
-from memexplore.figures.labels import Label, Spot, placed
+from memexplore.figures.labels import Box, Label, Spot, placed
 from memexplore.figures.palette import CAPACITY, FONT, GRID, RESERVED, Theme, byte_ticks
 from memexplore.figures.positions import DEFAULT_X, Positions, XChoice, axis_ticks, positions
 from memexplore.figures.scale import Scale, scale
@@ -43,6 +44,8 @@ _SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
 """Width of a legend entry without its text, and height of a line of entries."""
 _OWN_SWATCH_PIXELS, _CONTROLS_PIXELS = 30, 48
 """The same for the widget's legend: width of an entry without its text, and height of ticks and controls above it."""
+_REQUEST_SHARE = 0.03
+"""Width of a request that failed, as a share of the axis."""
 _HEADROOM = 1.2
 """Top of the y axis relative to the highest line, which leaves space for labels."""
 _PHASE_SHADES = {
@@ -65,14 +68,26 @@ class Plot(NamedTuple):
     top: float
     """Bytes at the top of the y axis."""
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Places of the first row and of the right end."""
+        low, high = self.places.x([self.first, max(self.last, self.first + 1)]).tolist()
+        is_refused = refused(self.tape) is not None and self.last == len(self.tape) - 1
+        return low, end_of_request(self.places) if is_refused else high
+
     def x(self, row: float) -> float:
         """Return the pixels of a row from the left."""
-        low, high, x = self.places.x([self.first, max(self.last, self.first), row]).tolist()
-        return (x - low) / max(high - low, 1e-9) * self.width
+        low, high = self.ends
+        return (float(self.places.x([row])[0]) - low) / max(high - low, 1e-9) * self.width
 
     def y(self, size: float) -> float:
         """Return the pixels of a number of bytes from the top."""
         return (1 - size / self.top) * self.height
+
+
+def end_of_request(places: Positions) -> float:
+    """Return where a request that ended the run is drawn to, to the right of the last row."""
+    return float(places.xs[-1]) * (1 + _REQUEST_SHARE)
 
 
 def window_rows(tape: Tape, window: Window) -> tuple[int, int]:
@@ -108,7 +123,7 @@ def window_layout(
     annotations: list[dict[str, Any]] = []
     _add_bands(plot, shapes, annotations)
     _add_labels(plot, heights, shapes, annotations)
-    low, high = plot.places.x([first, max(last, first + 1)]).tolist()
+    low, high = plot.ends
     ticks = axis_ticks(tape, plot.places, first, last, inner_width)
     # Without dtick plotly would put ticks between events.
     xaxis: dict[str, Any] = {"range": [low, high], "dtick": 1 if ticks is None and last - first < 8 else None}
@@ -132,6 +147,7 @@ class PlacedLabel(NamedTuple):
 def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
     """Return the labels of peak, failed request and capacity; they overlap neither each other nor the border."""
     labels: list[Label] = []
+    lines_here = [Box(x - 2, 0, x + 2, plot.height) for x in map(plot.x, failed_rows(plot))]
     if plot.first <= heights.row <= plot.last and heights.allocated:
         # Above the height of its marker, where no area is.
         x, y = plot.x(heights.row), plot.y(heights.allocated) - 9
@@ -150,7 +166,7 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
         labels.append(Label(heights.capacity_text, tuple(Spot(x, y, anchor) for y in lines for x, anchor in sides)))
     return [
         PlacedLabel(label, spot, is_peak=True) if label.text.startswith("peak ") else PlacedLabel(label, spot, CAPACITY)
-        for label, spot in zip(labels, placed(labels, plot.width, plot.height), strict=True)
+        for label, spot in zip(labels, placed(labels, plot.width, plot.height, tuple(lines_here)), strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import COLOURS
 from memexplore.figures.timeline import timeline
 from memexplore.tape import Category
-from tests.sample_tapes import Program, small_tape, training_tape
+from tests.sample_tapes import Program, small_tape, training_tape, unwound_tape
 
 # -- empty tapes
 
@@ -35,6 +35,22 @@ def test_image_has_the_texts_of_the_timeline():
     assert labels[0] == verdict_content(training_tape()).headline
     for label in ("peak 3.21 GiB", "step 2", "backward", "activation", "reserved", "event", "allocated, predicted"):
         assert label in labels
+
+
+def test_image_has_the_layers_at_the_peak():
+    root = ET.fromstring(static.svg(small_tape()))
+    labels = [element.text for element in root.iter(f"{SVG}text")]
+    # 400 + 200 of fc, 50 of Net itself, 100 of the input
+    start = labels.index("Layers at the peak") + 1
+    assert labels[start:] == ["Net", "650 B", "fc", "600 B", "(itself)", "50 B", "not in a layer", "100 B"]
+
+
+def test_image_of_a_run_that_did_not_fit_ends_with_the_request():
+    root = ET.fromstring(static.svg(unwound_tape()))
+    assert [element.get("id") for element in root.iter(f"{SVG}pattern")] == ["over"]
+    labels = [element.text for element in root.iter(f"{SVG}text")]
+    assert "out of memory: 4.00 GiB requested" in labels
+    assert "backward" not in labels
 
 
 def test_image_has_an_area_for_each_category():

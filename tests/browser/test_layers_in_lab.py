@@ -1,0 +1,103 @@
+"""Layers as rows, tensors, search, and the picture of a run that does not fit, in a real JupyterLab."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memexplore.analysis import curves
+from memexplore.units import size_text
+from tests.sample_tapes import training_tape
+
+pytestmark = pytest.mark.browser
+
+SET_UP = "import memexplore as mx\nfrom tests.sample_tapes import training_tape\nview = mx.view(training_tape())"
+OUT_OF_MEMORY = """import memexplore as mx
+from memexplore.steps.outcome import run_outcome
+from tests.browser.explored import small_step
+trial, outcome = run_outcome(small_step(), gpu="40MiB")
+view = mx.view(trial.tape)"""
+GRAPH = "document.querySelector('.memexplore-timeline')"
+# Texts of the sizes of the rows of the first level.
+TOP_SIZES = """() => [...document.querySelectorAll('.memexplore-layer[aria-level="1"] .memexplore-layer-size')]
+    .map(size => size.textContent)"""
+
+
+@pytest.fixture
+def shown(notebook: Callable[..., Any]) -> Any:
+    """A notebook with a view on the screen."""
+    book = notebook(SET_UP, "view", "view.cursor = 100")
+    for cell in (0, 1):
+        book.run(cell)
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+    book.settle()
+    return book
+
+
+def test_layers_sum_to_the_memory_at_the_cursor(shown: Any) -> None:
+    tape = training_tape()
+    allocated, _ = curves.peak(tape)
+    widths = """() => [...document.querySelectorAll('.memexplore-layer[aria-level="1"] .memexplore-layer-bar')]
+        .flatMap(bar => [...bar.children]).reduce((sum, part) => sum + parseFloat(part.style.width), 0)"""
+    assert shown.page.evaluate(widths) == pytest.approx(100)
+    assert size_text(allocated) in shown.page.locator(".memexplore-position").inner_text()
+    before = shown.page.evaluate(TOP_SIZES)
+    shown.run(2)
+    shown.page.wait_for_function(f"before => String(({TOP_SIZES})()) !== String(before)", arg=before)
+    assert shown.page.evaluate(widths) == pytest.approx(100)
+    shown.page.get_by_role("button", name="Each layer's maximum").click()
+    shown.page.wait_for_function("() => !document.querySelector('.memexplore-layers-note:empty')")
+
+
+def test_layers_are_a_tree_for_the_keyboard(shown: Any) -> None:
+    tree = shown.page.get_by_role("tree", name="Layers by bytes")
+    assert tree.locator("[role=treeitem][tabindex='0']").count() == 1
+    root = tree.get_by_role("treeitem", name=re.compile("^UNet, "))
+    root.focus()
+    root.press("ArrowLeft")
+    assert root.get_attribute("aria-expanded") == "false"
+    root.press("ArrowRight")
+    root.press("ArrowDown")
+    focused = "() => document.activeElement.getAttribute('aria-label')"
+    assert shown.page.evaluate(focused).startswith("encoder")
+    shown.page.keyboard.press("Enter")
+    shown.page.wait_for_selector(".memexplore-chip:visible")
+    selected = tree.locator("[aria-selected=true]")
+    assert selected.get_attribute("aria-label").startswith("encoder")
+    shown.page.keyboard.press("Enter")
+    shown.page.wait_for_selector(".memexplore-chip", state="hidden")
+
+
+def test_search_filters_layers_tensors_and_lines(shown: Any) -> None:
+    rows = shown.page.locator(".memexplore-layer")
+    shown.page.get_by_role("searchbox").fill("head")
+    shown.page.wait_for_function("() => document.querySelectorAll('.memexplore-layer').length < 5")
+    assert "head" in rows.last.inner_text()
+    shown.page.get_by_role("tab", name="Tensors", exact=True).click()
+    assert all("head" in text for text in shown.page.locator(".memexplore-tensors tbody tr").all_inner_texts())
+    shown.page.get_by_role("searchbox").fill("no such layer")
+    shown.page.get_by_text("Nothing matches.").first.wait_for()
+
+
+def test_run_that_does_not_fit_is_drawn_whole(notebook: Callable[..., Any]) -> None:
+    book = notebook(OUT_OF_MEMORY, "view", "print(len(view.drawn), len(view.tape))")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+    book.settle()
+    names = f"() => {GRAPH}.figure.data.map(trace => trace.name)"
+    phases = f"() => {GRAPH}.layout.annotations.map(note => note.text)"
+    assert "over capacity" in book.page.evaluate(names)
+    assert any("stops here" in text for text in book.page.evaluate(phases))
+    # The whole run has the optimizer's phase; what happened has no backward pass, it ends in the forward pass.
+    assert "optimizer state" in book.page.evaluate(names)
+    book.page.get_by_label("Picture:").select_option("What happened")
+    book.page.wait_for_function(f"() => !({names})().includes('over capacity')")
+    book.settle()
+    assert "optimizer state" not in book.page.evaluate(names)
+    book.run(2)
+    drawn, happened = map(int, book.text(2).split())
+    assert drawn == happened
