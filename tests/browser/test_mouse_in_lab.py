@@ -67,6 +67,7 @@ def test_lora_button_adds_the_clicked_layer_and_its_rank_is_dragged(explored: An
 
 def test_a_drag_is_one_change(explored: Any) -> None:
     slider = knob(explored, "Batch")
+    slider.scroll_into_view_if_needed()
     track = slider.bounding_box()
     mouse = explored.page.mouse
     mouse.move(track["x"] + track["width"] - 8, track["y"] + 12)

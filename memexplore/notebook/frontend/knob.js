@@ -24,6 +24,7 @@ export class Knob {
     this.onRequest = onRequest;
     this.drag = "";
     this.drawnRow = "";
+    this.dismissed = ""; // a problem that was read
     this.drawnOptions = "";
     const id = uniqueId();
     this.root = element("div", "knob");
@@ -41,6 +42,8 @@ export class Knob {
     this.note.id = `${id}-note`;
     this.problem = element("span", "knob-problem");
     this.problem.setAttribute("role", "alert");
+    this.problem.title = "Click to hide";
+    this.problem.addEventListener("click", () => this.dismiss());
     this.control = this.createControl(row.kind);
     this.control.id = id;
     this.control.setAttribute("aria-describedby", this.note.id);
@@ -122,7 +125,15 @@ export class Knob {
     this.reset.classList.toggle("memexplore-unseen", !row.changed);
     this.reset.disabled = !row.changed;
     control.toggleAttribute("aria-invalid", row.problem !== "");
-    if (this.problem.textContent !== row.problem) this.problem.textContent = row.problem;
+    if (!row.problem) this.dismissed = "";
+    const problem = row.problem === this.dismissed ? "" : row.problem;
+    if (this.problem.textContent !== problem) this.problem.textContent = problem;
+  }
+
+  /** Hide the reason why the last request was not applied: it covers what is below. */
+  dismiss() {
+    this.dismissed = this.row.problem;
+    this.problem.textContent = "";
   }
 
   /**

@@ -10,7 +10,10 @@ const BESIDE_CAPACITY = "gpu"; // the knob that stands in the verdict
 export class Knobs {
   /** @param {(request: import("./knob.js").KnobRequest) => void} onRequest */
   constructor(onRequest) {
-    this.onRequest = onRequest;
+    this.onRequest = (/** @type {import("./knob.js").KnobRequest} */ request) => {
+      for (const [field, knob] of this.knobs) if (field !== request.field) knob.dismiss();
+      onRequest(request);
+    };
     /** @type {Map<string, Knob>} */
     this.knobs = new Map();
     this.structure = "";
