@@ -277,7 +277,7 @@ def _capacity(capacity: int | None, highest: int) -> tuple[list[dict[str, Any]],
     text = f"capacity {size_text(capacity)}"
     if capacity > _FAR * highest:
         text += f", {capacity / highest:.1f} times the highest ↑"
-        return [], [_label(text, y=1, yref="paper", yshift=-10)], highest * _HEADROOM
+        return [], [_label(text, y=1, yref="paper", yshift=10)], highest * _HEADROOM
     line = {"color": CAPACITY, "width": 2, "dash": "solid"}
     shape = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": capacity, "y1": capacity, "line": line}
     return [shape], [_label(text, y=capacity, yshift=9)], max(highest, capacity) * _HEADROOM

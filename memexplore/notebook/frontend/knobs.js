@@ -87,12 +87,13 @@ function isGpu({ field }) {
 }
 
 /**
- * Return one sentence for each reason why knobs are not shown.
+ * Return the knobs that are not shown, with their reasons.
  * @param {ExplorerState["hidden"]} hidden
  */
 export function hiddenText(hidden) {
   /** @type {Map<string, string[]>} */
   const labels = new Map();
   for (const { label, reason } of hidden) labels.set(reason, [...(labels.get(reason) ?? []), label]);
-  return [...labels].map(([reason, names]) => `Not shown: ${names.join(", ")} (${reason}).`).join(" ");
+  const parts = [...labels].map(([reason, names]) => `${names.join(", ")} (${reason})`);
+  return parts.length ? `Not shown: ${parts.join("; ")}.` : "";
 }

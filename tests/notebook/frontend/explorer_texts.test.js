@@ -23,7 +23,8 @@ test("changes are given against the step as written and the pinned setting", () 
 
 test("knobs that do not apply are listed by reason", () => {
   const hidden = [["Batch", "a"], ["Micro-batches", "a"], ["Size", "b"]].map(([label, reason]) => ({ label, reason }));
-  assert.equal(hiddenText(hidden), "Not shown: Batch, Micro-batches (a). Not shown: Size (b).");
+  assert.equal(hiddenText([]), "");
+  assert.equal(hiddenText(hidden), "Not shown: Batch, Micro-batches (a); Size (b).");
 });
 
 test("progress has an estimate without false precision", () => {
