@@ -36,15 +36,17 @@ step = Step(build if {name!r} == "llama7b" else build(), make("cpu"), compute_lo
 explorer = explore(step, gpu="192GiB")
 from memexplore.notebook.knob import numbers
 import dataclasses
-batch = dataclasses.replace(explorer._knob_named["batch"], options_of=lambda _: numbers(range(1, {runs} + 2)))
+own = step.batch_size
+batch = dataclasses.replace(explorer._knob_named["batch"], options_of=lambda _: numbers(range(own, own + {runs} + 1)))
 explorer._table[explorer._table.index(explorer._knob_named["batch"])] = explorer._knob_named["batch"] = batch
 explorer"""
 MEASURE = """async key => {
-    const graph = document.querySelector('.memexplore-timeline'), handle = document.querySelectorAll('.noUi-handle')[0];
+    const graph = document.querySelector('.memexplore-timeline');
+    const slider = document.querySelector('[data-field=batch] input');
     const drawn = new Promise(done => graph.once('plotly_afterplot', () => requestAnimationFrame(() => done())));
-    handle.focus();
     const start = performance.now();
-    handle.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+    if (key === 'ArrowRight') slider.stepUp(); else slider.stepDown();
+    slider.dispatchEvent(new Event('input', { bubbles: true }));
     await drawn;
     return performance.now() - start }"""
 
@@ -108,7 +110,7 @@ def _measure(page: Any, name: str) -> None:
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
     page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     times: dict[str, list[float]] = {"new": [], "seen": []}
-    # The new options have moved the slider to its left end.
+    # The slider begins at its left end.
     for kind, key in (("new", "ArrowRight"), ("seen", "ArrowLeft")):
         for _ in range(RUNS):
             _settle(page)
