@@ -14,6 +14,8 @@ from memexplore.steps.outcome import Outcome
 from memexplore.steps.sentences import percent_text
 
 _MAX_REASON_LENGTH = 400
+_WITHOUT_CONFLICT = ("gpu", "settings", "inplace", "checkpoint")
+"""Fields of long lists, whose values contradict no other field."""
 
 
 class SearchState(NamedTuple):
@@ -60,7 +62,7 @@ def message(
     rows = [
         {
             **_row(knob, state),
-            "impossible": knob.impossible(state.knobs, contradiction),
+            "impossible": [] if knob.field in _WITHOUT_CONFLICT else knob.impossible(state.knobs, contradiction),
             "disabled": reasons.get(knob.name, ""),
             "problem": problems.get(knob.name, ""),
         }

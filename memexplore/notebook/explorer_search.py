@@ -62,6 +62,9 @@ class Search:
         except Exception as error:
             report(Ended(None, error))
             return
+        except BaseException:  # an interrupt of a search that runs before `start` returns
+            self.stop()
+            raise
         with self._lock:
             self._stop = stop
 
@@ -124,8 +127,11 @@ def search_step(step: Step, gpu: str, report: Report, thread: MainThread, *, rel
             pass  # the step cannot be sent
     turns = SearchInTurns(step, gpu, report, release=release, os=os)
     if not thread.is_kernel:
-        while turns.advance():
-            pass
+        try:
+            while turns.advance():
+                pass
+        finally:
+            turns.stop()
         return turns.stop
 
     def advance() -> None:

@@ -17,7 +17,7 @@ from memexplore.search.executors import open_runner
 from memexplore.search.larger_gpus import smallest_larger_gpu
 from memexplore.search.progress import Progress, print_progress
 from memexplore.search.run_log import RunLog
-from memexplore.steps.outcome import Outcome, run_unlimited
+from memexplore.steps.outcome import Outcome, RunSetting, run_unlimited
 from memexplore.steps.step import Step
 from memexplore.tape import Os
 
@@ -39,6 +39,7 @@ def advise(
     budget: int = 60,
     progress: Callable[[Progress], object] | None = print_progress,
     found: Callable[[Advice], object] | None = None,
+    run_setting: RunSetting = run_unlimited,
 ) -> Advice:
     """Search the knobs for settings with which a step fits a GPU; every setting of the answer is run.
 
@@ -55,7 +56,7 @@ def advise(
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
     is an estimate until the last run is done. `found` is called with the advice so far after every run, before
-    `progress`.
+    `progress`. `run_setting` runs a setting, by default with unlimited memory.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
@@ -76,7 +77,7 @@ def advise(
         os=os,
         executor=executor,
         expected_runs=budget,
-        run_setting=run_unlimited,
+        run_setting=run_setting,
     ) as run_all:
         log = RunLog(run_all, step, device, progress, found and (lambda log: found(_advice(log, step, log.options()))))
         log.expected_runs = budget
