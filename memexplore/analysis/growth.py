@@ -40,6 +40,8 @@ class _Held(NamedTuple):
     """An alloc row of each group."""
     sizes: Rows
     """Shape (groups, steps)."""
+    place: Rows
+    """The number of the layer and line of each group."""
 
 
 def growth(tape: Tape) -> pandas.DataFrame:
@@ -75,11 +77,12 @@ def growth(tape: Tape) -> pandas.DataFrame:
 def leak(tape: Tape) -> Leak | None:
     """Return the growth that continues to the last finished step, None without one; cached per tape.
 
-    A group leaks if what it never gives back again rises in at least three steps after the first one (in both steps of
-    two), and if it rises to the end: since its last rise no more steps have passed than between two rises. Growth that
-    happens once (the state of an optimizer, a second model) and growth that ends (a cache that is full) is no leak. The
-    bytes per step are the median of the growth between any two steps (Theil and Sen), summed over the groups. Growth
-    that would take more than a million steps to fill the device, or without a capacity to double the peak, is ignored.
+    The groups are layers and lines. A group leaks if what it never gives back again rises in at least three steps after
+    the first one (in both steps of two), and if it rises to the end: since its last rise no more steps have passed than
+    between two rises. Growth that happens once (the state of an optimizer, a second model) and growth that ends (a
+    cache that is full) is no leak. The bytes per step are the median of the growth between any two steps (Theil and
+    Sen), summed over the groups. Growth that would take more than a million steps to fill the device, or without a
+    capacity to double the peak, is ignored.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"address": [0, 512, 1024, 1536], "size": [10, 10, 10, 10], "step": [1, 2, 3, 4]}
@@ -91,6 +94,8 @@ def leak(tape: Tape) -> Leak | None:
     held = _held(tape)
     if len(held.steps) < 3:
         return None
+    # A tensor that replaces another can be of another category, such as the last of the results of `torch.cat`.
+    held = _by_place(held)
     steps = np.array(held.steps, dtype=np.float64)
     # What a group holds after a step and never gives back: the least of all later values.
     kept = np.minimum.accumulate(held.sizes[:, ::-1], axis=1)[:, ::-1]
@@ -142,7 +147,17 @@ def _held(tape: Tape) -> _Held:
     sizes = block_bytes(tape)[born]
     np.add.at(changes, (group, first), sizes)
     np.add.at(changes, (group, after), -sizes)
-    return _Held(tape.step[ends].tolist(), row, np.cumsum(changes, axis=1)[:, :-1])
+    return _Held(tape.step[ends].tolist(), row, np.cumsum(changes, axis=1)[:, :-1], groups // len(Category))
+
+
+def _by_place(held: _Held) -> _Held:
+    """Return the bytes by layer and line, of all categories together."""
+    places, group = np.unique(held.place, return_inverse=True)
+    sizes = np.zeros((len(places), len(held.steps)), dtype=np.int64)
+    np.add.at(sizes, group, held.sizes)
+    row = np.zeros(len(places), dtype=np.int64)
+    np.maximum.at(row, group, held.row)
+    return _Held(held.steps, row, sizes, places)
 
 
 def _step_ends(tape: Tape) -> list[int]:

@@ -160,10 +160,8 @@ def _fits(tape: Tape) -> VerdictContent:
         return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
     spare = capacity - used
     is_tight = spare < capacity * TIGHT
-    left = in_unit_of(spare, used) if spare > 0 else "nothing"
-    headline = (
-        f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, _short_name(tape), f'{left} to spare')}"
-    )
+    rest = "" if spare > 0 else "nothing to spare"
+    headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, _short_name(tape), rest=rest)}"
     return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)
 
 
@@ -234,8 +232,7 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     if capacity is None:
         return f"Out of memory: needs {more}{size_text(size)}"
     if size > capacity:
-        over = f"{in_unit_of(size - capacity, size)} over"
-        return f"N{budget(size, capacity, _short_name(tape), over, more)[1:]}"
+        return f"N{budget(size, capacity, _short_name(tape), more=more)[1:]}"
     # There was enough memory, in gaps between blocks, or too little for a new segment.
     free = capacity - int(curve(tape, "active")[row])
     share = f"{in_unit_of(free, capacity)} of {size_text(capacity)}"
@@ -317,12 +314,16 @@ def _shares(tape: Tape, *, lever: bool) -> str:
     return f"{text}: try {_LEVERS[largest[0]]}" if lever and largest[0] in _LEVERS else text
 
 
-def budget(needed: int, capacity: int, device: str, rest: str, more: str = "") -> str:
-    """Return what a run needs and what there is, in one unit where possible.
+def budget(needed: int, capacity: int, device: str, *, more: str = "", rest: str = "") -> str:
+    """Return what a run needs, what the device has, and the rest, each without its unit if that before has the same.
 
-    >>> budget(3 << 30, 2 << 30, "T4", "1.00 over", "more than ")
-    'needs more than 3.00 GiB · T4 has 2.00 · 1.00 over'
+    `more` stands before the first size, and `rest` replaces the rest.
+
+    >>> budget(3 << 30, 2 << 30, "T4", more="more than "), budget(326 << 20, 1 << 30, "T4")
+    ('needs more than 3.00 GiB · T4 has 2.00 · 1.00 over', 'needs 326 MiB · T4 has 1.00 GiB · 698 MiB to spare')
     """
+    left = in_unit_of(abs(capacity - needed), capacity)
+    rest = rest or f"{left} {'over' if needed > capacity else 'to spare'}"
     return f"needs {more}{size_text(needed)} · {device} has {in_unit_of(capacity, needed)} · {rest}"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
-from memexplore.analysis.verdict_content import budget, in_unit_of, short_name
+from memexplore.analysis.verdict_content import budget, short_name
 from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.search.candidates import LargestBatch
 from memexplore.search.results_table import Line, html_table, text_table
@@ -201,10 +201,8 @@ class Advice:
 
     def _answer(self) -> str:
         written, needed = self.as_written, self.as_written.peak_reserved
-        rest = f"{in_unit_of(abs(written.margin), needed)} {'to spare' if written.fits else 'over'}"
-        if not written.fits and written.margin >= 0:
-            rest = "but in pieces that are too large"
-        line = f"As written it {budget(needed, self.gpu.capacity, short_name(self.gpu.key), rest)}."
+        rest = "but in pieces that are too large" if not written.fits and written.margin >= 0 else ""
+        line = f"As written it {budget(needed, self.gpu.capacity, short_name(self.gpu.key), rest=rest)}."
         if written.fits:
             return line
         largest = self.largest.get(Knobs())

@@ -148,6 +148,21 @@ def test_tensor_that_grows_by_concatenation_leaks() -> None:
     assert found.bytes_per_step == MIB
 
 
+def test_leak_whose_tensors_change_their_category_is_found() -> None:
+    # As with `kept = torch.cat([kept, output])`: all results but the last are inputs of a later op.
+    held: list[int] = []
+
+    def work(program: Program, step: int) -> None:
+        kind = Category.TEMPORARY if step == 10 else Category.INPUT
+        longer = program.alloc(step * MIB, kind, "cat", "", 9)
+        program.free(*held)
+        held[:] = [longer]
+
+    found = growth.leak(program_of(10, work))
+    assert found is not None
+    assert found.bytes_per_step == MIB
+
+
 def test_three_finished_steps_are_too_few() -> None:
     # The first is warm-up, and what grows from the second to the third may have grown once.
     assert growth.leak(leaking_tape(3)) is None
