@@ -144,7 +144,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 self.reallocate(tensor)
         lane = self.lane
         follows = lane is not None and not traits.lane.ignored
-        inputs = lane.inputs(traits.lane, args, tensors) if follows else None  # type: ignore[union-attr]
+        inputs = lane.inputs(traits.lane, args, kwargs, tensors) if follows else None  # type: ignore[union-attr]
         if traits.handler is not None:
             result = self._run_handler(traits, func, args, kwargs or {}, tensors, inputs)
             if result is not NotImplemented:
@@ -171,6 +171,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
         elif follows and (traits.lane.writes or not self._fakes_modules):
             lane.lose(func, traits.lane, args, kwargs or {})  # type: ignore[union-attr]
+        elif lane is not None and traits.lane.makes_empty:
+            known_values.mark_uninitialized(result)
         if traits.makes_zeros:
             self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
         return result

@@ -43,6 +43,8 @@ _UNINITIALIZED = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided empty_permuted resize_ set_ _resize_output_".split()
 )
 """Ops whose results have no values, and ops that change storages."""
+_EMPTY = frozenset("empty empty_strided empty_like new_empty new_empty_strided empty_permuted".split())
+"""Those among them that make a tensor."""
 _OVERWRITES = frozenset(
     "fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ "
     "_foreach_zero_ _foreach_copy_ _foreach_fill_".split()
@@ -62,6 +64,8 @@ class LaneTraits(NamedTuple):
 
     ignored: bool
     """Whether the op changes no values: it makes views or uninitialized tensors."""
+    makes_empty: bool
+    """Whether the result is uninitialized."""
     communicates: bool
     """Whether the results depend on the values of other ranks, and computing it would call them."""
     value_free: bool
@@ -77,7 +81,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, False, (), False, True)
+        return LaneTraits(False, False, False, False, (), False, True)
     name = schema.name.split("::")[-1]
     writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
@@ -90,6 +94,7 @@ def lane_traits(func: Any) -> LaneTraits:
     value_free, overwrites = name in _VALUE_FREE, name in _OVERWRITES
     return LaneTraits(
         view or changes_metadata or name in _UNINITIALIZED,
+        name in _EMPTY,
         communicates,
         value_free,
         writes,
@@ -121,8 +126,12 @@ class ValueLane:
         self._lost = False
         """Whether an op was met whose values cannot be computed, with REAL."""
 
-    def inputs(self, traits: LaneTraits, args: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    def inputs(
+        self, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor] | None:
         """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
+        if traits.writes and known_values.uninitialized:
+            self._initialize(traits, args, kwargs or {})
         # A first look, without making tensors: most ops of a training step have an unknown first argument.
         if traits.reads_all:
             if not _all_known(tensors):
@@ -151,6 +160,18 @@ class ValueLane:
                     return None
             found.append(values_of)
         return found
+
+    def _initialize(self, traits: LaneTraits, args: Any, kwargs: Any) -> None:
+        """Fill the uninitialized storages that an op writes to with zeros: a program reads what it wrote to them."""
+        for position in traits.writes:
+            value = kwargs.get(position) if isinstance(position, str) else args[position]
+            if (
+                isinstance(value, VirtualTensor)
+                and storage_key(untyped_storage(value)) in known_values.uninitialized
+                and not value.host
+                and self._fits(value)
+            ):
+                known_values.make_known(value)
 
     def _fits(self, tensor: torch.Tensor) -> bool:
         """Return whether a new copy of a tensor's size is within the budget."""

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from memexplore.torch_internals.cuda import device_constructors, device_module
 from memexplore.torch_internals.dispatch import function_mode_stack
 from memexplore.torch_internals.tensors import without_functorch
-from memexplore.virtual_gpu.patches import wrappers
+from memexplore.virtual_gpu.patches import index_lists, wrappers
 from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor
 
@@ -184,6 +184,7 @@ def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]
 
 _PLACE = ("device", "is_cuda", "is_cpu", "is_meta")
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
+    **index_lists.HANDLERS,
     _Tensor.to: _to,
     _Tensor.cuda: _cuda,
     _Tensor.new: _new,

@@ -13,6 +13,8 @@ from memexplore.torch_internals.tensors import set_conj, storage_key, untyped_st
 
 copies: dict[int, torch.UntypedStorage] = {}
 """Key of a storage on the virtual GPU -> copy of its contents; removed when the storage dies."""
+uninitialized: set[int] = set()
+"""Keys of the storages to which nothing was written yet, such as those of `torch.empty`."""
 
 
 class _Total:
@@ -87,6 +89,11 @@ def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return copies.get(storage_key(untyped_storage(tensor)))
 
 
+def mark_uninitialized(tensor: torch.Tensor) -> None:
+    """Note that nothing was written yet to the storage of a virtual tensor."""
+    uninitialized.add(storage_key(untyped_storage(tensor)))
+
+
 def _insert(key: int, copy: torch.UntypedStorage) -> None:
     forget_storage(key)
     copies[key] = copy
@@ -103,9 +110,11 @@ def forget_storage(key: int) -> None:
     copy = copies.pop(key, None)
     if copy is not None:
         _Total.nbytes -= copy.nbytes()
+    uninitialized.discard(key)
 
 
 def forget_all() -> None:
     """Make all storages unknown."""
     copies.clear()
+    uninitialized.clear()
     _Total.nbytes = 0
