@@ -1,4 +1,4 @@
-// The text above the timeline: summary, out-of-memory error, assumptions and problems.
+// The text above the timeline: summary, out-of-memory error, notes and problems.
 import { element } from "./dom.js";
 
 const WAITING = "Waiting for the kernel. Until it answers, this is a static image.";
@@ -24,12 +24,20 @@ export class Summary {
     this.notes.hidden = !notes.length;
     const list = element("ul");
     list.append(...notes.map((note) => element("li", "", note)));
-    const title = notes.length === 1 ? "1 assumption" : `${notes.length} assumptions`;
-    this.notes.replaceChildren(element("summary", "", title), list);
+    this.notes.replaceChildren(element("summary", "", titleOfNotes(notes)), list);
   }
 
   /** @param {unknown} error */
   showProblem(error) {
     this.problem.textContent = error instanceof Error ? error.message : String(error);
   }
+}
+
+/**
+ * The number of notes, as assumptions if all of them are.
+ * @param {string[]} notes
+ */
+export function titleOfNotes(notes) {
+  const kind = notes.every((note) => note.startsWith("assumed: ")) ? "assumption" : "note";
+  return `${notes.length} ${kind}${notes.length === 1 ? "" : "s"}`;
 }
