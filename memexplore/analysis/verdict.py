@@ -79,7 +79,8 @@ def verdict(tape: Tape) -> Verdict:
     meta = tape.meta
     if failed_request(tape) >= 0:
         return Verdict.OOM
-    if meta.ending is Ending.ERROR:
+    if meta.ending in (Ending.ERROR, Ending.OUT_OF_MEMORY):
+        # An out-of-memory error without a request of the tape: of another device, or raised by the program.
         return Verdict.ERROR
     if meta.ending is Ending.INTERRUPTED:
         return Verdict.INTERRUPTED
