@@ -348,11 +348,13 @@ class Recorder:
         return self._adopt(tensor) if ref is None and self._adopt is not None else ref
 
     def _tag_state(self, optimizer: torch.optim.Optimizer) -> None:
-        present = (id(optimizer.state), sum(map(len, optimizer.state.values())))
+        # Optimizers of other people keep numbers beside the dictionaries of the parameters.
+        states = {key: state for key, state in optimizer.state.items() if isinstance(state, dict)}
+        present = (id(optimizer.state), sum(map(len, states.values())))
         if self._tagged_states.get(optimizer) == present:
             return
         self._tagged_states[optimizer] = present
-        for parameter, state in optimizer.state.items():
+        for parameter, state in states.items():
             owner = self._owner(parameter) if isinstance(parameter, torch.Tensor) else None
             for value in state.values():
                 if isinstance(value, torch.Tensor):
