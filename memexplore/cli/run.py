@@ -141,12 +141,11 @@ def _record(program: Callable[[], None], options: argparse.Namespace) -> tuple[T
             target, release=options.release, os=options.os or Os.LINUX, values=options.values or Values.KNOWN
         )
     ended_by = None
-    with session.every_file(), virtual:
-        recording = capture.record(device)
+    with session.every_file(), virtual, capture.record(device) as running:
         try:
-            with recording as running:
-                program()
+            program()
         except BaseException as error:
+            running.ended_by(error)
             ended_by = error
     return running.tape, ended_by
 
