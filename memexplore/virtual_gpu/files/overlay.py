@@ -96,14 +96,7 @@ class Overlay:
 
     def hidden(self, logical: str) -> bool:
         """Whether the program deleted the user's file, or a folder above it."""
-        while self.gone:
-            if logical in self.gone:
-                return True
-            parent = os.path.dirname(logical)
-            if parent == logical:
-                return False
-            logical = parent
-        return False
+        return bool(self.gone) and not self.gone.isdisjoint(paths.with_folders(logical))
 
     def located(self, logical: str) -> str | None:
         """Return the path of the file that the program sees: in the overlay, else the user's, else None."""
@@ -122,14 +115,18 @@ class Overlay:
 
         Raises OSError for a loop of links.
         """
-        path = os.path.abspath(path)
+        path = os.path.join(os.getcwd(), path)
         if self.root and path.startswith(self.root + os.sep):
-            path = os.path.abspath(os.sep + path[len(self.root) :])
+            path = path[len(self.root) :]
         drive, tail = os.path.splitdrive(path)
         start = drive + os.sep
         current, waiting, links = start, paths.parts(tail), 0
         while waiting:
             name = waiting.pop(0)
+            if name == os.pardir:
+                # Above the folder that a link leads to, as the system has it, not above the link.
+                current = os.path.dirname(current)
+                continue
             candidate = os.path.join(current, name)
             if not waiting and not follow:
                 return candidate
@@ -140,7 +137,7 @@ class Overlay:
             links += 1
             if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target = os.path.normpath(os.path.join(current, os.readlink(found)))
+            target = os.path.join(current, os.readlink(found))
             current, waiting = start, paths.parts(os.path.splitdrive(target)[1]) + waiting
         return current
 
@@ -181,7 +178,10 @@ class Overlay:
         with self.real(), self.lock:
             lower = logical if os.path.lexists(logical) and not self.hidden(logical) else None
             if not self.in_overlay(logical):
-                if self.parent_refuses(logical) or (lower and (os.path.isdir(lower) or not os.access(lower, os.W_OK))):
+                # A file may be written in a folder that takes no new ones.
+                if lower and (os.path.isdir(lower) or not os.access(lower, os.W_OK)):
+                    return lower
+                if not lower and self.parent_refuses(logical):
                     return self._refusing(logical)
                 self._make_root()
                 os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
@@ -193,7 +193,10 @@ class Overlay:
             return self.upper(logical)
 
     def _refusing(self, logical: str) -> str:
-        if self.hidden(logical) and not self.in_overlay(os.path.dirname(logical)):
+        """Return the path at which a new file or folder fails as it should; its folder in the overlay comes first."""
+        if self.in_overlay(os.path.dirname(logical)):
+            return self.upper(logical)
+        if self.hidden(logical):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
         return logical
 
@@ -275,18 +278,12 @@ class Overlay:
             found = self.located(logical)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
-            if found == logical:
-                names = os.listdir(logical)
-                return [name for name in names if os.path.join(logical, name) not in self.gone]
-            names = os.listdir(found)
-            if os.path.isdir(logical) and not self.hidden(logical):
-                above = set(names)
-                names += [
-                    name
-                    for name in os.listdir(logical)
-                    if name not in above and os.path.join(logical, name) not in self.gone
-                ]
-            return names
+            above = os.listdir(found) if found != logical else []
+            if found != logical and (self.hidden(logical) or not os.path.isdir(logical)):
+                return above
+            seen = set(above)
+            below = [name for name in os.listdir(logical) if name not in seen]
+            return above + [name for name in below if os.path.join(logical, name) not in self.gone]
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or folder in the program's view; the user's files stay, so theirs are copied.
@@ -318,9 +315,10 @@ class Overlay:
             else:
                 self._copy(source, target)
                 moved.setdefault(source, False)
-            if found == source and (paths.holds_mark(source, self.mark) or not self.policy(self, source)):
+            is_users = is_folder or (self.policy(self, source) and not paths.holds_mark(source, self.mark))
+            if found == source and not is_users:
                 # A file that the program made in place, such as one of `tempfile`.
-                paths.delete(source)
+                os.remove(source)
                 self.disown(source)
             self._forget(source)
             self.written |= {target + path[len(source) :]: flag for path, flag in moved.items()}
@@ -361,15 +359,16 @@ class Overlay:
         with self.real(), self.lock:
             for logical in self._own_without_values():
                 self.written[logical] = True
-                os.remove(logical)
-                self.own.discard(logical)
+                with contextlib.suppress(OSError):
+                    os.remove(logical)
+                    self.own.discard(logical)
             if not self.root:
                 return
             for logical in list(self.written):
                 upper = self.upper(logical)
                 self.written[logical] = self.written[logical] or paths.holds_mark(upper, self.mark)
                 if self.written[logical]:
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(OSError):
                         os.remove(upper)
             kept = any(files for _, _, files in os.walk(self.root))
             if not kept:

@@ -111,7 +111,7 @@ def is_result() -> bool:
 
 def tensors_only(overlay: Overlay, logical: str) -> bool:
     """The policy in a notebook, `virtual` and `simulate`."""
-    if _is_in_overlay(overlay, logical):
+    if is_in_overlay(overlay, logical):
         return True
     if _is_system(logical) or is_result():
         return False
@@ -120,9 +120,11 @@ def tensors_only(overlay: Overlay, logical: str) -> bool:
 
 def every_file(overlay: Overlay, logical: str) -> bool:
     """The policy of `memexplore run`: all files that existed before the run, but those of caches and temporary ones."""
-    if _is_in_overlay(overlay, logical):
+    if is_in_overlay(overlay, logical):
         return True
-    if _is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(overlay, logical):
+    if _is_system(logical) or is_result() or _is_cached(logical):
+        return False
+    if _is_temporary(overlay, logical) and not holds_values(logical):
         return False
     return not overlay.is_own(logical) if os.path.lexists(logical) else is_saving()
 
@@ -132,7 +134,7 @@ def is_output(logical: str) -> bool:
     return not (_is_system(logical) or is_result())
 
 
-def _is_in_overlay(overlay: Overlay, logical: str) -> bool:
+def is_in_overlay(overlay: Overlay, logical: str) -> bool:
     """Whether the overlay has the file, or a folder above it that the user's files lack."""
     if overlay.in_overlay(logical) or overlay.hidden(logical):
         return True

@@ -154,7 +154,8 @@ def making(overlay: Overlay, path: Any, follow: bool = True) -> Iterator[None]:
 
     An interrupt leaves it to the user, whose files the program does not change.
     """
-    logical = _logical(overlay, path, follow) if overlay.policy is policy.every_file else ""
+    is_run = overlay.policy is policy.every_file and not overlay.inside
+    logical = _logical(overlay, path, follow) if is_run else ""
     with overlay.real():
         is_new = bool(logical) and not os.path.lexists(logical) and policy.is_output(logical)
     yield

@@ -17,13 +17,20 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files, tokenizer_files
+from memexplore.virtual_gpu.files import (
+    policy,
+    replacements,
+    safetensors_files,
+    script_module_files,
+    tensor_files,
+    tokenizer_files,
+)
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace, ReplaceTogether
 from memexplore.virtual_gpu.tensors.tensor import saved_on_a_virtual_gpu_without_values
 
 _policy: Policy = policy.tensors_only
-_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.removesuffix("_without_values").encode())
+_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.encode())
 """One for the process: a function that a program imported while a virtual GPU was on serves the next one too."""
 _NAMED = 3
 """Files that a report names."""
@@ -59,7 +66,8 @@ _IDS = set(map(id, map(partial(getattr, os), replacements.OS_NAMES)))
 @functools.lru_cache(maxsize=1)
 def _replaced(modules: int, *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
     """Return all replacements; they are made again only if modules were imported or an original has changed."""
-    makers = (tensor_files.rows, safetensors_files.rows, tokenizer_files.rows, replacements.rows)
+    libraries = (safetensors_files, script_module_files, tokenizer_files)
+    makers = (tensor_files.rows, *(library.rows for library in libraries), replacements.rows)
     rows = [row for maker in makers for row in maker(_overlay)]
     return rows, ReplaceTogether(*zip(*rows, strict=True))
 
