@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import os
 import pathlib
 import pickle
 import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
+import types
 from collections.abc import Iterator
 
 import numpy as np
@@ -64,6 +68,40 @@ def test_real_tensors_are_loaded_from_a_file_that_was_deleted_before(folder):
         os.remove("best.pt")
         torch.save({"w": torch.ones(2)}, "best.pt")
         assert torch.load("best.pt")["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("save", [torch.save, torch.serialization.save])
+def test_a_module_that_imported_torch_save_before_replaces_no_checkpoint(folder, monkeypatch, save):
+    module = types.ModuleType("of_the_user")
+    module.save = save
+    monkeypatch.setitem(sys.modules, "of_the_user", module)
+    with mx.virtual("T4"):
+        module.save(_model(), "best.pt")
+        assert isinstance(torch.load("best.pt", weights_only=False), torch.nn.Linear)
+    assert module.save is save
+
+
+def _open_bytes() -> None:
+    with open(b"best.pt", "wb") as file:
+        file.write(b"new")
+    assert os.path.getsize(b"best.pt") == 3
+    assert os.path.realpath(b"best.pt") == os.fsencode(os.path.realpath("best.pt"))
+    os.remove(b"array.npy")
+    assert not os.path.exists(b"array.npy")
+    assert b"best.pt" in os.listdir(b".")
+
+
+def _write_archives() -> None:
+    tarfile.open("best.pt", "w").close()
+    with bz2.open("array.npy", "wb") as file:
+        file.write(b"new")
+
+
+@pytest.mark.parametrize("write", [_open_bytes, _write_archives])
+@pytest.mark.parametrize("virtual", [lambda: mx.virtual("T4"), _script], ids=["notebook", "run"])
+def test_rarer_ways_of_writing_change_no_file(folder, virtual, write):
+    with virtual():
+        write()
 
 
 def test_a_folder_with_checkpoints_that_takes_the_place_of_another_stays(folder):

@@ -39,6 +39,8 @@ _BELOW = ("fsspec", "memexplore.virtual_gpu", "numpy", "pandas", "safetensors", 
 _CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _RESULTS = ("memexplore.snapshot", "memexplore.tape", "memexplore.report", "memexplore.notebook", "memexplore.cli")
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
+_DRIVES = "/run/media"
+"""Folder of the drives that a desktop mounts."""
 
 
 def holds_values(path: str) -> bool:
@@ -144,7 +146,7 @@ def is_in_overlay(overlay: Overlay, logical: str) -> bool:
 
 def _is_system(logical: str) -> bool:
     """Whether a path is a device, a pipe or a socket, or below a folder of the system."""
-    if logical.startswith(tuple(folder + os.sep for folder in _SYSTEM)):
+    if logical.startswith(tuple(folder + os.sep for folder in _SYSTEM)) and not logical.startswith(_DRIVES + os.sep):
         return True
     return os.path.exists(logical) and not os.path.isfile(logical) and not os.path.isdir(logical)
 

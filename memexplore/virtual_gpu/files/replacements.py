@@ -1,7 +1,8 @@
 """`open` and the functions of `os` and `shutil` that change or read files by name, with the overlay below them.
 
-In: the overlay. Out: rows for the table of patches. A path given as a number or in bytes, and one relative
-to an open folder (`dir_fd`), are passed on. Before the first change every read is passed on unchanged.
+In: the overlay. Out: rows for the table of patches. A path given as a number and one relative to an open folder
+(`dir_fd`) are passed on, and so are folders in bytes that are listed. Before the first change every read is passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import os
 import shutil
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,34 +61,38 @@ def rows(overlay: Overlay) -> list[Replace]:
     return [
         Replace(builtins, "open", opened),
         Replace(io, "open", opened),
+        # As `bz2` and `tarfile` of the standard library import it.
+        *(row for name in ("_builtin_open", "bltn_open") for row in imported(name, builtins.open, opened)),
+        *imported("rmtree", shutil.rmtree, _rmtree(overlay, shutil.rmtree)),
         *(Replace(os, name, function) for name, function in functions.items()),
-        Replace(shutil, "rmtree", _rmtree(overlay, shutil.rmtree)),
         # Names that other modules imported from shutil: without folders as numbers every call names a path.
         Replace(shutil, "_use_fd_functions", False),
     ]
 
 
+def imported(name: str, original: Any, replacement: Any) -> list[Replace]:
+    """Return replacements of a function in every module that has it under a name."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+    return [Replace(module, name, replacement) for module in modules if vars(module).get(name) is original]
+
+
 def imported_rows(rows: list[Replace]) -> list[Replace]:
-    """Return replacements of the functions in `rows` that the notebook or script has imported by name."""
+    """Return replacements of the functions of `os` in `rows` that the notebook or script has imported by name."""
     main = sys.modules["__main__"]
     replaced = {id(vars(row.owner)[row.name]): row.replacement for row in rows if row.owner is os}
     return [Replace(main, name, replaced[id(value)]) for name, value in vars(main).items() if id(value) in replaced]
 
 
 def _passes(overlay: Overlay, *paths: Any, **keywords: Any) -> bool:
-    """Whether a call is passed on: it is the overlay's own, or its path is no text."""
+    """Whether a call is passed on: it is the overlay's own, or its path is a number."""
     if overlay.inside or any(keywords.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
         return True
-    return not all(isinstance(path, str) or (hasattr(path, "__fspath__") and _is_text(path)) for path in paths)
-
-
-def _is_text(path: Any) -> bool:
-    return isinstance(os.fspath(path), str)
+    return not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths)
 
 
 def _logical(overlay: Overlay, path: Any, follow: bool = True) -> str:
     with overlay.real():
-        return overlay.logical(os.fspath(path), follow)
+        return overlay.logical(os.fsdecode(path), follow)
 
 
 # --- reads ---------------------------------------------------------------------------------------------------------
@@ -98,12 +104,14 @@ def _read(overlay: Overlay, original: Callable[..., Any], follow: bool) -> Calla
         if not overlay.changed or _passes(overlay, path, **kwargs):
             return original(path, *args, **kwargs)
         try:
-            path = overlay.for_reading(os.fspath(path), follow and kwargs.get("follow_symlinks", True))
+            found = overlay.for_reading(os.fsdecode(path), follow and kwargs.get("follow_symlinks", True))
         except FileNotFoundError:
             if original.__name__ == "access":
                 return False
             raise
-        return original(path, *args, **kwargs)
+        result = original(found, *args, **kwargs)
+        # `readlink` returns what it is given.
+        return os.fsencode(result) if isinstance(path, bytes) and isinstance(result, str) else result
 
     return read
 
@@ -112,7 +120,7 @@ def _listdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def listdir(path: Any = ".") -> Any:
         path = "." if path is None else path
-        if not overlay.changed or _passes(overlay, path):
+        if not overlay.changed or isinstance(path, bytes) or _passes(overlay, path):
             return original(path)
         return overlay.names(_logical(overlay, path))
 
@@ -123,9 +131,9 @@ def _scandir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def scandir(path: Any = ".") -> Any:
         path = "." if path is None else path
-        if not overlay.changed or _passes(overlay, path):
+        if not overlay.changed or isinstance(path, bytes) or _passes(overlay, path):
             return original(path)
-        return folders.entries(overlay, os.fspath(path))
+        return folders.entries(overlay, os.fsdecode(path))
 
     return scandir
 
@@ -140,7 +148,7 @@ def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(file, mode, *args, **kwargs)
         if not set(mode) & set("wax+"):
             if overlay.changed:
-                file = overlay.for_reading(os.fspath(file))
+                file = overlay.for_reading(os.fsdecode(file))
             return original(file, mode, *args, **kwargs)
         with making(overlay, file):
             return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
@@ -176,7 +184,7 @@ def write_path(overlay: Overlay, file: Any, keep: bool, new: bool = False) -> An
     with overlay.real():
         exists = overlay.located(logical) is not None
     if new and exists:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(file))
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(file))
     if keep and not new and not exists and overlay.hidden(logical):
         keep = False
     return overlay.for_writing(logical, keep)
@@ -191,11 +199,11 @@ def _os_open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
         if _passes(overlay, path, **kwargs) or (nameless and flags & nameless == nameless):
             return original(path, flags, *args, **kwargs)
         if not flags & writing:
-            return original(overlay.for_reading(os.fspath(path)) if overlay.changed else path, flags, *args, **kwargs)
+            return original(overlay.for_reading(os.fsdecode(path)) if overlay.changed else path, flags, *args, **kwargs)
         new = flags & os.O_CREAT and flags & os.O_EXCL
         if not flags & os.O_CREAT:
             with overlay.real():
-                missing = overlay.located(overlay.logical(os.fspath(path))) is None
+                missing = overlay.located(overlay.logical(os.fsdecode(path))) is None
             if missing:
                 return original(path, flags, *args, **kwargs)
         # Without O_CREAT the copy must exist, and the call itself empties it.
@@ -314,7 +322,7 @@ def _symlink(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
         if not overlay.diverts(target):
             with making(overlay, dst, follow=False):
                 return original(src, dst, *args, **kwargs)
-        return overlay.link(os.fspath(src), target)
+        return overlay.link(os.fsdecode(src), target)
 
     return symlink
 

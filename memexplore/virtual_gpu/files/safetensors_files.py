@@ -10,8 +10,6 @@ import importlib
 import importlib.util
 import io
 import os
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,7 @@ import torch
 
 from memexplore.virtual_gpu.files import tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay
-from memexplore.virtual_gpu.files.replacements import making
+from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -38,9 +36,9 @@ def rows(overlay: Overlay) -> list[Replace]:
     names = vars(library)
     flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if name in names)
     return [
-        *_imported("safe_open", library.safe_open, _safe_open(overlay, library.safe_open)),
+        *imported("safe_open", library.safe_open, _safe_open(overlay, library.safe_open)),
         Replace(library, flatten, _flatten(names[flatten], names.get("_evaluate_tensors_for_save", _accept))),
-        *_imported("serialize_file", library.serialize_file, _serialize_file(overlay, library.serialize_file)),
+        *imported("serialize_file", library.serialize_file, _serialize_file(overlay, library.serialize_file)),
         Replace(library, "serialize", _serialize(library.serialize)),
         Replace(library, "deserialize", _deserialize(library.deserialize)),
         Replace(library, "_view2torch", _view(names["_view2torch"])),
@@ -49,12 +47,6 @@ def rows(overlay: Overlay) -> list[Replace]:
 
 def _accept(tensors: Any) -> None:
     """Check nothing: releases before 0.8 have no function for it."""
-
-
-def _imported(name: str, original: Any, replacement: Any) -> list[Replace]:
-    """Return replacements of a function of safetensors in every module that has imported it."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-    return [Replace(module, name, replacement) for module in modules if vars(module).get(name) is original]
 
 
 # --- writing -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def every_file() -> Iterator[None]:
 
 def patches() -> list[Patch]:
     """Return the patches for an empty overlay. Call it while nothing is replaced."""
-    rows, together = _replaced(len(sys.modules), *map(getattr, _OWNERS, _NAMES))
+    rows, together = _replaced(tuple(map(id, list(sys.modules.values()))), *map(getattr, _OWNERS, _NAMES))
     main_names = map(id, vars(sys.modules["__main__"]).values())
     return [
         Call(partial(_begin, _policy), _overlay.close),
@@ -64,7 +64,7 @@ _IDS = set(map(id, map(partial(getattr, os), replacements.OS_NAMES)))
 
 
 @functools.lru_cache(maxsize=1)
-def _replaced(modules: int, *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
+def _replaced(modules: tuple[int, ...], *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
     """Return all replacements; they are made again only if modules were imported or an original has changed."""
     libraries = (safetensors_files, script_module_files, tokenizer_files)
     makers = (tensor_files.rows, *(library.rows for library in libraries), replacements.rows)

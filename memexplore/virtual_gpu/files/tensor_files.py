@@ -14,7 +14,7 @@ import torch
 
 from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
-from memexplore.virtual_gpu.files.replacements import making
+from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
@@ -22,9 +22,10 @@ from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 def rows(overlay: Overlay) -> list[Replace]:
     """Return the replacements of `torch.save` and `numpy.memmap`. Call it while nothing is replaced."""
+    # With the guard, and without it in modules that imported the function before memexplore.
+    originals = dict.fromkeys((torch.save, torch.serialization.save))
     return [
-        Replace(torch, "save", _save(overlay, torch.save)),
-        Replace(torch.serialization, "save", _save(overlay, torch.serialization.save)),
+        *(row for original in originals for row in imported("save", original, _save(overlay, original))),
         Replace(numpy.memmap, "__new__", staticmethod(_memmap(overlay, numpy.memmap.__new__))),
     ]
 
@@ -110,7 +111,7 @@ def _pickle_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, (str, os.PathLike)):
+        if isinstance(f, (str, os.PathLike)) and not overlay.inside:
             with making(overlay, f):
                 path = tensor_path(overlay, f, content_of(obj, _pickle_module(args, kwargs)))
                 return original(obj, path, *args, **kwargs)
