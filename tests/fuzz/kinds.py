@@ -101,10 +101,22 @@ def _interruptions() -> Make:
     return make
 
 
+def _files() -> Make:
+    from tests.fuzz import files
+
+    files.check(0)
+
+    def make(number: int) -> Input:
+        return Input(b"%d" % number, PROGRAM, lambda: files.check(number))
+
+    return make
+
+
 KINDS: dict[str, Callable[[], Make]] = {
     "snapshots": _snapshots,
     "growing": _growing,
     "tapes": _tapes,
     "programs": _programs,
     "interruptions": _interruptions,
+    "files": _files,
 }

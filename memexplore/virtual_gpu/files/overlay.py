@@ -110,6 +110,10 @@ class Overlay:
         """Whether the overlay has a file or folder for a logical path."""
         return bool(self.root) and os.path.lexists(self.upper(logical))
 
+    def is_on_disk(self, logical: str) -> bool:
+        """Whether the program sees a path as it is on disk, where it may be missing."""
+        return not self.in_overlay(logical) and not self.hidden(logical)
+
     def logical(self, path: str, follow: bool = True) -> str:
         """Return the logical path of a path of the program; `follow` resolves a link in its last part too.
 
@@ -125,6 +129,9 @@ class Overlay:
             name = waiting.pop(0)
             if name == os.pardir:
                 # Above the folder that a link leads to, as the system has it, not above the link.
+                folder = self.located(current)
+                if folder is None or not os.path.isdir(folder):
+                    return os.path.join(current, name, *waiting)
                 current = os.path.dirname(current)
                 continue
             candidate = os.path.join(current, name)
@@ -151,7 +158,16 @@ class Overlay:
             found = self.located(logical)
             if found is None and self.hidden(logical):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            return path if found is None or found == logical else found
+            return self.in_place(path, logical, follow) if found in (None, logical) else str(found)
+
+    def in_place(self, path: str, logical: str, follow: bool = True) -> str:
+        """Return the path of a logical path on disk, where a link of the program's can be a file of the user's."""
+        with self.real():
+            if not self.changed:
+                return path
+            folder, name = os.path.split(path)
+            on_disk = os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder), name)
+            return path if on_disk == logical else logical
 
     def is_own(self, logical: str) -> bool:
         """Whether the program made a file in place, or a folder above it."""
@@ -299,6 +315,8 @@ class Overlay:
                 return
             if source == target:
                 return
+            if target.startswith(source + os.sep):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
             is_folder = paths.is_folder(found)
             if replaced is not None and is_folder != paths.is_folder(replaced):
                 code = errno.ENOTDIR if is_folder else errno.EISDIR
@@ -357,7 +375,7 @@ class Overlay:
         if os.getpid() != self._process:
             return
         with self.real(), self.lock:
-            for logical in self._own_without_values():
+            for logical in self.own_without_values():
                 self.written[logical] = True
                 with contextlib.suppress(OSError):
                     os.remove(logical)
@@ -374,21 +392,9 @@ class Overlay:
             if not kept:
                 shutil.rmtree(self.root, ignore_errors=True)
 
-    def _own_without_values(self) -> list[str]:
+    def own_without_values(self) -> list[str]:
         """Return the files made in place that hold tensors without values, such as pickles of a module."""
         return [path for path in sorted(self.own) if paths.is_pickled(path) and paths.holds_mark(path, self.mark)]
-
-    def reported(self) -> tuple[list[str], list[str], list[str]]:
-        """Return logical paths: of files without values, other written files, and hidden files of the user's."""
-        valueless = {
-            path for path, found in self.written.items() if found or paths.holds_mark(self.upper(path), self.mark)
-        }
-        valueless.update(self._own_without_values())
-        replaced = {part for path in self.written for part in paths.with_folders(path)}
-        hidden = [path for path in sorted(self.gone) if path not in replaced and os.path.lexists(path)]
-        # A folder stands for what is in it.
-        hidden = [path for path in hidden if not any(path.startswith(other + os.sep) for other in hidden)]
-        return sorted(valueless), [path for path in self.written if path not in valueless], hidden
 
 
 __all__ = ["Overlay"]

@@ -138,7 +138,7 @@ def is_output(logical: str) -> bool:
 
 def is_in_overlay(overlay: Overlay, logical: str) -> bool:
     """Whether the overlay has the file, or a folder above it that the user's files lack."""
-    if overlay.in_overlay(logical) or overlay.hidden(logical):
+    if not overlay.is_on_disk(logical):
         return True
     parent = os.path.dirname(logical)
     return overlay.in_overlay(parent) and not os.path.isdir(parent)

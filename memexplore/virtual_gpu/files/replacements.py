@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memexplore.virtual_gpu.files import folders, policy
+from memexplore.virtual_gpu.files import folders, paths, policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.patches.install import Replace
 
@@ -58,6 +58,7 @@ def rows(overlay: Overlay) -> list[Replace]:
         "link": _link(overlay, os.link),
         "symlink": _symlink(overlay, os.symlink),
     }
+    followed = {function for name, function in functions.items() if getattr(os, name) in os.supports_follow_symlinks}
     return [
         Replace(builtins, "open", opened),
         Replace(io, "open", opened),
@@ -65,6 +66,8 @@ def rows(overlay: Overlay) -> list[Replace]:
         *(row for name in ("_builtin_open", "bltn_open") for row in imported(name, builtins.open, opened)),
         *imported("rmtree", shutil.rmtree, _rmtree(overlay, shutil.rmtree)),
         *(Replace(os, name, function) for name, function in functions.items()),
+        # `shutil` copies permissions of links only with functions in this set.
+        Replace(os, "supports_follow_symlinks", os.supports_follow_symlinks | followed),
         # Names that other modules imported from shutil: without folders as numbers every call names a path.
         Replace(shutil, "_use_fd_functions", False),
     ]
@@ -83,16 +86,21 @@ def imported_rows(rows: list[Replace]) -> list[Replace]:
     return [Replace(main, name, replaced[id(value)]) for name, value in vars(main).items() if id(value) in replaced]
 
 
-def _passes(overlay: Overlay, *paths: Any, **keywords: Any) -> bool:
+def _passes(overlay: Overlay, *given: Any, **keywords: Any) -> bool:
     """Whether a call is passed on: it is the overlay's own, or its path is a number."""
     if overlay.inside or any(keywords.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
         return True
-    return not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths)
+    return not all(isinstance(path, (str, bytes, os.PathLike)) for path in given)
 
 
 def _logical(overlay: Overlay, path: Any, follow: bool = True) -> str:
     with overlay.real():
         return overlay.logical(os.fsdecode(path), follow)
+
+
+def _in_place(overlay: Overlay, *places: tuple[Any, str]) -> list[str]:
+    """Return the paths on disk of pairs of a path and its logical path, whose last parts are not followed."""
+    return [overlay.in_place(os.fsdecode(path), logical, follow=False) for path, logical in places]
 
 
 # --- reads ---------------------------------------------------------------------------------------------------------
@@ -105,7 +113,7 @@ def _read(overlay: Overlay, original: Callable[..., Any], follow: bool) -> Calla
             return original(path, *args, **kwargs)
         try:
             found = overlay.for_reading(os.fsdecode(path), follow and kwargs.get("follow_symlinks", True))
-        except FileNotFoundError:
+        except OSError:
             if original.__name__ == "access":
                 return False
             raise
@@ -180,10 +188,11 @@ def write_path(overlay: Overlay, file: Any, keep: bool, new: bool = False) -> An
     """
     logical = _logical(overlay, file)
     if not overlay.diverts(logical):
-        return file
+        return overlay.in_place(os.fsdecode(file), logical)
     with overlay.real():
         exists = overlay.located(logical) is not None
-    if new and exists:
+        is_link = new and overlay.located(overlay.logical(os.fsdecode(file), follow=False)) is not None
+    if new and (exists or is_link):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(file))
     if keep and not new and not exists and overlay.hidden(logical):
         keep = False
@@ -205,7 +214,7 @@ def _os_open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
             with overlay.real():
                 missing = overlay.located(overlay.logical(os.fsdecode(path))) is None
             if missing:
-                return original(path, flags, *args, **kwargs)
+                return original(overlay.for_reading(os.fsdecode(path)), flags, *args, **kwargs)
         # Without O_CREAT the copy must exist, and the call itself empties it.
         keep = not (flags & os.O_CREAT and flags & os.O_TRUNC)
         with making(overlay, path):
@@ -241,7 +250,7 @@ def _attribute(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., 
             return original(found, *args, **kwargs)
         if found is not None and overlay.policy is policy.every_file and overlay.diverts(logical):
             return None
-        return original(path, *args, **kwargs)
+        return original(overlay.for_reading(os.fsdecode(path), kwargs.get("follow_symlinks", True)), *args, **kwargs)
 
     return change
 
@@ -254,7 +263,7 @@ def _mkdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]
         logical = _logical(overlay, path, follow=False)
         if not overlay.diverts(logical):
             with making(overlay, path, follow=False):
-                return original(path, mode, **kwargs)
+                return original(*_in_place(overlay, (path, logical)), mode, **kwargs)
         return overlay.make_folder(logical, mode)
 
     return mkdir
@@ -266,9 +275,8 @@ def _remove(overlay: Overlay, original: Callable[..., Any], remove: Callable[[st
         if _passes(overlay, path, **kwargs):
             return original(path, **kwargs)
         logical = _logical(overlay, path, follow=False)
-        below = logical + os.sep
-        if not any(name.startswith(below) for name in overlay.gone) and not overlay.diverts(logical):
-            original(path, **kwargs)
+        if not paths.below(overlay.gone, logical) and not overlay.diverts(logical):
+            original(*_in_place(overlay, (path, logical)), **kwargs)
             return overlay.disown(logical)
         return remove(logical)
 
@@ -282,10 +290,12 @@ def _rename(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
             return original(src, dst, **kwargs)
         source, target = _logical(overlay, src, follow=False), _logical(overlay, dst, follow=False)
         moves = [target, source] if overlay.policy is policy.every_file else [target]
-        if overlay.in_overlay(source) or any(overlay.diverts(path) for path in moves):
+        differs = not overlay.is_on_disk(source) or paths.below(overlay.gone, source)
+        if differs or any(overlay.diverts(path) for path in moves):
             return overlay.move(source, target)
+        places = _in_place(overlay, (src, source), (dst, target))
         with making(overlay, dst, follow=False):
-            original(src, dst, **kwargs)
+            original(*places, **kwargs)
         if source != target:
             overlay.disown(source)
         return None
@@ -298,16 +308,18 @@ def _link(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     def link(src: Any, dst: Any, **kwargs: Any) -> None:
         if _passes(overlay, src, dst, **kwargs):
             return original(src, dst, **kwargs)
-        source, target = _logical(overlay, src), _logical(overlay, dst, follow=False)
+        source, target = _logical(overlay, src, follow=False), _logical(overlay, dst, follow=False)
         makes_writable = overlay.policy is policy.every_file and overlay.diverts(source)
-        if not overlay.in_overlay(source) and not overlay.diverts(target) and not makes_writable:
+        if overlay.is_on_disk(source) and not overlay.diverts(target) and not makes_writable:
+            places = _in_place(overlay, (src, source), (dst, target))
             with making(overlay, dst, follow=False):
-                return original(src, dst, **kwargs)
+                return original(*places, **kwargs)
         with overlay.real():
             if overlay.located(target) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
             # A copy, because a change of the link would be a change of the user's file.
-            shutil.copy2(overlay.for_reading(source), overlay.for_writing(target, keep=False))
+            found = overlay.for_reading(source, follow=False)
+            shutil.copy2(found, overlay.for_writing(target, keep=False), follow_symlinks=False)
         return None
 
     return link
@@ -321,7 +333,7 @@ def _symlink(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
         target = _logical(overlay, dst, follow=False)
         if not overlay.diverts(target):
             with making(overlay, dst, follow=False):
-                return original(src, dst, *args, **kwargs)
+                return original(src, *_in_place(overlay, (dst, target)), *args, **kwargs)
         return overlay.link(os.fsdecode(src), target)
 
     return symlink
@@ -341,7 +353,7 @@ def _rmtree(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
             hide = is_tree and (holds_values or overlay.diverts(logical))
         if hide:
             return overlay.remove_tree(logical)
-        original(path, *args, **kwargs)
+        original(*_in_place(overlay, (path, logical)), *args, **kwargs)
         return overlay.disown(logical)
 
     return rmtree

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.files import (
+    paths,
     policy,
     replacements,
     safetensors_files,
@@ -106,7 +107,7 @@ def report() -> tuple[str, ...]:
     The last program is that of the virtual GPU that is on, else of the one that was on last.
     """
     with _overlay.real():
-        valueless, kept, hidden = _overlay.reported()
+        valueless, kept, hidden = _reported(_overlay)
     texts = []
     if valueless:
         texts.append(f"{_files(valueless)} {_were(valueless)} not kept, because the tensors have no values")
@@ -117,14 +118,27 @@ def report() -> tuple[str, ...]:
     return (f"Files: {'; '.join(texts)}. Your own files are unchanged.",) if texts else ()
 
 
-def _files(paths: list[str]) -> str:
-    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in paths]
+def _reported(overlay: Overlay) -> tuple[list[str], list[str], list[str]]:
+    """Return logical paths: of files without values, other written files, and hidden files of the user's."""
+    valueless = {
+        path for path, found in overlay.written.items() if found or paths.holds_mark(overlay.upper(path), overlay.mark)
+    }
+    valueless.update(overlay.own_without_values())
+    replaced = {part for path in overlay.written for part in paths.with_folders(path)}
+    hidden = [path for path in sorted(overlay.gone) if path not in replaced and os.path.lexists(path)]
+    # A folder stands for what is in it.
+    hidden = [path for path in hidden if not any(path.startswith(other + os.sep) for other in hidden)]
+    return sorted(valueless), [path for path in overlay.written if path not in valueless], hidden
+
+
+def _files(found: list[str]) -> str:
+    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in found]
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _were(paths: list[str]) -> str:
-    return "was" if len(paths) == 1 else "were"
+def _were(found: list[str]) -> str:
+    return "was" if len(found) == 1 else "were"
 
 
 __all__ = ["every_file", "patches", "read_path", "report"]

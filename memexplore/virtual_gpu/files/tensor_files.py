@@ -55,7 +55,7 @@ def tensor_path(overlay: Overlay, file: Any, content: Content) -> Any:
     is_virtual = content in (Content.KNOWN, Content.UNKNOWN)
     if is_in_overlay or is_virtual or (follows_policy and overlay.diverts(logical)):
         return overlay.for_writing(logical, keep=False, valueless=content is Content.UNKNOWN)
-    return file
+    return overlay.in_place(os.fspath(file), logical)
 
 
 class _UnknownError(Exception):
