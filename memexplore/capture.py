@@ -21,6 +21,7 @@ from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Ending, Meta, Os, Source, Tape
+from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.files import session
@@ -194,7 +195,8 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
 
     def finish() -> Tape:
         recorder.finish()
-        notes = (*meta.notes, *((*assumptions, *session.report()) if virtual_gpu is not None else ()))
+        found = (*assumptions, *session.report()) if virtual_gpu is not None else ()
+        notes = (*meta.notes, *map(encodable, found))
         end = recording._end
         tape = tape_builder.build(recorder, meta._replace(notes=notes, ending=end.ending, error=end.error))
         if meta.capacity is not None:

@@ -1,6 +1,8 @@
 """`memexplore run`: programs that end early or run without the GPU, and modules."""
 
 import json
+import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -116,3 +118,15 @@ def test_script_and_module_together_are_a_usage_error(package):
     done = memexplore("run", "tools/train.py", "-m", "tools.train", cwd=package)
     assert done.returncode == 2
     assert "not allowed with" in done.stderr
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_script_whose_name_is_no_text_is_reported(tmp_path):
+    path = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.py"))
+    pathlib.Path(path).write_text(FITTING + "count = int(model(x).argmax())\n")
+    done = memexplore("run", path, "--gpu", "T4", "--html", "page.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "caf?.py:9" in done.stdout
+    assert "caf?.py:9" in (tmp_path / "page.html").read_text()

@@ -12,7 +12,7 @@ import torch
 
 from memexplore.analysis.tables import user_line
 from memexplore.tape import Ending, Frame
-from memexplore.texts import clean_text
+from memexplore.texts import clean_text, encodable
 
 _LONGEST = 300
 """Letters of a message; longer ones are cut, as the traceback has all of it."""
@@ -81,7 +81,9 @@ def _message(error: BaseException) -> str:
 def _frames(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error's traceback, innermost first."""
     walked = traceback.walk_tb(error.__traceback__)
-    frames = [Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked][::-1]
+    frames = [Frame(encodable(frame.f_code.co_filename), line, frame.f_code.co_qualname) for frame, line in walked][
+        ::-1
+    ]
     # Code that a library generates, as dataclasses do, has this name, and so has `python -c`.
     return tuple(frame for frame in frames if frame.filename != "<string>") or tuple(frames)
 
