@@ -167,7 +167,8 @@ class Overlay:
                 return path
             folder, name = os.path.split(path)
             on_disk = os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder), name)
-            return path if on_disk == logical else logical
+            # A folder before `..` may be one of the program's that is not on disk.
+            return path if on_disk == logical and os.pardir not in path else logical
 
     def is_own(self, logical: str) -> bool:
         """Whether the program made a file in place, or a folder above it."""
@@ -175,11 +176,14 @@ class Overlay:
 
     # -- changes
 
-    def _make_root(self) -> None:
+    def _make_room(self, logical: str) -> str:
+        """Make the folders above a path in the overlay, and return its path there."""
         if not self.root:
             # Without `dir`, mkdtemp waits for a lock that `tempfile` holds while it tries folders with os.open.
             self.root = os.path.realpath(tempfile.mkdtemp(prefix="memexplore-files-", dir=self.temporary or None))
             self.changed = True
+        os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+        return self.upper(logical)
 
     def parent_refuses(self, logical: str) -> bool:
         """Whether the real call would fail, because the folder of a path is missing, no folder or not writable."""
@@ -199,10 +203,9 @@ class Overlay:
                     return lower
                 if not lower and self.parent_refuses(logical):
                     return self._refusing(logical)
-                self._make_root()
-                os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+                upper = self._make_room(logical)
                 if lower and keep:
-                    shutil.copy2(lower, self.upper(logical))
+                    shutil.copy2(lower, upper)
             if not self.written:
                 self.on_first_change(logical)
             self.written[logical] = valueless
@@ -227,9 +230,7 @@ class Overlay:
             if self.parent_refuses(logical):
                 os.mkdir(self._refusing(logical), mode)
                 return
-            self._make_root()
-            os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
-            os.mkdir(self.upper(logical), mode)
+            os.mkdir(self._make_room(logical), mode)
 
     def remove(self, logical: str) -> None:
         """Delete a file: from the overlay, and from the user's files only in the program's view.
@@ -323,11 +324,10 @@ class Overlay:
                 raise OSError(code, os.strerror(code), source, None, target)
             if replaced is not None and is_folder and self.names(target):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
-            self._make_root()
+            self._make_room(target)
             moved = {path: flag for path, flag in self.written.items() if (path + os.sep).startswith(source + os.sep)}
             if replaced is not None:
                 self._forget(target)
-            os.makedirs(os.path.dirname(self.upper(target)), exist_ok=True)
             if found != source and not (is_folder and os.path.isdir(source) and not self.hidden(source)):
                 os.replace(found, self.upper(target))
             else:
@@ -363,9 +363,7 @@ class Overlay:
             if self.parent_refuses(logical):
                 os.symlink(text, self._refusing(logical))
                 return
-            self._make_root()
-            os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
-            os.symlink(text, self.upper(logical))
+            os.symlink(text, self._make_room(logical))
 
     # -- the end
 

@@ -186,16 +186,13 @@ def write_path(overlay: Overlay, file: Any, keep: bool, new: bool = False) -> An
 
     `keep` begins with the present content. Raises FileExistsError for a `new` file that exists.
     """
-    logical = _logical(overlay, file)
+    with overlay.real():
+        # A link that leads nowhere is a file too.
+        if new and overlay.located(overlay.logical(os.fsdecode(file), follow=False)) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(file))
+        logical = overlay.logical(os.fsdecode(file))
     if not overlay.diverts(logical):
         return overlay.in_place(os.fsdecode(file), logical)
-    with overlay.real():
-        exists = overlay.located(logical) is not None
-        is_link = new and overlay.located(overlay.logical(os.fsdecode(file), follow=False)) is not None
-    if new and (exists or is_link):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(file))
-    if keep and not new and not exists and overlay.hidden(logical):
-        keep = False
     return overlay.for_writing(logical, keep)
 
 
