@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
@@ -73,9 +73,7 @@ class Recorder:
         self._step_ended = True
         self._uninitialized = False
         """Whether a parameter without memory was met, so that its model is tagged again after its call."""
-        self._tagged_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._tagged_states = WeakIdKeyDictionary()
         """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
         self.training = CpuTraining()
         self.copies = Copies(live, self.open_rows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.state import compiler_is_imported, compiler_stance, set_compiler_stance
 from memexplore.virtual_gpu.tensors import values
@@ -27,7 +27,7 @@ class EagerCompile:
 
     def __init__(self) -> None:
         self._original = torch.compile
-        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._modules = WeakIdKeyDictionary()
         """Modules that `Module.compile` has compiled."""
         self._stance_before: Any = None
         """The compiler's stance that `stop` restores; None while it is unchanged."""
@@ -77,5 +77,5 @@ class EagerCompile:
 
     def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         """`Module.compile`."""
-        self._modules.add(module)
+        self._modules[module] = True
         values.assume(_NOTE)
