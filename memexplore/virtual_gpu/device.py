@@ -26,7 +26,7 @@ from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
 from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.files import session
-from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
+from memexplore.virtual_gpu.kernels import attention, composite_dispatch, convolutions, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
 from memexplore.virtual_gpu.patches import (
     autocast,
@@ -76,18 +76,7 @@ def _plans_under(rules: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
 
 def _flags() -> tuple[Any, ...]:
     """The global settings of torch that kernels are chosen by."""
-    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        cudnn.enabled,
-        cudnn.allow_tf32,
-        cudnn.deterministic,
-        torch.are_deterministic_algorithms_enabled(),
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-    )
+    return torch.get_default_dtype(), *convolutions.settings(), *attention.settings()
 
 
 def release_of(text: str) -> tuple[int, int]:
@@ -129,7 +118,8 @@ class VirtualGpu:
         )
         self.workspaces = Workspaces(cublas_size(gpu.compute_capability, major_minor), major_minor)
         self.rules = (*major_minor, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
-        """Everything that kernels are chosen by: under equal rules the same code makes the same requests."""
+        """Everything that kernels are chosen by when the GPU is turned on: under equal rules the same code makes the
+        same requests. What code changes later is in the keys of its plans (`Kind.SETTINGS`)."""
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""
         self.values = compute

@@ -14,5 +14,6 @@ observer (a recorder).
   devices. work.py: FLOPs and bytes of an op.
 
 To change what an op allocates, edit kernels/, not this package. To change when a storage is allocated or freed, edit
-runner.py. Plans are cached by arguments: a new global setting that kernels depend on belongs in `VirtualGpu.rules`.
+runner.py. Plans are cached by arguments: a global setting of torch that a rule reads, and that the program may change
+while it runs, belongs in a row of kind SETTINGS in the table of kernels.
 """

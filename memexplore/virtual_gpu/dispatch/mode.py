@@ -39,6 +39,7 @@ from memexplore.virtual_gpu.value_setting import Values
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _inference_is_on = torch.is_inference_mode_enabled
+_default_dtype = torch.get_default_dtype
 
 FAKE_FROM = 1 << 20
 """Bytes from which a tensor that a module's constructor makes on the CPU takes no memory; smaller ones are real."""
@@ -127,15 +128,15 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 args = (*args, *traits.in_place.arguments)
                 func = traits.in_place.op
                 traits = self._traits_of(func)
-        key: list[Any] = [func]
+        key: list[Any] = [func, _default_dtype()]
         tensors: list[torch.Tensor] = []
         plans.extend_key(key, tensors, args)
         if kwargs:
             for name, value in kwargs.items():
                 key.append(name)
                 plans.extend_key(key, tensors, (value,))
-            if "device" in kwargs and kwargs.get("dtype") is None:
-                key.append(torch.get_default_dtype())
+        if traits.settings is not None:
+            key.append(traits.settings())
         observer = self.observer
         if observer is not None:
             observer.op(func, args)
@@ -276,7 +277,7 @@ def _builds_module(args: Any, kwargs: dict[str, Any]) -> bool:
     count = 1
     for extent in shape:
         count *= extent
-    if count * (kwargs.get("dtype") or torch.get_default_dtype()).itemsize < FAKE_FROM:
+    if count * (kwargs.get("dtype") or _default_dtype()).itemsize < FAKE_FROM:
         return False
     frame = sys._getframe(2)
     while frame is not None:

@@ -42,6 +42,7 @@ class OpTraits:
         "lane",
         "makes_zeros",
         "reads_engine",
+        "settings",
     )
 
     def __init__(self, func: Any) -> None:
@@ -64,4 +65,6 @@ class OpTraits:
         """The op that a formula of autograd runs instead on a real GPU, or None."""
         self.reads_engine = func is _aten.add.Tensor or self.in_place is not None
         """Whether the op behaves differently when the autograd engine calls it."""
+        self.settings = table.find(func, Kind.SETTINGS)
+        """A function that returns the global settings of torch on which a plan depends, or None."""
         self.makes_zeros = func in MAKES_ZEROS

@@ -63,6 +63,8 @@ class Kind(enum.Enum):
     """As OPS."""
     COMPOSITE = "composite op that branches on the device in C++"
     """The op's own signature; called with autograd, before the dispatch mode."""
+    SETTINGS = "global settings of torch that decide a plan, besides the arguments"
+    """`() -> settings`, hashable; the default dtype counts for every op."""
     IN_PLACE = "op that a formula of autograd runs in place on a real GPU"
     """An `InPlace`: the in-place op, and where it applies."""
 
@@ -317,6 +319,10 @@ _COMPOSITES: _Rows = [
     (composites.recurrent_packed(rnn.RELU), "RNN.cpp", [_aten.rnn_relu.data]),
 ]
 
+_SETTINGS: _Rows = [
+    (convolutions.settings, "Convolution.cpp", [_aten.convolution.default, _aten.convolution_backward.default])
+]
+
 _FORMULAS = "torch/csrc/autograd/FunctionsManual.cpp"
 _WITH_LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
 _IN_PLACE: _Rows = [
@@ -357,6 +363,7 @@ TABLE: dict[Any, dict[Kind, Entry]] = _table(
         Kind.OPS: _OPS,
         Kind.DATA_DEPENDENT: _DATA_DEPENDENT,
         Kind.COMPOSITE: _COMPOSITES,
+        Kind.SETTINGS: _SETTINGS,
         Kind.IN_PLACE: _IN_PLACE,
     }
 )
