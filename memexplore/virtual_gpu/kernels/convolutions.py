@@ -54,7 +54,7 @@ def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool
 
 def _allows_tf32() -> bool:
     # `cudnn.allow_tf32` raises an error where convolutions and recurrent layers have different precisions.
-    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def settings() -> tuple[bool, ...]:

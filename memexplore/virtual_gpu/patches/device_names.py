@@ -142,7 +142,7 @@ def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, *rest = args
     if len(rest) == 3 and isinstance(rest[0], torch.Tensor):
         # `new` of a sparse tensor, as SparseAdam of torch 2.11 calls it.
-        return torch.sparse_coo_tensor(*rest)
+        return torch.sparse_coo_tensor(*rest, check_invariants=False)
     if not is_virtual(tensor) or kwargs:
         return _Tensor.new(*args, **kwargs)
     first = rest[0] if len(rest) == 1 else None
