@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memexplore as mx
@@ -172,3 +173,21 @@ def test_torch_is_restored_after_a_sharded_run():
     every_function = functions()
     mx.simulate(run)
     assert functions() == every_function
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+def test_attention_on_shards_runs_the_fused_kernel(options):
+    with mx.virtual("A100"), torch.no_grad():
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+        whole = torch.empty(4, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
+        query = distribute_tensor(whole, mesh, [Shard(0)])
+        before = allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = nn.functional.scaled_dot_product_attention(query, query, query, **options)
+        # Half of the result, its sums in float32, a few numbers; the scores would take 2 * 8 * 1024 * 1024 * 2 bytes.
+        assert allocated() - before == 2 * 8 * 1024 * 64 * 2
+        assert torch.cuda.max_memory_allocated() - before <= 2 * 8 * 1024 * (64 * 2 + 4) + 4096
+        assert (result.shape, result.placements) == (whole.shape, (Shard(0),))
+        with torch.autocast("cuda", torch.bfloat16):
+            assert nn.functional.scaled_dot_product_attention(*[query.float()] * 3).dtype is torch.bfloat16
