@@ -25,6 +25,7 @@ from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.files import session
+from memexplore.virtual_gpu.patches import processes
 from memexplore.virtual_gpu.patches.install import Patched
 from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
 from memexplore.virtual_gpu.tensors.values import assumptions
@@ -192,13 +193,15 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         mode = virtual_gpu.mode
         recorder = Recorder(virtual_tensor.live_storages, mode.reallocate if mode.has_earlier_tensors else None)
         meta, watching = predicted(virtual_gpu), virtual_gpu.watch(recorder)
+        processes.begin()
 
     def finish() -> Tape:
         recorder.finish()
         found = (*assumptions, *session.report()) if virtual_gpu is not None else ()
         notes = (*meta.notes, *map(encodable, found))
-        end = recording._end
-        tape = tape_builder.build(recorder, meta._replace(notes=notes, ending=end.ending, error=end.error))
+        end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
+        ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
+        tape = tape_builder.build(recorder, ended)
         if meta.capacity is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=recorder.training.models(tape)))
         tape_builder.store_origins(recorder, tape)
@@ -245,8 +248,8 @@ def simulate(
     """Run a function without arguments on a virtual GPU and return its Tape.
 
     An out-of-memory error ends the run and is a row of the tape; every other exception is raised, with a note for each
-    value that was assumed. A function that comes to its end without the GPU gives a warning. For the arguments see
-    `virtual`. The value that the function returns is dropped.
+    value that was assumed. A function that comes to its end without the GPU, or with child processes that were not
+    measured, gives a warning. For the arguments see `virtual`. The value that the function returns is dropped.
 
     >>> import torch
     >>> from memexplore.tape import Action
@@ -263,7 +266,7 @@ def simulate(
             for note in assumptions:
                 error.add_note(f"On the virtual {gpu}, {note}")
             raise
-    if verdict.verdict(running.tape) is verdict.Verdict.NOT_ON_GPU:
+    if verdict.verdict(running.tape) in (verdict.Verdict.NOT_ON_GPU, verdict.Verdict.PARTLY_MEASURED):
         warnings.warn(summary.sentence(running.tape).splitlines()[0], stacklevel=2)
     return running.tape
 

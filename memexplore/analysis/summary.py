@@ -46,7 +46,7 @@ def summary(tape: Tape) -> dict[str, Any]:
         "at_peak": where(tape, row) | {"by_category": {kind.text: int(shares[kind]) for kind in Category}},
         "failed_request": _request(tape, failed) if failed >= 0 else None,
         "caught_requests": [_request(tape, caught) for caught in caught_requests(tape)],
-        "notes": list(tape.meta.notes),
+        "notes": [*filter(None, (tape.meta.unmeasured,)), *tape.meta.notes],
     }
 
 
@@ -107,6 +107,8 @@ def sentence(tape: Tape) -> str:
             return _out_of_memory(tape)
         case Verdict.NOT_ON_GPU:
             return _not_on_gpu(tape)
+        case Verdict.PARTLY_MEASURED:
+            return _partly_measured(tape)
         case Verdict.ERROR | Verdict.INTERRUPTED:
             return _ended_early(tape)
         case _:
@@ -174,6 +176,15 @@ def _not_on_gpu(tape: Tape) -> str:
         first += f"; peak of the rest {_held(tape)}"
     advice = tape.meta.advice or 'Put the model and its batches on "cuda"'
     return f"{first}\n{advice} · {_source(tape)}"
+
+
+def _partly_measured(tape: Tape) -> str:
+    """Return the sentence for a program with child processes that were not measured."""
+    text = tape.meta.unmeasured
+    own = (
+        f"Peak of the program's own process {_at_peak(tape)}" if peak(tape)[0] else "Its own process put nothing there"
+    )
+    return f"Not all was measured: {text}\n{own} · {_usable(tape)} · {_source(tape)}"
 
 
 def _in_unit_of(size: int, other: int) -> str:

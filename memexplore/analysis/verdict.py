@@ -27,6 +27,8 @@ class Verdict(enum.StrEnum):
     INTERRUPTED = "interrupted"
     NOT_ON_GPU = "not on gpu"
     """The program came to its end without the GPU, so its memory on a GPU is not known."""
+    PARTLY_MEASURED = "partly measured"
+    """Child processes of the program were not measured, so its memory on a GPU is not known."""
 
 
 def failed_request(tape: Tape) -> int:
@@ -84,6 +86,8 @@ def verdict(tape: Tape) -> Verdict:
         return Verdict.ERROR
     if meta.ending is Ending.INTERRUPTED:
         return Verdict.INTERRUPTED
+    if meta.unmeasured:
+        return Verdict.PARTLY_MEASURED
     if meta.ending is Ending.COMPLETED and meta.capacity is not None and (meta.trained_on_cpu or not peak(tape)[0]):
         return Verdict.NOT_ON_GPU
     return Verdict.FITS

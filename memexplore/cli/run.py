@@ -17,7 +17,7 @@ from memexplore.cli.options import (
     ERROR,
     FITS,
     INTERRUPTED,
-    NOT_ON_GPU,
+    NOT_KNOWN,
     OOM,
     UsageError,
     check_output,
@@ -103,7 +103,13 @@ def _exit_status(outcome: str, error: BaseException | None) -> int:
         return status
     if error is not None and outcome in ("error", "interrupted") and not isinstance(error, SystemExit):
         script.print_traceback(error)
-    statuses = {"oom": OOM, "error": ERROR, "interrupted": INTERRUPTED, "not on gpu": NOT_ON_GPU}
+    statuses = {
+        "oom": OOM,
+        "error": ERROR,
+        "interrupted": INTERRUPTED,
+        "not on gpu": NOT_KNOWN,
+        "partly measured": NOT_KNOWN,
+    }
     return statuses.get(outcome, FITS)
 
 
