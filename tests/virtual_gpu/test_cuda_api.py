@@ -229,7 +229,8 @@ def test_the_time_between_events_without_an_op_is_that_of_a_launch():
 
 
 def test_events_without_timing_or_record_have_no_time():
-    timed = torch.cuda.Event(True)
+    # enable_timing, blocking, interprocess
+    timed = torch.cuda.Event(True, False, False)
     with pytest.raises(ValueError, match="enable_timing=True"):
         timed.elapsed_time(torch.cuda.current_stream().record_event())
     with pytest.raises(ValueError, match="must be recorded"):

@@ -93,6 +93,16 @@ def test_cuda_in_any_thread_is_the_virtual_gpu(name, pool, worker):
             del result
 
 
+def test_a_thread_with_the_number_of_an_ended_one_is_on_the_virtual_gpu():
+    worker = _Worker()
+    with mx.virtual("T4"):
+        worker(None)
+        number, result = in_thread(lambda: (threading.get_ident(), USES["a factory"]()))
+        if number != worker.thread.ident:
+            pytest.skip("the system gave the new thread another number")
+        assert result.is_cuda
+
+
 def test_asyncio_runs_a_function_of_a_thread_on_the_virtual_gpu():
     with mx.virtual("T4"):
         assert asyncio.run(asyncio.to_thread(USES["a factory"])).is_cuda
