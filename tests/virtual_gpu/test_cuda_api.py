@@ -320,3 +320,16 @@ def test_the_profiler_with_cuda_activity_prints_no_errors(capfd):
 def test_a_benchmark_timer_runs():
     timer = torch.utils.benchmark.Timer("x @ x", globals={"x": torch.ones(4, 4, device="cuda")})
     assert timer.timeit(2).mean > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_tensor_is_converted_to_a_class_of_tensors(device):
+    x = torch.ones(2, device=device)
+    for kind, dtype, target in (
+        (torch.cuda.LongTensor, torch.int64, "cuda"),
+        (torch.LongTensor, torch.int64, "cpu"),
+        ("torch.cuda.HalfTensor", torch.float16, "cuda"),
+        (torch.float64, torch.float64, device),
+    ):
+        result = x.type(kind)
+        assert (result.dtype, result.device.type) == (dtype, target)

@@ -116,6 +116,7 @@ def test_known_indices_are_coalesced_exactly() -> None:
         (lambda m: m.pow(2).to_dense(), [[0, 0, 9], [81, 0, 0]]),
         (lambda m: torch.arange(6.0, device="cuda").view(2, 3).sparse_mask(m.coalesce()).values(), [2, 3]),
         (lambda m: torch.sparse.sum(m), -6),
+        (lambda m: m.cpu().to_dense(), [[0, 0, 3], [-9, 0, 0]]),
         (lambda m: m.norm(1), 12),
     ],
 )
@@ -127,6 +128,17 @@ def test_a_dense_tensor_that_an_unknown_sparse_one_is_added_to_is_unknown() -> N
     total = torch.zeros(ROWS, 1, device="cuda")[:4]
     total.add_(torch.sparse_coo_tensor(matrix()._indices()[:1], torch.empty(3, 1, device="cuda"), (4, 1)))
     assert "virtual" in repr(total)
+
+
+def test_a_sparse_tensor_with_unknown_values_does_not_come_to_the_cpu() -> None:
+    unknown = torch.sparse_coo_tensor(matrix()._indices(), torch.empty(3, device="cuda"), (2, 3))
+    with pytest.raises(NotSimulated, match="cannot be copied to the CPU"):
+        unknown.cpu()
+
+
+def test_another_sparse_layout_says_so() -> None:
+    with pytest.raises(NotSimulated, match=r"layout torch\.sparse_csr cannot be simulated"):
+        torch.eye(3).to_sparse_csr().cuda()
 
 
 @pytest.mark.parametrize("run", [lambda m: torch.sparse.sum(m, dim=0), lambda m: torch.norm(m, dim=0)])

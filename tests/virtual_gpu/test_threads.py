@@ -29,6 +29,7 @@ USES: dict[str, Callable[[], Any]] = {
     "Tensor.to": lambda: torch.zeros(3).to("cuda"),
     "Tensor.to a number": lambda: torch.zeros(3).to(0),
     "Tensor.type": lambda: torch.zeros(3).type("torch.cuda.HalfTensor"),
+    "Tensor.type of a class": lambda: torch.zeros(3).type(torch.cuda.HalfTensor),
     "Tensor.pin_memory": lambda: torch.zeros(3).pin_memory().cuda(),
     "Module.cuda": lambda: nn.Linear(2, 2).cuda().weight,
     "Module.to": lambda: nn.Linear(2, 2).to("cuda").weight,

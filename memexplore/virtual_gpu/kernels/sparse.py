@@ -187,7 +187,14 @@ def _to_copy(func: Any, tensor: Any, **options: Any) -> Any:
     contents = tensor.parts[1]
     device = options.get("device")
     if device is not None and device.type == "cpu":
-        raise values.NotSimulated("a sparse tensor of a virtual GPU has no values and cannot be copied to the CPU")
+        with disable_current_modes():
+            real = _real(tensor)
+            if real is not None:
+                return real.to(options.get("dtype") or real.dtype, copy=True)
+        raise values.NotSimulated(
+            "the values of a sparse tensor on a virtual GPU are not known, so that it cannot be copied to the CPU: "
+            "leave the copy out, or profile on a real GPU"
+        )
     return new(
         tensor.shape,
         tensor.parts[0].clone(),

@@ -18,6 +18,7 @@ from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import index_lists, wrappers
 from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
 
 _Tensor = torch.Tensor
 
@@ -69,8 +70,14 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _Tensor.to(*args, **kwargs)
     if _is_meta(device):
         return _to_users_meta(args, kwargs)
-    if args[0].layout is torch.sparse_coo and not is_virtual(args[0]):
-        return _sparse_to(args[0], device, args[1:], kwargs)
+    if args[0].layout is not torch.strided and not is_virtual(args[0]):
+        if args[0].layout is torch.sparse_coo:
+            return _sparse_to(args[0], device, args[1:], kwargs)
+        if args[0].layout is not torch.jagged and renamed(device) is not device:
+            raise NotSimulated(
+                f"a tensor of layout {args[0].layout} cannot be simulated on a virtual GPU: use torch.sparse_coo, or "
+                "profile on a real GPU"
+            )
     if args[0].is_meta and not wrappers.is_on_gpu(args[0]) and renamed(device) is not device:
         raise NotImplementedError(
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
@@ -163,8 +170,11 @@ def _share_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) > 1 and isinstance(args[1], str) and "cuda" in args[1]:
-        dtype = torch.empty(0).type(args[1].replace("torch.cuda.", "torch.")).dtype
+    kind: Any = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if getattr(kind, "__module__", None) == "torch.cuda":
+        kind = f"torch.cuda.{kind.__name__}"
+    if isinstance(kind, str) and "cuda" in kind:
+        dtype = torch.empty(0).type(kind.replace("torch.cuda.", "torch.")).dtype
         return _Tensor.to(args[0], META, dtype)
     return _Tensor.type(*args, **kwargs)
 

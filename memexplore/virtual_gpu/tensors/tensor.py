@@ -132,6 +132,9 @@ class VirtualTensor(FakeTensor):
         if dtype is None:
             name = str(torch.empty(0, dtype=self.dtype).type())
             return name if self.host else name.replace("torch.", "torch.cuda.")
+        if hasattr(dtype, "__name__"):
+            # A class such as torch.LongTensor or torch.cuda.FloatTensor.
+            dtype = f"{dtype.__module__}.{dtype.__name__}"
         if isinstance(dtype, str):
             target = torch.empty(0).type(dtype.replace("torch.cuda.", "torch.")).dtype
             return self.to(DeviceState.cuda if "cuda" in dtype else HOST, target)
