@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.cuda.tunable
@@ -299,6 +300,7 @@ def test_the_default_tensor_type_may_be_one_of_cuda():
     [
         (lambda: torch.cuda.FloatTensor(3, 4), (3, 4)),
         (lambda: torch.cuda.FloatTensor([1, 2]), (2,)),
+        (lambda: torch.cuda.FloatTensor(np.zeros((2, 3))), (2, 3)),
         (lambda: torch.cuda.FloatTensor(torch.Size([2, 3])), (2, 3)),
         (lambda: torch.cuda.FloatTensor(), (0,)),
     ],
