@@ -63,9 +63,10 @@ def growth(tape: Tape) -> pandas.DataFrame:
     """Return the groups whose memory grows from step to step, as in a leak, most growth first.
 
     Columns `layer`, `line`, `category`, one column per step (its number) with the allocated bytes at the end of that
-    step, and `grew`, last minus first. Only groups that never shrink and end above their start are included. The first
-    step is warm-up, because it allocates gradients and optimizer state, and an unfinished last step is ignored, so the
-    table is empty for fewer than three steps. Of more than 100 steps 100 are compared, evenly spread.
+    step, and `grew`, last minus first. Only groups that never shrink and that grow at least twice are included (once if
+    two steps are compared): what a program allocates once and keeps, such as the state of a second optimizer, is no
+    leak. The first step is warm-up, because it allocates gradients and optimizer state, and an unfinished last step is
+    ignored, so the table is empty for fewer than three steps. Of more than 100 steps 100 are compared, evenly spread.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"address": [0, 512, 1024], "size": [10, 10, 10], "step": [1, 2, 3]}
@@ -91,8 +92,9 @@ def growth(tape: Tape) -> pandas.DataFrame:
     grown = table.groupby(_KEYS, as_index=False)[numbers].sum() if len(numbers) else table.iloc[:0]
     values = grown[numbers].to_numpy(np.int64).reshape(len(grown), len(numbers))
     grown = grown.assign(grew=values[:, -1] - values[:, 0] if len(numbers) else [])
-    never_falls = np.all(np.diff(values, axis=1) >= 0, axis=1)
-    grown = grown[never_falls & (grown["grew"].to_numpy() > 0)]
+    changes = np.diff(values, axis=1)
+    grows = np.count_nonzero(changes > 0, axis=1) >= min(2, max(changes.shape[1], 1))
+    grown = grown[np.all(changes >= 0, axis=1) & grows]
     return grown.sort_values("grew", ascending=False, kind="stable", ignore_index=True)
 
 

@@ -57,6 +57,15 @@ def test_growth_of_training_without_a_leak_is_empty() -> None:
     assert groups.growth_text(training_tape(steps=5)) == ""
 
 
+def test_memory_that_a_program_allocates_once_and_keeps_is_no_leak() -> None:
+    program = Program()
+    for step in range(1, 6):
+        program.mark(step, Phase.FORWARD)
+        if step == 3:
+            program.alloc(400, Category.OPTIMIZER_STATE, "zeros_like", "discriminator", 12)
+    assert len(groups.growth(program.tape())) == 0
+
+
 def test_growth_of_two_steps_is_empty() -> None:
     assert len(groups.growth(leaking_tape(2))) == 0
 

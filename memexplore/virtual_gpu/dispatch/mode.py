@@ -14,6 +14,7 @@ import torch
 
 from memexplore.allocator import Allocator
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, TorchDispatchMode, fake_device_of
+from memexplore.torch_internals.state import recorded_by_trace, tracing_state, without_tracing
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
     autograd_engine,
@@ -38,6 +39,8 @@ from memexplore.virtual_gpu.value_setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
+_CONVOLUTION = torch.ops.aten.convolution.default
+_TRACED_CONVOLUTION = torch.ops.aten._convolution.default
 _inference_is_on = torch.is_inference_mode_enabled
 _default_dtype = torch.get_default_dtype
 
@@ -81,6 +84,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             if kind is not VirtualTensor and hasattr(kind, FLATTEN):
                 # A wrapper such as DTensor: its own code runs, and calls ops on the tensors inside.
                 return NotImplemented
+        if tracing_state() is not None:
+            return self._run_while_tracing(func, types, args, kwargs)
         with DisableTorchFunction():
             shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
             result = self._run(func, types, args, kwargs)
@@ -88,7 +93,17 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 shrunk_storages.keep_size(shrunk)
             return result
 
+    def _run_while_tracing(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op that `torch.jit.trace` has not recorded: of convolutions it records the op that they call."""
+        if func is _CONVOLUTION:
+            with recorded_by_trace(), self:
+                return _TRACED_CONVOLUTION(*args, False, False, True, True)
+        with without_tracing():
+            return self.__torch_dispatch__(func, types, args, kwargs)
+
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is _TRACED_CONVOLUTION:
+            func, args = _CONVOLUTION, args[:9]
         traits = self._traits_of(func)
         host = VirtualTensor not in types and not (types and any(issubclass(kind, VirtualTensor) for kind in types))
         device = kwargs.get("device") if kwargs else None
