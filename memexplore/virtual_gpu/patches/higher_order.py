@@ -50,7 +50,7 @@ def _scan(combine: Any, initial: Any, rows: Any, further: Any) -> Any:
     return (*carried, *(torch.stack(column) for column in zip(*outputs, strict=True)))
 
 
-def _map(function: Any, rows: Any, further: Any) -> Any:
+def _map(function: Any, rows: Any, further: Any, **_: Any) -> Any:
     """Return the outputs of a function of each row, in its containers, along a new first dimension."""
     results = [function(*(row[number] for row in rows), *further) for number in range(rows[0].shape[0])]
     columns = zip(*map(pytree.tree_leaves, results), strict=True)
