@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import os
@@ -12,6 +13,8 @@ import types
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 
+_PERCENT = "__memexplore_percent__"
+"""Name of `percent` in the module of a script."""
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -26,14 +29,40 @@ def script(path: pathlib.Path, arguments: list[str]) -> Callable[[], None]:
     """
     # Python makes the file name absolute (tracebacks show it) and puts its real folder first on sys.path.
     filename = os.path.abspath(path)
-    code = compile(path.read_bytes(), filename, "exec", dont_inherit=True)
+    source = path.read_bytes()
+    tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    formats = _FormatCalls()
+    tree = formats.visit(tree)
+    # A script without formats is compiled as python compiles it.
+    code = compile(tree if formats.number else source, filename, "exec", dont_inherit=True)
 
     def run() -> None:
         with _as_main(str(path), os.path.dirname(os.path.realpath(path)), arguments) as main:
             main.__dict__.update(__file__=filename, __cached__=None)
+            if formats.number:
+                from memexplore.virtual_gpu.tensors.percent_format import percent
+
+                main.__dict__[_PERCENT] = percent
             exec(code, main.__dict__)
 
     return run
+
+
+class _FormatCalls(ast.NodeTransformer):
+    """Turns ``"text" % values`` into a call of `percent`, which shows values that a virtual GPU does not compute."""
+
+    number = 0
+    """Formats so far."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        left = node.left
+        is_text = isinstance(left, ast.JoinedStr) or (isinstance(left, ast.Constant) and isinstance(left.value, str))
+        if not (is_text and isinstance(node.op, ast.Mod)):
+            return node
+        self.number += 1
+        call = ast.Call(ast.Name(_PERCENT, ast.Load()), [left, node.right], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 def module(name: str, arguments: list[str]) -> Callable[[], None]:

@@ -130,3 +130,16 @@ def test_script_whose_name_is_no_text_is_reported(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "caf?.py:9" in done.stdout
     assert "caf?.py:9" in (tmp_path / "page.html").read_text()
+
+
+# --- printed values -------------------------------------------------------------------------------------------------
+
+
+def test_unknown_values_read_virtual_where_the_script_formats_them_with_percent(write):
+    path = write("""
+        from __future__ import annotations
+        import torch
+        loss = torch.randn(10_000_000, device="cuda").sum()
+        print("[%d/%d] loss %.4f" % (1, 2, loss.item()), "seven %d" % torch.tensor(7).cuda(), 7 % 4)
+    """)
+    assert memexplore("run", path, "--gpu", "T4").stdout.startswith("[1/2] loss virtual seven 7 3\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backw
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
+from memexplore.virtual_gpu.tensors import percent_format
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 
@@ -63,6 +65,7 @@ def rows(
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),
+        Replace(logging.LogRecord, "getMessage", percent_format.message(logging.LogRecord.getMessage)),
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
         Replace(nn.Module, "compile", _method(compiling.method)),
