@@ -214,9 +214,10 @@ def test_uninitialized_tensor_that_is_read_is_unknown() -> None:
     with mx.virtual("T4"):
         memory = torch.empty(3, device="cuda")
         total = memory + 1
+        scaled = torch.empty(3, device="cuda").mul_(0.9)
         memory[0] = torch.empty((), device="cuda")
-    assert str(total).startswith("virtual")
-    assert str(memory).startswith("virtual")
+    for tensor in (total, scaled, memory):
+        assert str(tensor).startswith("virtual")
 
 
 def test_lengths_of_sequences_that_were_sorted_and_packed_are_known() -> None:

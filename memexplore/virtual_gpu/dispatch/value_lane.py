@@ -50,6 +50,10 @@ _OVERWRITES = frozenset(
     "_foreach_zero_ _foreach_copy_ _foreach_fill_".split()
 )
 """In-place ops that do not read the tensor that they write."""
+_KEEPS_THE_REST = _OVERWRITES | frozenset(
+    "scatter_ index_put_ _index_put_impl_ index_copy_ index_fill_ masked_fill_ masked_scatter_ put_".split()
+)
+"""In-place ops that do not read the elements that they write."""
 
 
 _HIDDEN_WRITES: dict[Any, tuple[int | str, ...]] = {
@@ -72,6 +76,8 @@ class LaneTraits(NamedTuple):
     writes: tuple[int | str, ...]
     """Positions, or names, of the arguments that the op writes to."""
     overwrites: bool
+    keeps_the_rest: bool
+    """Whether the op writes without reading what was there: its other elements stay as they are."""
     reads_all: bool
     """Whether the op reads the values of all its tensors, as most ops do."""
 
@@ -81,7 +87,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, False, False, (), False, True)
+        return LaneTraits(False, False, False, False, (), False, False, True)
     name = schema.name.split("::")[-1]
     writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
@@ -99,6 +105,7 @@ def lane_traits(func: Any) -> LaneTraits:
         value_free,
         writes,
         overwrites,
+        name in _KEEPS_THE_REST or any(argument.is_out for argument in schema.arguments),
         not (communicates or value_free or overwrites),
     )
 
@@ -130,7 +137,7 @@ class ValueLane:
         self, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[torch.Tensor]
     ) -> list[torch.Tensor] | None:
         """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
-        if traits.writes and known_values.uninitialized:
+        if traits.keeps_the_rest and known_values.uninitialized:
             self._initialize(traits, args, kwargs or {})
         # A first look, without making tensors: most ops of a training step have an unknown first argument.
         if traits.reads_all:
@@ -162,7 +169,7 @@ class ValueLane:
         return found
 
     def _initialize(self, traits: LaneTraits, args: Any, kwargs: Any) -> None:
-        """Fill the uninitialized storages that an op writes to with zeros: a program reads what it wrote to them."""
+        """Fill the uninitialized storages that an op writes parts of with zeros: programs read what they wrote only."""
         for position in traits.writes:
             value = kwargs.get(position) if isinstance(position, str) else args[position]
             if (

@@ -6,12 +6,17 @@ error (value_loops.py).
 
 from __future__ import annotations
 
+import dis
 import re
+import sys
 from typing import Any
 
 import torch
 
 from memexplore.virtual_gpu.tensors import value_loops
+
+_SUBSCRIPT = dis.opmap["BINARY_SUBSCR"]
+"""The instruction ``container[key]``, below which a dictionary compares keys."""
 
 
 def _virtual(value: Any) -> Any:
@@ -101,9 +106,15 @@ class VirtualInt(int, Printed):
 
 
 class VirtualChoice(VirtualInt):
-    """An index that was chosen among many, such as a token: equal to no number that the program names."""
+    """An index that was chosen among many, such as a token: equal to no number that the program names.
+
+    As the key in ``dictionary[token]`` it counts as 1, because every token of a vocabulary is in its dictionary.
+    """
 
     def __eq__(self, other: object) -> bool:
+        frame = sys._getframe(1)
+        if frame.f_code.co_code[frame.f_lasti] == _SUBSCRIPT:
+            return int(self) == other
         return decide_by(self is other)
 
     def __ne__(self, other: object) -> bool:
