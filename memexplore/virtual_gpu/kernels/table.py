@@ -240,6 +240,12 @@ _CUBLAS: _Rows = [
 _FAKE: _Rows = [
     # torch's fake kernel refuses indices on the CPU, which CUDA accepts.
     (lambda target, *_: target, "TensorAdvancedIndexing.cpp", [_aten._index_put_impl_.default]),
+    # torch's fake kernels refuse a generator.
+    (
+        lambda target, *_, **__: target,
+        "Distributions.cpp",
+        [_aten.cauchy_.default, _aten.exponential_.default, _aten.geometric_.default, _aten.log_normal_.default],
+    ),
 ]
 
 _OPS: _Rows = [
