@@ -45,7 +45,7 @@ from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
-from memexplore.virtual_gpu.tensors import local_device, tensor, values
+from memexplore.virtual_gpu.tensors import known_values, local_device, tensor, values
 from memexplore.virtual_gpu.value_setting import Values
 
 _active: VirtualGpu | None = None
@@ -142,6 +142,10 @@ class VirtualGpu:
                 f"a virtual {_active.gpu.name} is already on; turn it off first (%memgpu off, or leave its block)"
             )
         self._reset_tensors()
+        lane = self.mode.lane
+        if lane is None:
+            # Nothing would follow the writes to tensors of an earlier virtual GPU.
+            known_values.forget_all()
         values.reset()
         composite_dispatch.register()
         cpu_ops.remember_keys()
@@ -169,6 +173,7 @@ class VirtualGpu:
             Replace(state, "gpu_name", self.gpu.name),
             Replace(state, "cuda", local_device.from_environment()),
             Replace(state, "ranks", 1),
+            *([] if lane is None else [Replace(known_values, "fits", lane.fits)]),
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),

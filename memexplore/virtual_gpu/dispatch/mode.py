@@ -225,7 +225,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if lane is None or inputs is None:
             return traits.handler(self, func, args, kwargs)
         if traits.data_dependent:
-            result = self._run_on_known_values(lane, func, args, kwargs, tensors, inputs)
+            result = self._run_on_known_values(lane, traits, func, args, kwargs, tensors, inputs)
             if result is not NotImplemented:
                 return result
         result = traits.handler(self, func, args, kwargs)
@@ -236,18 +236,18 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
     def _run_on_known_values(
         self,
         lane: ValueLane,
+        traits: OpTraits,
         func: Any,
         args: Any,
         kwargs: Any,
         tensors: list[torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> Any:
-        """Run an op whose result's shape depends on known values; NotImplemented if the CPU has no kernel for it."""
+        """Run an op whose result's shape depends on known values; NotImplemented if the CPU cannot compute it."""
         if func in data_dependent.WITHOUT_KNOWN_VALUES:
             return NotImplemented
-        try:
-            computed = lane.compute(func, args, kwargs, tensors, inputs)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        computed = lane.compute(func, traits.lane, args, kwargs, tensors, inputs)
+        if computed is NotImplemented:
             return NotImplemented
         flat = computed if isinstance(computed, list | tuple) else (computed,)
         if not any(isinstance(value, torch.Tensor) for value in flat):
@@ -262,7 +262,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         for number in on_host:
             results.insert(number, flat[number])
         for result, value in zip(results, flat, strict=True):
-            if result is not value:
+            if result is not value and lane.fits(result):
                 known_values.put(result, value)
         return type(computed)(results) if flat is computed else results[0]
 

@@ -26,7 +26,7 @@ from memexplore.torch_internals.dispatch import (
     make_subclass,
 )
 from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.tensors import copying, known_values, values
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -201,20 +201,13 @@ class VirtualTensor(FakeTensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return values.text(self)
 
+    def __copy__(self) -> VirtualTensor:
+        return copying.shallow(self)  # type: ignore[return-value]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> VirtualTensor:
         if id(self) in memo:
             return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol: "
-                "detach the tensor first"
-            )
-        with torch.no_grad():
-            result = self.detach().clone()
-        result.requires_grad_(self.requires_grad)
-        if getattr(self, PARAMETER_MARK, False):
-            setattr(result, PARAMETER_MARK, True)
-        memo[id(self)] = result
+        result = memo[id(self)] = copying.deep(self, memo)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result  # type: ignore[return-value]
@@ -231,7 +224,7 @@ class VirtualTensor(FakeTensor):
         known = known_values.of(self) if self.numel() else None
         if known is None:
             return saved_on_a_virtual_gpu_without_values, fields
-        return saved_on_a_virtual_gpu_with_values, (known.resolve_conj(), *fields)
+        return saved_on_a_virtual_gpu_with_values, (known.resolve_conj().resolve_neg(), *fields)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -80,7 +80,8 @@ def numpy(tensor: torch.Tensor) -> Any:
     """
     known = known_values.of(tensor)
     if known is not None:
-        return known.numpy()
+        # An array of its own: who writes to it does not write to the GPU.
+        return known.resolve_conj().resolve_neg().clone().numpy()
     assume("unknown values count as 1 in a numpy array")
     return VirtualArray.filled(torch.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy())
 
