@@ -134,6 +134,9 @@ def _shapes_follow(line: str, variables: Variables) -> bool:
     """Return whether the shapes of a line's results follow from what is known."""
     if not any(part in line for part in _DATA_DEPENDENT):
         return True
+    if min(value_lane.FLOAT_BYTES, value_lane.INTEGER_BYTES) < 1 << 10:
+        # An intermediate result may be beyond the budget.
+        return False
     read = [variables[int(number)] for number in re.findall(r"v\[(\d)\]", line)]
     return all(value is None or known_values.is_known(value) for value in read)
 

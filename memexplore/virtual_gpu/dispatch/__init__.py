@@ -6,7 +6,7 @@ observer (a recorder).
 - mode.py: `VirtualMode`, where every op arrives. Decides which ops stay on the CPU, and looks up or makes the plan.
 - op_traits.py: facts that the mode reads from an op's schema and from kernels/table.py, resolved once per op.
 - planning.py: makes the plan of an op that has none yet; shape_rules.py: faster ways to outputs than torch's fake
-  kernels; fake_kernels.py: torch's fake kernels and their errors.
+  kernels; fake_kernels.py: torch's fake kernels; unsupported.py: the error for what cannot be simulated.
 - plans.py: cache key of a call, description of fake results, construction of outputs.
 - runner.py: carries out a plan: allocates, builds outputs, frees. The `Observer` protocol is here.
 - shrunk_storages.py: storages that `resize_` has made smaller than their tensors.

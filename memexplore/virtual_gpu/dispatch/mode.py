@@ -6,6 +6,7 @@ metadata of the arguments).
 
 from __future__ import annotations
 
+import functools
 import sys
 from threading import get_ident
 from typing import Any
@@ -13,7 +14,13 @@ from typing import Any
 import torch
 
 from memexplore.allocator import Allocator
-from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, TorchDispatchMode, fake_device_of
+from memexplore.torch_internals.dispatch import (
+    FLATTEN,
+    DisableTorchFunction,
+    FakeTensor,
+    TorchDispatchMode,
+    fake_device_of,
+)
 from memexplore.torch_internals.state import recorded_by_trace, tracing_state, without_tracing
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
@@ -25,6 +32,7 @@ from memexplore.virtual_gpu.dispatch import (
     plans,
     runner,
     shrunk_storages,
+    unsupported,
 )
 from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
@@ -41,6 +49,8 @@ _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _CONVOLUTION = torch.ops.aten.convolution.default
 _TRACED_CONVOLUTION = torch.ops.aten._convolution.default
+_SUBCLASSES = "torch._subclasses."
+"""Module of torch's own tensors without memory."""
 _inference_is_on = torch.is_inference_mode_enabled
 _default_dtype = torch.get_default_dtype
 
@@ -81,8 +91,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if not self.on:
             return func(*args, **(kwargs or {}))
         for kind in types:
-            if kind is not VirtualTensor and hasattr(kind, FLATTEN):
-                # A wrapper such as DTensor: its own code runs, and calls ops on the tensors inside.
+            if kind is not VirtualTensor and _is_wrapper(kind):
+                # Its own code runs, and calls ops on the tensors inside.
                 return NotImplemented
         if tracing_state() is not None:
             return self._run_while_tracing(func, types, args, kwargs)
@@ -152,6 +162,17 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 plans.extend_key(key, tensors, (value,))
         if traits.settings is not None:
             key.append(traits.settings())
+        try:
+            plans.extend_key(key, tensors, args)
+            if kwargs:
+                for name, value in kwargs.items():
+                    key.append(name)
+                    plans.extend_key(key, tensors, (value,))
+        except RuntimeError as error:
+            # Some layouts have neither sizes nor strides.
+            raise unsupported.not_simulated(func, error) from error
+        if kwargs and "device" in kwargs and kwargs.get("dtype") is None:
+            key.append(torch.get_default_dtype())
         observer = self.observer
         if observer is not None:
             observer.op(func, args)
@@ -279,6 +300,14 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         outputs, returns = plans.describe(result, stand_ins)
         plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
         return self.run_plan(plan, func, args, tensors, values_known)
+
+
+@functools.cache
+def _is_wrapper(kind: type) -> bool:
+    """Return whether a class wraps tensors by a `__torch_dispatch__` of its own, such as DTensor or a user's class."""
+    if issubclass(kind, FakeTensor) or kind.__module__.startswith(_SUBCLASSES):
+        return hasattr(kind, FLATTEN)
+    return hasattr(kind, FLATTEN) or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
 def _is_storage_of(ref: StorageRef | None, tensor: torch.Tensor) -> bool:

@@ -52,7 +52,8 @@ class OpTraits:
         returns_out = schema is not None and any(argument.is_out for argument in schema.arguments)
         self.cached = not (torch.Tag.inplace_view in tags or returns_out or name in _UNCACHED_NAMES)
         """Whether a plan depends on the metadata of the arguments only."""
-        self.composite = schema is not None and can_decompose(func)
+        # Ops of the namespace prim have no kernels.
+        self.composite = schema is not None and func.namespace != "prim" and can_decompose(func)
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
         self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None

@@ -83,7 +83,20 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
             "torch.nn.Module.to() when moving module from meta to a different device."
         )
+    if args[0].layout is torch.jagged and not wrappers.is_on_gpu(args[0]) and renamed(device) is not device:
+        return _jagged_to(args, kwargs)
     return _Tensor.to(*args, **kwargs)
+
+
+def _jagged_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Move a real nested tensor: its lengths keep the symbol that they have in its shape."""
+    source = args[0]
+    ragged = source.offsets() if source.lengths() is None else source.lengths()
+    ragged.nested_int_memo = next(size for size in source.shape if not isinstance(size, int))
+    try:
+        return _Tensor.to(*args, **kwargs)
+    finally:
+        del ragged.nested_int_memo
 
 
 def _sparse_to(source: torch.Tensor, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

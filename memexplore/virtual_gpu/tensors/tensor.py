@@ -37,6 +37,10 @@ BACKEND = torch.device("privateuseone", 0)
 To C++ their device is `meta`, so autograd runs their backward in the calling thread and needs no device; to Python it
 is `cuda:0`.
 """
+NO_DLPACK = (
+    "a tensor of a virtual GPU has no memory that another library could read by DLPack: hand over "
+    "tensor.cpu().numpy(), or profile on a real GPU"
+)
 _PRIM_DEVICE = torch.ops.prim.device.default
 
 
@@ -106,6 +110,8 @@ class VirtualTensor(FakeTensor):
     """A tensor of the virtual GPU; with `host` a CPU tensor without values, as of a module that is built under it."""
 
     host: bool
+    nested_int_memo: Any = None
+    """Symbol for the lengths that a tensor of offsets on the CPU had, of which this one is a copy."""
 
     @property  # type: ignore[misc]
     def device(self) -> torch.device:  # type: ignore[override, misc]
@@ -157,6 +163,8 @@ class VirtualTensor(FakeTensor):
 
     def get_nested_int(self, *, coeff: Any = 1) -> Any:
         """Return the symbol for the lengths that a tensor of offsets says, for nested tensors."""
+        if self.nested_int_memo is not None:
+            return self.nested_int_memo * coeff
         number = self.__dict__.setdefault("nested_number", next(_nested_numbers))
         return nested_int(number, coeff)
 
@@ -179,6 +187,9 @@ class VirtualTensor(FakeTensor):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise values.NotSimulated(NO_DLPACK)
 
     def __bool__(self) -> bool:
         return values.truth(self)
