@@ -142,8 +142,7 @@ class VirtualGpu:
                 f"a virtual {_active.gpu.name} is already on; turn it off first (%memgpu off, or leave its block)"
             )
         self._reset_tensors()
-        lane = self.mode.lane
-        if lane is None:
+        if self.mode.lane is None:
             # Nothing would follow the writes to tensors of an earlier virtual GPU.
             known_values.forget_all()
         values.reset()
@@ -173,7 +172,6 @@ class VirtualGpu:
             Replace(state, "gpu_name", self.gpu.name),
             Replace(state, "cuda", local_device.from_environment()),
             Replace(state, "ranks", 1),
-            *([] if lane is None else [Replace(known_values, "fits", lane.fits)]),
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),

@@ -14,9 +14,10 @@ GARBAGE = 0xA5
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Return a tensor without values."""
+    """Return a tensor without values; those that a program leaves as they are count as 0 after its first write."""
     result = torch.empty(shape, dtype=dtype, device=device)
-    _spoil(result, 0)
+    if type(result) is torch.Tensor:
+        result.zero_()
     return result
 
 

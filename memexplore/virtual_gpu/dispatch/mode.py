@@ -155,13 +155,6 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 traits = self._traits_of(func)
         key: list[Any] = [func, _default_dtype()]
         tensors: list[torch.Tensor] = []
-        plans.extend_key(key, tensors, args)
-        if kwargs:
-            for name, value in kwargs.items():
-                key.append(name)
-                plans.extend_key(key, tensors, (value,))
-        if traits.settings is not None:
-            key.append(traits.settings())
         try:
             plans.extend_key(key, tensors, args)
             if kwargs:
@@ -171,8 +164,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         except RuntimeError as error:
             # Some layouts have neither sizes nor strides.
             raise unsupported.not_simulated(func, error) from error
-        if kwargs and "device" in kwargs and kwargs.get("dtype") is None:
-            key.append(torch.get_default_dtype())
+        if traits.settings is not None:
+            key.append(traits.settings())
         observer = self.observer
         if observer is not None:
             observer.op(func, args)

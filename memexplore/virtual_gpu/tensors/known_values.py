@@ -17,11 +17,6 @@ uninitialized: set[int] = set()
 """Keys of the storages to which nothing was written yet, such as those of `torch.empty`."""
 
 
-def fits(tensor: torch.Tensor) -> bool:
-    """Return whether a copy of a tensor's size is within the budget: no tensor's, until a value lane replaces this."""
-    return False
-
-
 class _Total:
     nbytes = 0
 

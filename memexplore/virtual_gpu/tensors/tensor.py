@@ -37,10 +37,6 @@ BACKEND = torch.device("privateuseone", 0)
 To C++ their device is `meta`, so autograd runs their backward in the calling thread and needs no device; to Python it
 is `cuda:0`.
 """
-NO_DLPACK = (
-    "a tensor of a virtual GPU has no memory that another library could read by DLPack: hand over "
-    "tensor.cpu().numpy(), or profile on a real GPU"
-)
 _PRIM_DEVICE = torch.ops.prim.device.default
 
 
@@ -189,7 +185,7 @@ class VirtualTensor(FakeTensor):
         return array if dtype is None else array.astype(dtype)
 
     def __dlpack__(self, **_: Any) -> Any:
-        raise values.NotSimulated(NO_DLPACK)
+        raise values.NotSimulated(values.NO_DLPACK)
 
     def __bool__(self) -> bool:
         return values.truth(self)

@@ -23,6 +23,11 @@ from memexplore.virtual_gpu.tensors.value_loops import user_frame as user_frame
 from memexplore.virtual_gpu.tensors.virtual_array import VirtualArray
 from memexplore.virtual_gpu.tensors.virtual_numbers import VirtualInt, decide_by, number
 
+NO_DLPACK = (
+    "a tensor of a virtual GPU has no memory that another library could read by DLPack: hand over "
+    "tensor.cpu().numpy(), or profile on a real GPU"
+)
+
 
 def item(tensor: torch.Tensor) -> Any:
     """Return the value of a one-element virtual tensor.
