@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import cpu_ops
+from memexplore.virtual_gpu.dispatch import cpu_ops, value_errors
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
 from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.tensor import HOST, VirtualTensor
@@ -65,23 +64,6 @@ _HIDDEN_WRITES: dict[Any, tuple[int | str, ...]] = {
     _aten.batch_norm_gather_stats_with_counts.default: (3, 4),
 }
 """Arguments that an op writes to though its schema does not say so: the running statistics."""
-_ASSERTIONS = frozenset({_aten._assert_async.default, _aten._assert_async.msg, _aten._functional_assert_async.msg})
-"""Ops that raise an error for values by design."""
-_CHECKS_OF_VALUES = re.compile(
-    "|".join(
-        (
-            r"index \S+ is out of bounds for dimension",  # gather, scatter: cuda/ScatterGatherKernel.cu
-            "probability tensor contains either|invalid multinomial distribution",  # cuda/MultinomialKernel.cu
-            "all elements of (input|target) should be between 0 and 1",  # binary_cross_entropy: cuda/Loss.cu
-            "Expected p_in >= 0 && p_in <= 1",  # bernoulli: cuda/DistributionBernoulli.cu
-            "Number of elements of source < number of ones in mask",  # masked_scatter: cuda/IndexKernel.cu
-            "repeats can not be negative",  # repeat_interleave: cuda/Repeat.cu
-            "only supports 1-d non-negative integral inputs",  # bincount: cuda/SummaryOps.cu
-        )
-    )
-)
-"""Messages of CPU kernels about values that end the program on a GPU too, most of them by a device-side assert; beside
-each the file below aten/src/ATen/native."""
 
 
 class LaneTraits(NamedTuple):
@@ -200,7 +182,7 @@ class ValueLane:
         return found
 
     def _initial(self, traits: LaneTraits, args: Any, kwargs: Any) -> dict[int, torch.UntypedStorage]:
-        """Return zeros for the uninitialized storages that an op writes parts of: programs read what they wrote only."""
+        """Return zeros for the uninitialized storages of which an op writes parts: a program reads what it wrote."""
         found: dict[int, torch.UntypedStorage] = {}
         for value in _written(traits, args, kwargs):
             storage = untyped_storage(value)
@@ -229,7 +211,7 @@ class ValueLane:
             return self._compute(func, args, kwargs, tensors, inputs)
         except BaseException as error:
             _forget_written(traits, args, kwargs)
-            if isinstance(error, Exception) and not _ends_on_gpu(func, error):
+            if isinstance(error, Exception) and not value_errors.ends_on_gpu(func, error):
                 return NotImplemented
             raise
 
@@ -320,18 +302,6 @@ def _forget_written(traits: LaneTraits, args: Any, kwargs: Any) -> None:
     """Make the storages unknown that an op writes to."""
     for tensor in _written(traits, args, kwargs):
         known_values.forget(tensor)
-
-
-def _ends_on_gpu(func: Any, error: Exception) -> bool:
-    """Return whether an error of an op on the CPU is one of its values, with which it ends on a GPU too.
-
-    An IndexError of a function of `cpu_ops.OPS`, or of an operator that is not torch's, is no check of an index.
-    """
-    if isinstance(error, torch.linalg.LinAlgError) or func in _ASSERTIONS:
-        return True
-    if isinstance(error, IndexError):
-        return func.namespace == "aten" and func not in cpu_ops.OPS
-    return isinstance(error, RuntimeError) and _CHECKS_OF_VALUES.search(str(error)) is not None
 
 
 def _fills_storage(tensor: torch.Tensor) -> bool:
