@@ -56,13 +56,18 @@ class _FormatCalls(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
-        left = node.left
-        is_text = isinstance(left, ast.JoinedStr) or (isinstance(left, ast.Constant) and isinstance(left.value, str))
-        if not (is_text and isinstance(node.op, ast.Mod)):
+        if not (isinstance(node.op, ast.Mod) and _is_text(node.left)):
             return node
         self.number += 1
-        call = ast.Call(ast.Name(_PERCENT, ast.Load()), [left, node.right], [])
+        call = ast.Call(ast.Name(_PERCENT, ast.Load()), [node.left, node.right], [])
         return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Return whether an expression is a string as far as its source shows, such as ``"%10s" * 2 + "%10.4g"``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        return _is_text(node.left) or _is_text(node.right)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def module(name: str, arguments: list[str]) -> Callable[[], None]:

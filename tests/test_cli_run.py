@@ -141,5 +141,7 @@ def test_unknown_values_read_virtual_where_the_script_formats_them_with_percent(
         import torch
         loss = torch.randn(10_000_000, device="cuda").sum()
         print("[%d/%d] loss %.4f" % (1, 2, loss.item()), "seven %d" % torch.tensor(7).cuda(), 7 % 4)
+        print(("%3s" + "%9.4g" * 2) % ("x", loss, 0.5))
     """)
-    assert memexplore("run", path, "--gpu", "T4").stdout.startswith("[1/2] loss virtual seven 7 3\n")
+    lines = memexplore("run", path, "--gpu", "T4").stdout.splitlines()
+    assert lines[:2] == ["[1/2] loss virtual seven 7 3", "  x  virtual      0.5"]
