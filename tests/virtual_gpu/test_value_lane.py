@@ -101,7 +101,7 @@ def test_an_interrupted_computation_makes_what_it_writes_to_unknown(
     "write",
     [
         lambda x: x.copy_(torch.zeros(3)),
-        lambda x: x.fill_(torch.zeros(3, device=x.device)),
+        lambda x: x.view(2, 2).copy_(torch.zeros(3, device=x.device)),
         lambda x: torch._foreach_copy_([x], [torch.zeros(3, device=x.device)]),
     ],
 )
