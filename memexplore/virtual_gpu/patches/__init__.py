@@ -9,6 +9,7 @@
 - `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards. `lazy_modules.py`: lazy
   modules.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
+- `profiling.py`: `torch.profiler`.
 - `refusals.py`: functions that end in one sentence.
 - `higher_order.py`: `torch.cond`, loops and flex_attention. `storages.py`: methods of `torch.UntypedStorage`.
 - `triton_kernels.py`: launches of Triton kernels. `getitem.py`: indexing as in older releases. `index_lists.py`:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 from torch import nn
+from torch.autograd import profiler
 
 from memexplore.torch_internals import cuda as internal_cuda
 from memexplore.torch_internals import modules as internals
@@ -29,6 +30,7 @@ from memexplore.virtual_gpu.patches import (
     getitem,
     higher_order,
     line_search,
+    profiling,
     refusals,
     torch_c,
     torch_names,
@@ -67,6 +69,7 @@ def rows(
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),
+        Replace(profiler.profile, "__init__", profiling.on_the_cpu(profiler.profile.__init__)),
         Replace(logging.LogRecord, "getMessage", percent_format.message(logging.LogRecord.getMessage)),
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
