@@ -27,7 +27,7 @@ from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches import processes
 from memexplore.virtual_gpu.patches.install import Patched
-from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.values import assumptions
 from memexplore.virtual_gpu.value_setting import Values
 
@@ -191,7 +191,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
         mode = virtual_gpu.mode
-        recorder = Recorder(virtual_tensor.live_storages, mode.reallocate if mode.has_earlier_tensors else None)
+        recorder = Recorder(live_storages, mode.reallocate if mode.has_earlier_tensors else None)
         meta, watching = predicted(virtual_gpu), virtual_gpu.watch(recorder)
         processes.begin()
 

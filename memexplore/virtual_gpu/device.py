@@ -46,6 +46,7 @@ from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
 from memexplore.virtual_gpu.tensors import known_values, local_device, tensor, values
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.value_setting import Values
 
 _active: VirtualGpu | None = None
@@ -193,9 +194,9 @@ class VirtualGpu:
 
         So the same code gives the same tape twice, and a model of an earlier cell can still be used.
         """
-        for storage in list(tensor.live_storages.values()):
+        for storage in list(live_storages.values()):
             storage.address = 0
-        self.mode.has_earlier_tensors = bool(tensor.live_storages)
+        self.mode.has_earlier_tensors = bool(live_storages)
 
     @contextlib.contextmanager
     def watch(self, recorder: Any) -> Iterator[None]:
@@ -205,7 +206,7 @@ class VirtualGpu:
             recorder.segment(action, segment["address"], segment["total_size"])
         for address in self.workspaces.kept.values():
             recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE)
-        placed = [storage for storage in list(tensor.live_storages.values()) if storage.address]
+        placed = [storage for storage in list(live_storages.values()) if storage.address]
         for storage in sorted(placed, key=lambda storage: storage.address):
             recorder.preexisting(storage.address, storage.size, storage.origin)
         ends = underivable_ends(self.allocator.live.values())

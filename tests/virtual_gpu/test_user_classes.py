@@ -232,3 +232,13 @@ def test_type_of_a_plain_virtual_tensor_makes_plain_tensors() -> None:
     assert type(on_cpu) is torch.Tensor
     assert torch.cat([on_cpu, on_cpu]).tolist() == [1, 1, 1, 1]
     assert on_gpu.as_subclass(type(on_gpu)).is_cuda
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_attributes_of_a_plain_tensor_are_the_users(device: str) -> None:
+    # fastai and MONAI give the `__dict__` of one tensor to others, and pickle it.
+    made_under_the_gpu = torch.nn.Linear(512, 1024).weight.detach()
+    tensor = made_under_the_gpu.to(device)
+    assert vars(tensor) == {}
+    tensor.label = "cat"  # type: ignore[attr-defined]
+    assert vars(tensor) == {"label": "cat"}

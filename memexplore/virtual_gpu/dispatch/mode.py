@@ -42,7 +42,8 @@ from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, StorageRef, VirtualTensor, fake_cpu_tensor, live_storages
+from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.value_setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default

@@ -22,7 +22,7 @@ from memexplore.torch_internals.dispatch import (
 from memexplore.virtual_gpu.kernels.indexing import sort_size
 from memexplore.virtual_gpu.kernels.plan import OpRunner
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor, wrap
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
 _aten = torch.ops.aten
 LIMIT = 4 << 20
@@ -74,7 +74,6 @@ def new(size: Any, indices: torch.Tensor, contents: torch.Tensor, coalesced: boo
             check_invariants=False,
         )
         result: Any = make_subclass(SparseTensor, plain, False, dispatch_device=False, device_for_backend_keys=BACKEND)
-        result.__dict__.update(wrap(torch.empty(0, device="meta"), host=False).__dict__)
     result.parts, result.coalesced = (indices, contents), coalesced
     return result  # type: ignore[no-any-return]
 

@@ -17,7 +17,7 @@ from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.dispatch import unsupported
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import live_storages
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.values import NO_DLPACK, NotSimulated
 
 

@@ -42,7 +42,7 @@ from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
 from memexplore.virtual_gpu.tensors import percent_format
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, HostTensor, VirtualTensor
 
 
 def rows(
@@ -88,7 +88,7 @@ def rows(
         Replace(*internals.ENGINE_RUN_BACKWARD, in_backward(renaming, internals.ENGINE_RUN_BACKWARD.value)),
         Replace(*internals.USE_CUDNN_RNN, lambda: True),
         Replace(*internals.GROUP_TENSORS, _grouped(internals.GROUP_TENSORS.value)),
-        *(Replace(*types, [*types.value, VirtualTensor]) for types in internals.FOREACH_TYPES),
+        *(Replace(*types, [*types.value, VirtualTensor, HostTensor]) for types in internals.FOREACH_TYPES),
         # torch looks for an accelerator once in a process, and a checkpoint on the CPU has found none.
         Replace(*internals.DEFAULT_DEVICE_TYPE, "cuda"),
         Replace(*internal_cuda.EXCHANGE_DEVICE, lambda device: 0),
