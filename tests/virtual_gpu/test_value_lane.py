@@ -214,3 +214,24 @@ def test_a_distribution_draws_from_the_users_generator(device: str, name: str) -
 def test_second_derivatives_are_exact(device: str) -> None:
     # (x^3)'' = 6x
     assert torch.func.hessian(lambda x: (x**3).sum())(torch.ones(2, device=device)).tolist() == [[6, 0], [0, 6]]
+
+
+def test_a_tensor_computed_with_an_unknown_number_is_unknown() -> None:
+    with mx.virtual("T4"):
+        unknown = torch.ones(300, 300, device="cuda").sum().item()  # 360 KB are more than a known float tensor has
+        known = torch.arange(3, device="cuda")
+        filled, written = torch.zeros(2, device="cuda"), torch.zeros(2, device="cuda")
+        filled.fill_(unknown)
+        written[0] = unknown
+        made = [known * unknown, torch.full((2,), unknown, device="cuda"), torch.tensor([unknown], device="cuda")]
+        assert not any(known_values.is_known(tensor) for tensor in [filled, written, *made])
+        assert known_values.is_known(known * 2)
+
+
+def test_a_cpu_tensor_made_of_unknown_numbers_prints_as_virtual() -> None:
+    with mx.virtual("T4"):
+        loss = torch.ones(300, 300, device="cuda").sum().item()
+        mean = torch.tensor([loss, loss]).mean()
+        assert mean.device.type == "cpu"
+        assert f"{mean.item():.3f}" == "virtual"
+        assert torch.tensor([0.5, 1.5]).mean().item() == 1.0

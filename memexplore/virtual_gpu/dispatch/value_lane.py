@@ -20,7 +20,7 @@ from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import cpu_ops, value_errors
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.tensor import HOST, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, VirtualTensor
 from memexplore.virtual_gpu.value_setting import Values
 
 _aten = torch.ops.aten
@@ -145,6 +145,8 @@ class ValueLane:
         An unknown tensor that the op overwrites as a whole, or an uninitialized one that it writes a part of, has a new
         real tensor there, for `follow` to make known.
         """
+        if DeviceState.calls.with_unknown:
+            return None
         new: dict[int, torch.UntypedStorage] = {}
         if traits.keeps_the_rest and known_values.uninitialized:
             new = self._initial(traits, args, kwargs or {})

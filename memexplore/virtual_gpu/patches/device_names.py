@@ -6,18 +6,19 @@ except in calls in which the user's own code says `meta`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from memexplore.torch_internals.cuda import device_constructors, device_module
-from memexplore.torch_internals.dispatch import function_mode_stack
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, function_mode_stack
 from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import index_lists, wrappers
-from memexplore.virtual_gpu.tensors import local_device
-from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors import local_device, virtual_numbers
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
 
 _Tensor = torch.Tensor
@@ -139,6 +140,8 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
         if device is None:
             device = _default_device()
         target = renamed(device)
+        if virtual_numbers.within(data):
+            return _unknown(make(*args, **{**kwargs, "device": "cpu"}), target)
         if not isinstance(data, VirtualTensor) and target is device:
             return make(*args, **kwargs)
         gradient = kwargs.pop("requires_grad", False)
@@ -148,6 +151,25 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
         return make(*args, **{**kwargs, "device": "cpu"}).to(target).requires_grad_(gradient)
 
     return handle
+
+
+@contextlib.contextmanager
+def _with_unknown_numbers() -> Iterator[None]:
+    DeviceState.calls.with_unknown += 1
+    try:
+        yield
+    finally:
+        DeviceState.calls.with_unknown -= 1
+
+
+def _unknown(like: torch.Tensor, target: Any) -> torch.Tensor:
+    """Return a tensor of unknown values like one on the CPU."""
+    if target is None or torch.device(target).type == "cpu":
+        with disable_current_modes(), DisableTorchFunction():
+            result = fake_cpu_tensor(like.shape, like.dtype)
+        return result.requires_grad_(like.requires_grad)
+    with _with_unknown_numbers():
+        return like.detach().to(target).requires_grad_(like.requires_grad)
 
 
 def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -243,6 +265,14 @@ class DeviceRenaming(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.on:
             return func(*args, **(kwargs or {}))
+        reads_unknown = (
+            virtual_numbers.Read.floats
+            and not DeviceState.calls.with_unknown
+            and virtual_numbers.among((*args, *kwargs.values()) if kwargs else args)
+        )
+        if reads_unknown:
+            with _with_unknown_numbers():
+                return self.__torch_function__(func, types, args, kwargs)
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(args, dict(kwargs) if kwargs else {})

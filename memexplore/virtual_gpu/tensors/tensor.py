@@ -55,6 +55,8 @@ class _Calls(threading.local):
     """Number of running calls in which the user's code names the device `meta`."""
     cuda_on_meta = 0
     """Number of running calls in which the user's code names the device `cuda` for meta tensors of its own."""
+    with_unknown = 0
+    """Number of running calls that compute with an unknown number, so that their results are unknown."""
 
 
 _nested_numbers = itertools.count(1 << 30)

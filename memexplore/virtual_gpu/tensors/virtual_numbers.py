@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -123,6 +124,27 @@ class VirtualChoice(VirtualInt):
     __hash__ = int.__hash__
 
 
+class Read:
+    """Which virtual numbers the program has read since it began."""
+
+    floats = False
+
+
+def among(values: Iterable[Any]) -> bool:
+    """Return whether there is a virtual float among values.
+
+    A virtual integer is mostly a size, which decides about shapes and not about values.
+    """
+    return any(type(value) is VirtualFloat for value in values)
+
+
+def within(data: Any) -> bool:
+    """Return whether nested lists have a virtual number."""
+    if isinstance(data, list | tuple):
+        return any(map(within, data))
+    return isinstance(data, VirtualFloat | VirtualInt)
+
+
 def number(dtype: torch.dtype, value: float = 1, choices: int = 0) -> Any:
     """Return the Python number that stands for one element of a virtual tensor.
 
@@ -137,6 +159,7 @@ def number(dtype: torch.dtype, value: float = 1, choices: int = 0) -> Any:
     if dtype.is_complex:
         return complex(value)
     if dtype.is_floating_point:
+        Read.floats = True
         return VirtualFloat(value)
     return VirtualChoice(int(value)) if choices > 2 else VirtualInt(int(value))
 
