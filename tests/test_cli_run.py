@@ -145,3 +145,17 @@ def test_unknown_values_read_virtual_where_the_script_formats_them_with_percent(
     """)
     lines = memexplore("run", path, "--gpu", "T4").stdout.splitlines()
     assert lines[:2] == ["[1/2] loss virtual seven 7 3", "  x  virtual      0.5"]
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_unknown_values_read_virtual_after_float_and_int(write, how):
+    path = write("""
+        import torch
+        loss = torch.randn(10_000_000, device="cuda").sum()
+        print(f"{float(loss):.4f} {int(loss)} {float(loss.item()) / 2:.2f}", float("1.5"), int("7", 8), int(2.5))
+        print(isinstance(float(loss), float), isinstance(int(loss), int))
+    """)
+    program = [path] if how == "script" else ["-m", path.stem]
+    options = ["--gpu", "T4", *program] if how == "module" else [*program, "--gpu", "T4"]
+    lines = memexplore("run", *options, cwd=path.parent).stdout.splitlines()
+    assert lines[:2] == ["virtual virtual virtual 1.5 7 2", "True True"]

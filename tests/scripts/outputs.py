@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("outputs.json")
 
 # `virtual` is what a run without the value prints; Trainer prints every number as a quoted text.
 _FRACTION = re.compile(
-    r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b|(?<=')\d+(?='))%?", re.IGNORECASE
+    r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b|(?<=['+-])\d+(?='))%?", re.IGNORECASE
 )
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([.,]\d+)?")
 _DEVICE = re.compile(r"\bcuda(:0)?\b")

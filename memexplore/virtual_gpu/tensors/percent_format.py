@@ -1,8 +1,8 @@
-"""Formatting with ``%``, in which virtual numbers read `virtual`, as they do in f-strings.
+"""Formatting with ``%`` and conversions by ``float`` and ``int``, after which unknown values still read `virtual`.
 
-C code formats a float without asking its class, so ``"%.4f" % loss.item()`` would show the number that stands for an
-unknown value. In: a template and its values. Out: the text. `memexplore run` calls `percent` for each ``%`` after a
-string in the script, and records of `logging` call it for their message.
+C code formats and converts a number without asking its class, so ``"%.4f" % loss.item()`` and ``float(loss)`` would
+give the number that stands for an unknown value. `memexplore run` calls `percent` for each ``%`` after a string in the
+script and `converted` for each conversion, and records of `logging` call `percent` for their message.
 """
 
 from __future__ import annotations
@@ -54,6 +54,24 @@ def percent(template: Any, arguments: Any) -> Any:
     else:
         replaced = tuple("virtual" if number in unknown else value for number, value in enumerate(entries))
     return _CONVERSION.sub(shown, template) % replaced
+
+
+def converted(kind: Any, value: Any) -> Any:
+    """Return ``kind(value)``; of an unknown value, `float` and `int` give a number that reads `virtual`, too.
+
+    >>> loss = converted(float, VirtualFloat(1))
+    >>> print(loss, converted(int, loss), converted(int, "12"))
+    virtual virtual 12
+    """
+    if kind is not float and kind is not int:
+        return kind(value)
+    if isinstance(value, VirtualTensor) and value.numel() == 1:
+        value = values.item(value)
+    if not isinstance(value, VirtualFloat | VirtualInt):
+        return kind(value)
+    if isinstance(value, kind):
+        return value
+    return VirtualFloat(value) if kind is float else VirtualInt(value)
 
 
 def _is_unknown(value: Any) -> bool:
