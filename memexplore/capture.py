@@ -21,11 +21,13 @@ from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Ending, Meta, Os, Source, Tape
+from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.files import session
+from memexplore.virtual_gpu.patches import processes
 from memexplore.virtual_gpu.patches.install import Patched
-from memexplore.virtual_gpu.tensors import tensor as virtual_tensor
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.values import assumptions
 from memexplore.virtual_gpu.value_setting import Values
 
@@ -189,14 +191,17 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
         mode = virtual_gpu.mode
-        recorder = Recorder(virtual_tensor.live_storages, mode.reallocate if mode.has_earlier_tensors else None)
+        recorder = Recorder(live_storages, mode.reallocate if mode.has_earlier_tensors else None)
         meta, watching = predicted(virtual_gpu), virtual_gpu.watch(recorder)
+        processes.begin()
 
     def finish() -> Tape:
         recorder.finish()
-        notes = (*meta.notes, *((*assumptions, *session.report()) if virtual_gpu is not None else ()))
-        end = recording._end
-        tape = tape_builder.build(recorder, meta._replace(notes=notes, ending=end.ending, error=end.error))
+        found = (*assumptions, *session.report()) if virtual_gpu is not None else ()
+        notes = (*meta.notes, *map(encodable, found))
+        end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
+        ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
+        tape = tape_builder.build(recorder, ended)
         if meta.capacity is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=recorder.training.models(tape)))
         tape_builder.store_origins(recorder, tape)
@@ -243,8 +248,8 @@ def simulate(
     """Run a function without arguments on a virtual GPU and return its Tape.
 
     An out-of-memory error ends the run and is a row of the tape; every other exception is raised, with a note for each
-    value that was assumed. A function that comes to its end without the GPU gives a warning. For the arguments see
-    `virtual`. The value that the function returns is dropped.
+    value that was assumed. A function that comes to its end without the GPU, or with child processes that were not
+    measured, gives a warning. For the arguments see `virtual`. The value that the function returns is dropped.
 
     >>> import torch
     >>> from memexplore.tape import Action
@@ -261,7 +266,7 @@ def simulate(
             for note in assumptions:
                 error.add_note(f"On the virtual {gpu}, {note}")
             raise
-    if verdict.verdict(running.tape) is verdict.Verdict.NOT_ON_GPU:
+    if verdict.verdict(running.tape) in (verdict.Verdict.NOT_ON_GPU, verdict.Verdict.PARTLY_MEASURED):
         warnings.warn(verdict_content.verdict_content(running.tape).headline, stacklevel=2)
     return running.tape
 

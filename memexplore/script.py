@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import os
@@ -10,8 +11,11 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 
+_PERCENT, _CONVERTED = "__memexplore_percent__", "__memexplore_converted__"
+"""Names of `percent` and `converted` in the module of a script."""
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -26,14 +30,67 @@ def script(path: pathlib.Path, arguments: list[str]) -> Callable[[], None]:
     """
     # Python makes the file name absolute (tracebacks show it) and puts its real folder first on sys.path.
     filename = os.path.abspath(path)
-    code = compile(path.read_bytes(), filename, "exec", dont_inherit=True)
+    source = path.read_bytes()
+    code, is_marked = _marked(source, filename)
 
     def run() -> None:
         with _as_main(str(path), os.path.dirname(os.path.realpath(path)), arguments) as main:
             main.__dict__.update(__file__=filename, __cached__=None)
+            if is_marked:
+                _provide(main)
             exec(code, main.__dict__)
 
     return run
+
+
+def _marked(source: str | bytes, filename: str) -> tuple[types.CodeType, bool]:
+    """Return the code of a source whose formats and conversions show unknown values as `virtual`, and if it has any."""
+    tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    marking = _Marking()
+    tree = marking.visit(tree)
+    # Other source is compiled as python compiles it.
+    return compile(tree if marking.number else source, filename, "exec", dont_inherit=True), bool(marking.number)
+
+
+def _provide(main: types.ModuleType) -> None:
+    from memexplore.virtual_gpu.tensors.percent_format import converted, percent
+
+    main.__dict__.update({_PERCENT: percent, _CONVERTED: converted})
+
+
+class _Marking(ast.NodeTransformer):
+    """Replaces ``"text" % values``, ``float(x)`` and ``int(x)``, whose results do not tell that a value is unknown.
+
+    They become calls of `percent` and `converted`, which mark values that a virtual GPU does not compute.
+    """
+
+    number = 0
+    """Replacements so far."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if not (isinstance(node.op, ast.Mod) and _is_text(node.left)):
+            return node
+        return self._call(_PERCENT, [node.left, node.right], node)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        is_conversion = isinstance(node.func, ast.Name) and node.func.id in ("float", "int")
+        if not is_conversion or len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
+            return node
+        return self._call(_CONVERTED, [node.func, node.args[0]], node)
+
+    def _call(self, name: str, arguments: list[ast.expr], node: ast.expr) -> ast.expr:
+        self.number += 1
+        call = ast.Call(ast.Name(name, ast.Load()), arguments, [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Return whether an expression is a string as far as its source shows, such as ``"%10s" * 2 + "%10.4g"``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        return _is_text(node.left) or _is_text(node.right)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def module(name: str, arguments: list[str]) -> Callable[[], None]:
@@ -45,6 +102,11 @@ def module(name: str, arguments: list[str]) -> Callable[[], None]:
     def run() -> None:
         with _as_main("-m", os.getcwd(), arguments) as main:
             spec, code = _found(name)
+            source = spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
+            if source is not None:
+                code, is_marked = _marked(source, spec.origin or "<string>")
+                if is_marked:
+                    _provide(main)
             main.__dict__.update(
                 __spec__=spec,
                 __file__=spec.origin,

@@ -134,6 +134,8 @@ class Meta(NamedTuple):
     """Models of a recorded GPU that trained on the CPU while nothing trained on the GPU."""
     advice: str = ""
     """Sentence on how to run the program on the GPU, for a program that did not use it."""
+    unmeasured: str = ""
+    """Sentence on child processes whose memory is not on the tape; "" if there are none."""
     os: Os = Os.LINUX
     """Operating system whose driver places the segments of a replay (`allocator.placement`)."""
 

@@ -196,6 +196,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "error": _lines,
     "trained_on_cpu": lambda value: _texts(value, _lines),
     "advice": _lines,
+    "unmeasured": _lines,
     "os": _member(Os),
 }
 

@@ -20,6 +20,15 @@ def clean_text(text: str, longest: int = LONGEST) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
+def encodable(text: str) -> str:
+    r"""Return a text that UTF-8 can encode; the name of a file may have bytes that it cannot, which become `?`.
+
+    >>> encodable("caf\udce9.py"), encodable("café.py")
+    ('caf?.py', 'café.py')
+    """
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def shown(value: object) -> str:
     """Return a scalar of a file as text for a message, and the kind of anything else.
 

@@ -38,6 +38,7 @@ LEVELS = [
     {"search"},
     {"report"},
     {"notebook", "cli", "script", "doctor"},
+    {"__main__"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 TORCH = {"torch_internals", "recorder", "virtual_gpu", "capture", "targets", "knobs", "steps", "codegen", "search"}

@@ -257,6 +257,12 @@ def test_gpus_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.parametrize("module", ["memexplore", "memexplore.cli"])
+def test_command_line_runs_as_a_module(module):
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("memexplore ")
+
+
 def test_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m memexplore.cli gpus --json | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

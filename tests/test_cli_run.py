@@ -1,6 +1,8 @@
 """`memexplore run`: programs that end early or run without the GPU, and modules."""
 
 import json
+import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -116,3 +118,44 @@ def test_script_and_module_together_are_a_usage_error(package):
     done = memexplore("run", "tools/train.py", "-m", "tools.train", cwd=package)
     assert done.returncode == 2
     assert "not allowed with" in done.stderr
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_script_whose_name_is_no_text_is_reported(tmp_path):
+    path = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.py"))
+    pathlib.Path(path).write_text(FITTING + "count = int(model(x).argmax())\n")
+    done = memexplore("run", path, "--gpu", "T4", "--html", "page.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "caf?.py:9" in done.stdout
+    assert "caf?.py:9" in (tmp_path / "page.html").read_text()
+
+
+# --- printed values -------------------------------------------------------------------------------------------------
+
+
+def test_unknown_values_read_virtual_where_the_script_formats_them_with_percent(write):
+    path = write("""
+        from __future__ import annotations
+        import torch
+        loss = torch.randn(10_000_000, device="cuda").sum()
+        print("[%d/%d] loss %.4f" % (1, 2, loss.item()), "seven %d" % torch.tensor(7).cuda(), 7 % 4)
+        print(("%3s" + "%9.4g" * 2) % ("x", loss, 0.5))
+    """)
+    lines = memexplore("run", path, "--gpu", "T4").stdout.splitlines()
+    assert lines[:2] == ["[1/2] loss virtual seven 7 3", "  x  virtual      0.5"]
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_unknown_values_read_virtual_after_float_and_int(write, how):
+    path = write("""
+        import torch
+        loss = torch.randn(10_000_000, device="cuda").sum()
+        print(f"{float(loss):.4f} {int(loss)} {float(loss.item()) / 2:.2f}", float("1.5"), int("7", 8), int(2.5))
+        print(isinstance(float(loss), float), isinstance(int(loss), int))
+    """)
+    program = [path] if how == "script" else ["-m", path.stem]
+    options = ["--gpu", "T4", *program] if how == "module" else [*program, "--gpu", "T4"]
+    lines = memexplore("run", *options, cwd=path.parent).stdout.splitlines()
+    assert lines[:2] == ["virtual virtual virtual 1.5 7 2", "True True"]

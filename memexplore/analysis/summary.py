@@ -48,7 +48,7 @@ def summary(tape: Tape) -> dict[str, Any]:
         "failed_request": _request(tape, failed) if failed >= 0 else None,
         "caught_requests": [_request(tape, caught) for caught in caught_requests(tape)],
         "growth": _growth(tape),
-        "notes": list(tape.meta.notes),
+        "notes": [*filter(None, (tape.meta.unmeasured,)), *tape.meta.notes],
     }
 
 

@@ -28,6 +28,8 @@ class Verdict(enum.StrEnum):
     INTERRUPTED = "interrupted"
     NOT_ON_GPU = "not on gpu"
     """The program came to its end without the GPU, so its memory on a GPU is not known."""
+    PARTLY_MEASURED = "partly measured"
+    """Child processes of the program were not measured, so its memory on a GPU is not known."""
 
 
 def failed_request(tape: Tape) -> int:
@@ -80,10 +82,13 @@ def verdict(tape: Tape) -> Verdict:
     meta = tape.meta
     if failed_request(tape) >= 0:
         return Verdict.OOM
-    if meta.ending is Ending.ERROR:
+    if meta.ending in (Ending.ERROR, Ending.OUT_OF_MEMORY):
+        # An out-of-memory error without a request of the tape: of another device, or raised by the program.
         return Verdict.ERROR
     if meta.ending is Ending.INTERRUPTED:
         return Verdict.INTERRUPTED
+    if meta.unmeasured:
+        return Verdict.PARTLY_MEASURED
     if meta.ending is Ending.COMPLETED and meta.capacity is not None and (meta.trained_on_cpu or not peak(tape)[0]):
         return Verdict.NOT_ON_GPU
     return Verdict.FITS

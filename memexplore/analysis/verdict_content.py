@@ -112,6 +112,8 @@ def _verdict(tape: Tape, needed: int | None) -> VerdictContent:
             return _out_of_memory(tape, needed)
         case Verdict.NOT_ON_GPU:
             return _content(tape, Level.NONE, _not_on_gpu(tape), [tape.meta.advice or _ADVICE, _source(tape)])
+        case Verdict.PARTLY_MEASURED:
+            return _partly_measured(tape)
         case Verdict.ERROR | Verdict.INTERRUPTED:
             return _ended_early(tape)
         case _:
@@ -269,6 +271,17 @@ def _ended_early(tape: Tape) -> VerdictContent:
         _source(tape),
     ]
     return _content(tape, Level.ERROR, headline, parts, (place(line["line"]),) if line else ())
+
+
+def _partly_measured(tape: Tape) -> VerdictContent:
+    """Return the verdict on a program with child processes that were not measured."""
+    own = (
+        f"Peak of the program's own process {_held(tape)}{_at(tape)}"
+        if peak(tape)[0]
+        else "Its own process put nothing there"
+    )
+    parts = [own, _has(tape, 0) if tape.meta.capacity is not None else "", _shares(tape, lever=False), _source(tape)]
+    return _content(tape, Level.NONE, f"Not all was measured: {tape.meta.unmeasured}", parts)
 
 
 def _not_on_gpu(tape: Tape) -> str:

@@ -45,7 +45,8 @@ _FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0 success or fits, 1 error, 2 usage error, 3 out of memory, 4 nothing ran on the GPU, 130 interrupted.
+    0 success or fits, 1 error, 2 usage error, 3 out of memory, 4 nothing ran on the GPU or child processes were not
+    measured, 130 interrupted.
     """
     arguments, script_arguments = run.split_arguments(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
@@ -90,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     running = command(
         "run",
         "Run a training script and report its memory. Exit status: 0 fits, 1 the script ended by an error, 2 wrong "
-        "command line, 3 out of memory, 4 nothing ran on the GPU; a status that the script exits with comes first.",
+        "command line, 3 out of memory, 4 nothing ran on the GPU or child processes were not measured; a status that "
+        "the script exits with comes first.",
     )
     program = running.add_mutually_exclusive_group(required=True)
     program.add_argument("script", nargs="?", type=pathlib.Path, help="a Python file; give its own arguments after --")

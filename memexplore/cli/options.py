@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from memexplore import gpu_catalogue, result_files
 
-FITS, ERROR, USAGE, OOM, NOT_ON_GPU, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit statuses; 130 is the shell's status for Ctrl-C."""
+FITS, ERROR, USAGE, OOM, NOT_KNOWN, INTERRUPTED = 0, 1, 2, 3, 4, 130
+"""Exit statuses; `NOT_KNOWN`: nothing ran on the GPU, or child processes were not measured.
+130 is the shell's status for Ctrl-C."""
 
 
 class UsageError(Exception):

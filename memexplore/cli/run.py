@@ -17,7 +17,7 @@ from memexplore.cli.options import (
     ERROR,
     FITS,
     INTERRUPTED,
-    NOT_ON_GPU,
+    NOT_KNOWN,
     OOM,
     UsageError,
     check_output,
@@ -103,7 +103,13 @@ def _exit_status(outcome: str, error: BaseException | None) -> int:
         return status
     if error is not None and outcome in ("error", "interrupted") and not isinstance(error, SystemExit):
         script.print_traceback(error)
-    statuses = {"oom": OOM, "error": ERROR, "interrupted": INTERRUPTED, "not on gpu": NOT_ON_GPU}
+    statuses = {
+        "oom": OOM,
+        "error": ERROR,
+        "interrupted": INTERRUPTED,
+        "not on gpu": NOT_KNOWN,
+        "partly measured": NOT_KNOWN,
+    }
     return statuses.get(outcome, FITS)
 
 
@@ -141,12 +147,11 @@ def _record(program: Callable[[], None], options: argparse.Namespace) -> tuple[T
             target, release=options.release, os=options.os or Os.LINUX, values=options.values or Values.KNOWN
         )
     ended_by = None
-    with session.every_file(), virtual:
-        recording = capture.record(device)
+    with session.every_file(), virtual, capture.record(device) as running:
         try:
-            with recording as running:
-                program()
+            program()
         except BaseException as error:
+            running.ended_by(error)
             ended_by = error
     return running.tape, ended_by
 

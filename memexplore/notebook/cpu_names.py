@@ -50,7 +50,10 @@ def _advice(cell: str, names: Mapping[str, Any], gpu: str) -> str:
 def _is_cpu_device(name: str, value: Any) -> bool:
     import torch
 
-    return value == torch.device("cpu") if isinstance(value, torch.device) else "dev" in name.lower() and value == "cpu"
+    if isinstance(value, torch.device):
+        return value.type == "cpu"
+    # An array of the same name compares element by element.
+    return "dev" in name.lower() and isinstance(value, str) and value == "cpu"
 
 
 def _is_cpu_model(value: Any) -> bool:

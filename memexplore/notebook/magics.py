@@ -15,6 +15,7 @@ from memexplore.notebook import profile
 from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
 from memexplore.notebook.options import Options, parse, rewrite_first_line, split_values
 from memexplore.notebook.profile import Profile
+from memexplore.virtual_gpu.value_setting import Values
 
 
 @magics_class
@@ -107,6 +108,7 @@ class MemoryMagics(Magics):
         """
         from memexplore import capture
         from memexplore.units import size_text
+        from memexplore.virtual_gpu.device import active
         from memexplore.virtual_gpu.files import session
 
         name, setting = split_values(line)
@@ -124,9 +126,12 @@ class MemoryMagics(Magics):
             requested = profile.find_gpu(name)
             if gpu is not None and requested != gpu:
                 raise UsageError(f"The virtual {gpu.name} is on: run %memgpu off before %memgpu {name}")
+            on = active()
+            if gpu is not None and on is not None and setting not in (None, on.values):
+                raise UsageError(f"The virtual {gpu.name} is on with --values {on.values}: run %memgpu off first")
             if gpu is None:
                 try:
-                    self._notebook.turn_on(requested, capture.virtual(name, values=setting))
+                    self._notebook.turn_on(requested, capture.virtual(name, values=setting or Values.KNOWN))
                 except RuntimeError as error:
                     raise UsageError(str(error)) from None
                 gpu = requested

@@ -136,8 +136,8 @@ def _setting(text: str) -> Values:
         raise argparse.ArgumentTypeError(str(error).removeprefix("values=")) from None
 
 
-def split_values(line: str) -> tuple[str, Values]:
-    """Split the line of `%memgpu` into the GPU's name and the setting of `--values`, by default KNOWN.
+def split_values(line: str) -> tuple[str, Values | None]:
+    """Split the line of `%memgpu` into the GPU's name and the setting of `--values`, None without it.
 
     >>> split_values("RTX 4090 --values real")
     ('RTX 4090', <Values.REAL: 'real'>)
@@ -146,7 +146,7 @@ def split_values(line: str) -> tuple[str, Values]:
     """
     name, option, text = line.partition("--values")
     try:
-        setting = Values.of(text.strip("= ").strip()) if option else Values.KNOWN
+        setting = Values.of(text.strip("= ").strip()) if option else None
     except ValueError as error:
         raise UsageError(str(error).replace("values=", "--values ", 1)) from None
     return name.strip().strip("\"'"), setting

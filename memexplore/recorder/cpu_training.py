@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.tape import Action, Phase, Tape
 
@@ -14,7 +13,7 @@ class CpuTraining:
     """The models and optimizers of a recording whose parameters are on the CPU."""
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._seen = WeakIdKeyDictionary()
         self._models: dict[str, None] = {}
         self._stepped: set[bool] = set()
         """Whether parameters were on the CPU, of each optimizer that stepped."""
@@ -22,7 +21,7 @@ class CpuTraining:
     def called(self, model: torch.nn.Module) -> None:
         """Note a model that code outside of models calls."""
         if model not in self._seen:
-            self._seen.add(model)
+            self._seen[model] = True
             if _on_cpu(list(model.parameters())):
                 self._models.setdefault(type(model).__name__)
 

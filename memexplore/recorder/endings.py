@@ -12,6 +12,7 @@ import torch
 
 from memexplore.analysis.tables import user_line
 from memexplore.tape import Ending, Frame
+from memexplore.texts import clean_text, encodable
 
 _LONGEST = 300
 """Letters of a message; longer ones are cut, as the traceback has all of it."""
@@ -61,20 +62,28 @@ def _text(error: BaseException) -> str:
     name = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__"):
         name = f"{type(error).__module__}.{name}"
-    message = next((line for line in map(str.strip, str(error).splitlines()) if line), "")
+    message = clean_text(next((line for line in map(str.strip, _message(error).splitlines()) if line), ""), _LONGEST)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         name, message = f"exit status {error.code}", ""
-    if len(message) > _LONGEST:
-        message = f"{message[:_LONGEST]}…"
     text = f"{name}: {message}" if message else name
     line = user_line(_frames(error))
     return f"{text} ({line})" if line and line not in text else text
 
 
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # As in a traceback: the error that ended the program counts, not one of its own `__str__`.
+        return "<exception str() failed>"
+
+
 def _frames(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error's traceback, innermost first."""
     walked = traceback.walk_tb(error.__traceback__)
-    frames = [Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked][::-1]
+    frames = [Frame(encodable(frame.f_code.co_filename), line, frame.f_code.co_qualname) for frame, line in walked][
+        ::-1
+    ]
     # Code that a library generates, as dataclasses do, has this name, and so has `python -c`.
     return tuple(frame for frame in frames if frame.filename != "<string>") or tuple(frames)
 

@@ -18,7 +18,7 @@ from memexplore.snapshot import as_snapshot
 from memexplore.tape import Meta
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY, SNAPSHOT
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
-from memexplore.virtual_gpu.tensors import tensor
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
 
 class Device(Protocol):
@@ -55,7 +55,7 @@ class History:
             return
         if self._recorder is None or kwargs.get("clear_history"):
             self._watching.close()
-            self._recorder = _HistoryRecorder(tensor.live_storages)
+            self._recorder = _HistoryRecorder(live_storages)
             self._watching.enter_context(self._device.watch(self._recorder))
         self._max_entries = max_entries
 
@@ -63,7 +63,7 @@ class History:
         """`torch.cuda.memory._snapshot`: the present segments, and the events since the history began."""
         recorder = self._recorder
         if recorder is None:
-            recorder = Recorder(tensor.live_storages)
+            recorder = Recorder(live_storages)
             with self._device.watch(recorder):
                 pass
         tape = tape_builder.build(recorder, self._meta())

@@ -6,13 +6,13 @@ They need no change to the user's code.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.recorder import stacks
 
@@ -32,8 +32,9 @@ class Names:
         self.classes: list[str] = []
         """Class name of each module, "" for a name of an earlier recording."""
         self._interned: dict[str, int] = {}
-        self._numbers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        # By identity: a module may define equality, as tensordict's do.
+        self._numbers = WeakIdKeyDictionary()
+        self._roots = WeakIdKeyDictionary()
         self._prefixes: dict[str, int] = {}
         self._plain = True
 
@@ -52,7 +53,7 @@ class Names:
         """Name all modules of a model that is called from outside any module; return whether it is new."""
         if module in self._roots or module in self._numbers:
             return False
-        self._roots.add(module)
+        self._roots[module] = True
         title = type(module).__name__
         uses = self._prefixes[title] = self._prefixes.get(title, 0) + 1
         if uses > 1:

@@ -15,7 +15,7 @@ from memexplore.tape import Category, Meta, Source, Tape
 from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.units import size_text
-from memexplore.virtual_gpu.tensors.tensor import StorageRef
+from memexplore.virtual_gpu.tensors.live_storages import StorageRef
 
 _UNKNOWN = Category.UNKNOWN
 # `torch.tensor` fills its memory without the dispatcher and passes it in by this op.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
@@ -73,9 +73,7 @@ class Recorder:
         self._step_ended = True
         self._uninitialized = False
         """Whether a parameter without memory was met, so that its model is tagged again after its call."""
-        self._tagged_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._tagged_states = WeakIdKeyDictionary()
         """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
         self.training = CpuTraining()
         self.copies = Copies(live, self.open_rows)
@@ -348,11 +346,13 @@ class Recorder:
         return self._adopt(tensor) if ref is None and self._adopt is not None else ref
 
     def _tag_state(self, optimizer: torch.optim.Optimizer) -> None:
-        present = (id(optimizer.state), sum(map(len, optimizer.state.values())))
+        # Optimizers of other people keep numbers beside the dictionaries of the parameters.
+        states = {key: state for key, state in optimizer.state.items() if isinstance(state, dict)}
+        present = (id(optimizer.state), sum(map(len, states.values())))
         if self._tagged_states.get(optimizer) == present:
             return
         self._tagged_states[optimizer] = present
-        for parameter, state in optimizer.state.items():
+        for parameter, state in states.items():
             owner = self._owner(parameter) if isinstance(parameter, torch.Tensor) else None
             for value in state.values():
                 if isinstance(value, torch.Tensor):

@@ -8,6 +8,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from memexplore.tape import Frame
+from memexplore.texts import encodable
 
 DEPTH = 128
 """Frames kept of one stack, innermost first."""
@@ -88,7 +89,7 @@ class Stacks:
             for position in range(0, len(chain), 2):
                 code, instruction = chain[position], chain[position + 1]
                 if not code.co_filename.startswith(own):
-                    frames.append(Frame(code.co_filename, _line(code, instruction), code.co_qualname))
+                    frames.append(Frame(encodable(code.co_filename), _line(code, instruction), code.co_qualname))
         return tuple(frames[:DEPTH])
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore import capture, targets
 from memexplore.gpu_catalogue import Gpu
@@ -249,7 +249,7 @@ def _with_values(code: str, values: dict[str, Any]) -> ast.Module:
 @contextlib.contextmanager
 def _at_first_calls(prepare: Callable[[torch.nn.Module], Any]) -> Iterator[None]:
     """Call a function with each model, a module with parameters that no other module calls, before its first call."""
-    seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    seen = WeakIdKeyDictionary()
     original = torch.nn.Module.__call__
     depth = 0
 
@@ -257,7 +257,7 @@ def _at_first_calls(prepare: Callable[[torch.nn.Module], Any]) -> Iterator[None]
         nonlocal depth
         if not depth and self not in seen and next(self.parameters(), None) is not None:
             # In the backward pass a checkpoint calls layers of the model, and no module calls these.
-            seen.update(self.modules())
+            seen.update(dict.fromkeys(self.modules()))
             prepare(self)
         depth += 1
         try:

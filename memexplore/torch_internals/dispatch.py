@@ -192,6 +192,11 @@ exclude_set: Callable[[], Any] = look_up(
     "autograd inside an operator of a virtual GPU",
     "values='real' on a virtual GPU",
 )
+destroy_library: Callable[[Any], None] = look_up(
+    "torch.library.Library._destroy",
+    "ends registrations at once; torch does it when nothing refers to the library, such as a traceback",
+    "tensor parallelism on a virtual GPU",
+)
 sdp_priority_order: Callable[[], list[int]] = look_up(
     "torch._C._get_sdp_priority_order",
     "the order in which attention kernels are tried",

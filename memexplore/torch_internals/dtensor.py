@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from memexplore.torch_internals.table import look_up, replaceable
@@ -22,3 +23,17 @@ DETECT_FAKE_MODE = replaceable(
     "the fake mode of that computation; torch's own would look for a GPU",
     _NO_SHARDS,
 )
+RANDOM_STATE = replaceable(
+    "torch.distributed.tensor._random._rng_tracker",
+    "the random state that ranks agree on; torch's own reads it from the GPU",
+    "random ops on a DTensor, such as dropout, on a virtual GPU",
+)
+
+
+class OwnRandomState:
+    """Value of `RANDOM_STATE` with which each rank draws its own numbers: no values depend on those of other ranks."""
+
+    distribute_region_enabled = False
+
+    def _distribute_region(self, spec: Any, generator: Any = None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

@@ -124,3 +124,8 @@ GROUP_TENSORS = replaceable(
     "foreach optimizers on a virtual GPU",
 )
 USE_CUDNN_RNN = replaceable("torch._use_cudnn_rnn_flatten_weight", "RNNs run as with cuDNN", "RNNs on a virtual GPU")
+STRONG_WOLFE = replaceable(
+    "torch.optim.lbfgs._strong_wolfe",
+    "a line search over unknown losses accepts its first point",
+    "`torch.optim.LBFGS` with a line search on a virtual GPU",
+)

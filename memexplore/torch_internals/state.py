@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from memexplore.torch_internals.table import (
     replaceable,
 )
 
+_TRACER = "Tracer"
+"""The dispatch key of `torch.jit.trace`."""
 _LEFT = "an interrupt while a virtual GPU goes on or off may leave torch changed"
 
 # --- mode stacks: `with mode` cannot be repeated after an interrupt, so the stacks are restored as a whole ----------
@@ -136,3 +139,50 @@ TABLE.append(
         lambda: compiler_stance() is not None,
     )
 )
+
+# --- torch.jit.trace ------------------------------------------------------------------------------------------------
+
+tracing_state: Callable[[], Any] = look_up(
+    "torch._C._get_tracing_state",
+    "whether `torch.jit.trace` runs, which makes tensors of the sizes that Python reads",
+    NO_VIRTUAL_GPU,
+    probe=lambda read: read() is None,
+)
+_set_tracing_state: Callable[[Any], None] = look_up(
+    "torch._C._set_tracing_state", "pauses `torch.jit.trace` inside an op", NO_VIRTUAL_GPU
+)
+_is_excluded: Callable[[str], bool] = look_up(
+    "torch._C._dispatch_tls_is_dispatch_key_excluded", "pauses `torch.jit.trace` inside an op", NO_VIRTUAL_GPU
+)
+_set_excluded: Callable[[str, bool], None] = look_up(
+    "torch._C._dispatch_tls_set_dispatch_key_excluded", "pauses `torch.jit.trace` inside an op", NO_VIRTUAL_GPU
+)
+
+
+@contextlib.contextmanager
+def without_tracing() -> Iterator[None]:
+    """Pause `torch.jit.trace` in the block, which is below an op that the trace has recorded.
+
+    C++ refuses to change the state while the key of the tracer is excluded, as it is below an op.
+    """
+    state, excluded = tracing_state(), _is_excluded(_TRACER)
+    _set_excluded(_TRACER, False)
+    _set_tracing_state(None)
+    _set_excluded(_TRACER, excluded)
+    try:
+        yield
+    finally:
+        _set_excluded(_TRACER, False)
+        _set_tracing_state(state)
+        _set_excluded(_TRACER, excluded)
+
+
+@contextlib.contextmanager
+def recorded_by_trace() -> Iterator[None]:
+    """Let `torch.jit.trace` record the ops that the block calls below another op."""
+    excluded = _is_excluded(_TRACER)
+    _set_excluded(_TRACER, False)
+    try:
+        yield
+    finally:
+        _set_excluded(_TRACER, excluded)

@@ -143,6 +143,9 @@ def raw_device_of(tensor: torch.Tensor) -> torch.device:
 set_conj: Callable[[torch.Tensor, bool], None] = look_up(
     "torch._C._set_conj", "a view that is conjugated", "complex tensors on a virtual GPU"
 )
+set_neg: Callable[[torch.Tensor, bool], None] = look_up(
+    "torch._C._set_neg", "a view that is negated, as the imaginary part of a conjugated one", "complex tensors"
+)
 set_only_lift_cpu_tensors: Callable[[bool], None] = look_up(
     "torch._C._set_only_lift_cpu_tensors", "`torch.tensor(..., device='cuda')` makes a CPU tensor first", NO_VIRTUAL_GPU
 )

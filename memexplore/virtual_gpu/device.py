@@ -26,13 +26,14 @@ from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
 from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.files import session
-from memexplore.virtual_gpu.kernels import composite_dispatch, cuda_build
+from memexplore.virtual_gpu.kernels import attention, composite_dispatch, convolutions, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
 from memexplore.virtual_gpu.patches import (
     autocast,
     cuda_objects,
     install,
     modes,
+    processes,
     serialization,
     storages,
     table,
@@ -44,7 +45,8 @@ from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
-from memexplore.virtual_gpu.tensors import local_device, tensor, values
+from memexplore.virtual_gpu.tensors import known_values, local_device, tensor, values
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.value_setting import Values
 
 _active: VirtualGpu | None = None
@@ -76,18 +78,7 @@ def _plans_under(rules: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
 
 def _flags() -> tuple[Any, ...]:
     """The global settings of torch that kernels are chosen by."""
-    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        cudnn.enabled,
-        cudnn.allow_tf32,
-        cudnn.deterministic,
-        torch.are_deterministic_algorithms_enabled(),
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-    )
+    return torch.get_default_dtype(), *convolutions.settings(), *attention.settings()
 
 
 def release_of(text: str) -> tuple[int, int]:
@@ -129,7 +120,8 @@ class VirtualGpu:
         )
         self.workspaces = Workspaces(cublas_size(gpu.compute_capability, major_minor), major_minor)
         self.rules = (*major_minor, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
-        """Everything that kernels are chosen by: under equal rules the same code makes the same requests."""
+        """Everything that kernels are chosen by when the GPU is turned on: under equal rules the same code makes the
+        same requests. What code changes later is in the keys of its plans (`Kind.SETTINGS`)."""
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""
         self.values = compute
@@ -151,6 +143,9 @@ class VirtualGpu:
                 f"a virtual {_active.gpu.name} is already on; turn it off first (%memgpu off, or leave its block)"
             )
         self._reset_tensors()
+        if self.mode.lane is None:
+            # Nothing would follow the writes to tensors of an earlier virtual GPU.
+            known_values.forget_all()
         values.reset()
         composite_dispatch.register()
         cpu_ops.remember_keys()
@@ -187,6 +182,7 @@ class VirtualGpu:
             *moves.lazy.rows(moves.exchange),
             *table.rows_of_release(release),
             *threads.Threads(self.mode, renaming).patches(),
+            *processes.patches(),
             *distributed.patches(self.mode),
             *session.patches(),
             Call(renaming.__enter__),
@@ -198,9 +194,9 @@ class VirtualGpu:
 
         So the same code gives the same tape twice, and a model of an earlier cell can still be used.
         """
-        for storage in list(tensor.live_storages.values()):
+        for storage in list(live_storages.values()):
             storage.address = 0
-        self.mode.has_earlier_tensors = bool(tensor.live_storages)
+        self.mode.has_earlier_tensors = bool(live_storages)
 
     @contextlib.contextmanager
     def watch(self, recorder: Any) -> Iterator[None]:
@@ -210,7 +206,7 @@ class VirtualGpu:
             recorder.segment(action, segment["address"], segment["total_size"])
         for address in self.workspaces.kept.values():
             recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE)
-        placed = [storage for storage in list(tensor.live_storages.values()) if storage.address]
+        placed = [storage for storage in list(live_storages.values()) if storage.address]
         for storage in sorted(placed, key=lambda storage: storage.address):
             recorder.preexisting(storage.address, storage.size, storage.origin)
         ends = underivable_ends(self.allocator.live.values())

@@ -34,6 +34,15 @@ def test_growth_of_training_without_a_leak_is_empty() -> None:
     assert growth.growth_text(training_tape(steps=5)) == ""
 
 
+def test_memory_that_a_program_allocates_once_and_keeps_is_not_in_the_table() -> None:
+    program = Program()
+    for step in range(1, 6):
+        program.mark(step, Phase.FORWARD)
+        if step == 3:
+            program.alloc(400, Category.OPTIMIZER_STATE, "zeros_like", "discriminator", 12)
+    assert len(growth.growth(program.tape())) == 0
+
+
 def test_growth_of_two_steps_is_empty() -> None:
     assert len(growth.growth(leaking_tape(2))) == 0
 

@@ -32,6 +32,8 @@ ALLOC, OOM = (Action.ALLOC, MIB), (Action.OOM, 16 * GIB)
         (Ending.COMPLETED, [OOM, ALLOC, OOM], Verdict.OOM, 2, [0]),
         (Ending.COMPLETED, [], Verdict.NOT_ON_GPU, -1, []),
         (Ending.OUT_OF_MEMORY, [OOM, ALLOC, OOM], Verdict.OOM, 2, [0]),
+        # Another device ran out of memory, or the program raised the error itself.
+        (Ending.OUT_OF_MEMORY, [ALLOC], Verdict.ERROR, -1, []),
         (Ending.ERROR, [OOM, ALLOC], Verdict.ERROR, -1, [0]),
         (Ending.ERROR, [], Verdict.ERROR, -1, []),
         (Ending.INTERRUPTED, [ALLOC], Verdict.INTERRUPTED, -1, []),

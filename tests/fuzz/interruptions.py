@@ -21,30 +21,29 @@ import memexplore as mx
 from memexplore.cli.report_text import report_text
 from tests import sample_tapes
 from tests.fuzz import snapshots
+from tests.fuzz.reading import file_of
 from tests.interrupts import interrupted, lines_of
 
 KNOBS = (mx.Knobs(inplace="on"), mx.Knobs(checkpoint="every 1"), mx.Knobs(precision="bf16"))
 
 
 @functools.cache
-def _folder() -> Path:
-    """Return a folder with a snapshot and a tape."""
-    folder = Path(tempfile.mkdtemp(prefix="memexplore-fuzz-"))
-    (folder / "snapshot.pickle").write_bytes(snapshots.files()[2])
-    sample_tapes.small_tape().save(folder / "tape.parquet")
-    return folder
+def _tape() -> bytes:
+    """Return the content of a saved tape."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tape.parquet")
+        sample_tapes.small_tape().save(path)
+        return path.read_bytes()
 
 
-def _load_snapshot() -> object:
-    return [len(tape) for tape in mx.load(_folder() / "snapshot.pickle").values()]
-
-
-def _load_tape() -> object:
-    return [len(tape) for tape in mx.load(_folder() / "tape.parquet").values()]
+def _load(data: bytes) -> object:
+    with file_of(data) as path:
+        return [len(tape) for tape in mx.load(path).values()]
 
 
 def _open() -> object:
-    return [report_text(tape) for tape in mx.load(_folder() / "snapshot.pickle").values()]
+    with file_of(snapshots.files()[2]) as path:
+        return [report_text(tape) for tape in mx.load(path).values()]
 
 
 @functools.cache
@@ -62,8 +61,8 @@ def check(number: int) -> str:
     rng = random.Random(number)
     knobs = rng.randrange(len(KNOBS))
     works: dict[str, Callable[[], object]] = {
-        "load": _load_snapshot,
-        "tape": _load_tape,
+        "load": lambda: _load(snapshots.files()[2]),
+        "tape": lambda: _load(_tape()),
         "open": _open,
         "apply": lambda: _apply(knobs),
     }

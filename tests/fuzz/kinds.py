@@ -73,16 +73,27 @@ def _tapes() -> Make:
 
 
 def _programs() -> Make:
-    import torch
-
     from tests.fuzz import programs
+
+    return _checked(programs.check)
+
+
+def _values() -> Make:
+    from tests.fuzz import value_programs
+
+    return _checked(value_programs.check)
+
+
+def _checked(check: Callable[[int], str]) -> Make:
+    """Return what makes an input of the program of a number, which `check` runs."""
+    import torch
 
     torch.set_num_threads(1)  # threads of the parent do not live in its children
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-    programs.check(0)  # what torch imports at the first use
+    check(0)  # what torch imports at the first use
 
     def make(number: int) -> Input:
-        return Input(b"%d" % number, PROGRAM, lambda: programs.check(number))
+        return Input(b"%d" % number, PROGRAM, lambda: check(number))
 
     return make
 
@@ -101,10 +112,23 @@ def _interruptions() -> Make:
     return make
 
 
+def _files() -> Make:
+    from tests.fuzz import files
+
+    files.check(0)
+
+    def make(number: int) -> Input:
+        return Input(b"%d" % number, PROGRAM, lambda: files.check(number))
+
+    return make
+
+
 KINDS: dict[str, Callable[[], Make]] = {
     "snapshots": _snapshots,
     "growing": _growing,
     "tapes": _tapes,
     "programs": _programs,
+    "values": _values,
     "interruptions": _interruptions,
+    "files": _files,
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -44,13 +47,24 @@ def read_file(path: Path, rng: random.Random) -> str:
 
 def read_bytes(data: bytes, rng: random.Random) -> str:
     """Read a file with the given content; see `read_file`."""
-    folder = "/dev/shm" if sys.platform == "linux" and os.access("/dev/shm", os.W_OK) else None
-    path = Path(folder or os.curdir) / f"memexplore-fuzz-{os.getpid()}"
-    path.write_bytes(data)
-    try:
+    with file_of(data) as path:
         return read_file(path, rng)
-    finally:
-        path.unlink()
+
+
+@contextlib.contextmanager
+def file_of(data: bytes) -> Iterator[Path]:
+    """Yield the path of a file with the given content; on Linux a killed process leaves nothing of it behind."""
+    if sys.platform != "linux":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "file")
+            path.write_bytes(data)
+            yield path
+        return
+    number = os.memfd_create("memexplore-fuzz")
+    with os.fdopen(number, "wb") as file:
+        file.write(data)
+        file.flush()
+        yield Path(f"/proc/self/fd/{number}")
 
 
 def _check_refusal(error: ValueError) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz.reading import file_of
 from tests.fuzz.runner import Finding, Input, run_inputs, seconds_allowed, write_out
 
 
@@ -58,3 +60,18 @@ def test_the_text_of_an_error_has_its_traceback() -> None:
     [result] = run_inputs(lambda number: Input(b"", 0, _fail), range(1))
     assert result.findings == [Finding(0, "error", result.findings[0].text)]
     assert "KeyError: 'no sentence'" in result.findings[0].text
+
+
+def _crash_while_reading() -> str:
+    with file_of(b"content") as path:
+        assert path.read_bytes() == b"content"
+        return _crash()
+
+
+def test_a_process_that_is_killed_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = [tmp_path, *(path for path in [Path("/dev/shm")] if path.is_dir())]
+    before = [list(folder.glob("*memexplore*")) for folder in folders]
+    [result] = run_inputs(lambda number: Input(b"", 0, _crash_while_reading), range(1))
+    assert [finding.kind for finding in result.findings] == ["crash"]
+    assert [list(folder.glob("*memexplore*")) for folder in folders] == before

@@ -32,6 +32,12 @@ def test_device_of_an_earlier_cell_is_named_with_what_to_write(shell: Shell) -> 
     )
 
 
+def test_an_array_is_no_name_of_a_device(shell: Shell) -> None:
+    shell.run(f"import numpy\ndev_losses = numpy.array([1.0, 2.0])\n{CHOICE}").raise_error()
+    shell.run(f"%%memprofile --gpu T4 -o tape\n{TRAINING}").raise_error()
+    assert shell["tape"].meta.advice.startswith("device is the CPU")
+
+
 def test_following_the_advice_trains_on_the_gpu(shell: Shell) -> None:
     shell.run("%memgpu T4").raise_error()
     shell.run(CHOICE).raise_error()

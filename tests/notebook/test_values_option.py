@@ -26,6 +26,14 @@ def test_memgpu_computes_the_values_of_its_setting(shell: Shell) -> None:
     assert shell["found"] == 40_000
 
 
+def test_the_setting_of_a_gpu_that_is_on_cannot_change(shell: Shell) -> None:
+    shell.run("%memgpu T4 --values real").raise_error()
+    shell.run("%memgpu T4").raise_error()
+    shell.run("%memgpu T4 --values real").raise_error()
+    with pytest.raises(UsageError, match="is on with --values real: run %memgpu off first"):
+        shell.run("%memgpu T4 --values none").raise_error()
+
+
 def test_another_setting_is_refused_in_one_sentence() -> None:
     with pytest.raises(UsageError, match="'all' is not a setting; write 'none', 'known' or 'real'"):
         parse("--values all")

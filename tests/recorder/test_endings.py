@@ -51,7 +51,19 @@ def test_error_has_type_message_and_the_line_of_the_user():
 
 
 def test_long_message_is_cut():
-    assert len(end_of(ValueError("x" * 5000)).error) == len("ValueError: ") + 300 + 1  # and an ellipsis
+    assert len(end_of(ValueError("x" * 5000)).error) == len("ValueError: ") + 300  # an ellipsis among them
+
+
+def test_message_that_no_terminal_can_print_is_cleaned():
+    assert end_of(ValueError("no file caf\udce9\x1b[2J")).error == "ValueError: no file caf��[2J"
+
+
+def test_error_without_a_text_ends_a_recording():
+    class BrokenError(Exception):
+        def __str__(self):
+            raise KeyError("text")
+
+    assert "<exception str() failed>" in recorded(lambda: fail(BrokenError())).meta.error
 
 
 def test_error_raised_from_an_out_of_memory_error_is_one():

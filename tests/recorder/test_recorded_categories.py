@@ -29,6 +29,22 @@ def test_saved_tensors_are_activations_and_others_temporaries():
     assert kinds == {"aten::neg": "temporary", "aten::exp": "activation"}
 
 
+def test_an_optimizer_may_keep_a_number_beside_the_states_of_parameters():
+    class Counting(torch.optim.Adagrad):
+        def step(self, closure=None):
+            self.state["steps"] = 1
+            return super().step(closure)
+
+    def run() -> None:
+        model = nn.Linear(100, 1, bias=False).cuda()
+        optimizer = Counting(model.parameters())
+        model(torch.ones(1, 100, device="cuda")).sum().backward()
+        optimizer.step()
+
+    # The sum of squared gradients of 100 weights.
+    assert block_sizes(mx.simulate(run), Category.OPTIMIZER_STATE) == [400]
+
+
 def test_without_gradients_nothing_is_an_activation():
     def run() -> None:
         with torch.no_grad():

@@ -152,3 +152,15 @@ def test_two_runs_in_one_process_give_equal_tapes():
     first, second = (mx.simulate(_update_in_backward, gpu="T4") for _ in range(2))
     assert first.modules == second.modules
     assert columns(first) == columns(second)
+
+
+def test_module_that_defines_equality_is_named() -> None:
+    class Comparing(torch.nn.Linear):
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("a comparison of two modules has no truth value")
+
+        def __hash__(self) -> int:
+            return id(self)
+
+    tape = mx.simulate(lambda: torch.nn.Sequential(Comparing(4, 4), Comparing(4, 4)).cuda()(torch.ones(1, 4).cuda()))
+    assert {"0", "1"} <= set(tape.modules)

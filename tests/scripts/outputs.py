@@ -17,18 +17,19 @@ FILE = Path(__file__).with_name("outputs.json")
 
 # `virtual` is what a run without the value prints; Trainer prints every number as a quoted text.
 _FRACTION = re.compile(
-    r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b|(?<=')\d+(?='))%?", re.IGNORECASE
+    r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b|(?<=['+-])\d+(?='))%?", re.IGNORECASE
 )
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([.,]\d+)?")
 _DEVICE = re.compile(r"\bcuda(:0)?\b")
 
 
 def lines(output: str, exact: bool = False) -> list[str]:
-    """Return the lines of an output without devices, and without fractions unless `exact`.
+    """Return the lines of an output without devices and times of day, and without fractions unless `exact`.
 
-    >>> lines("step 3 loss 0.25 on cuda:0")
+    >>> lines("2026-11-22 07:50:41,144 step 3 loss 0.25 on cuda:0")
     ['step 3 loss # on cpu']
     """
-    found = [_DEVICE.sub("cpu", line).strip() for line in re.split(r"[\r\n]+", output)]
+    found = [_DEVICE.sub("cpu", _MOMENT.sub("", line)).strip() for line in re.split(r"[\r\n]+", output)]
     return [line if exact else _FRACTION.sub(" #", line) for line in found if line]
 
 

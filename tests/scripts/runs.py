@@ -29,7 +29,9 @@ class Run(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The last line that was printed, of a run that ended in an error."""
+        """The last line that was printed, of a run that ended in an error; what was not measured of others."""
+        if self.summary.get("outcome") == "partly measured":
+            return str(self.summary["notes"][0])
         lines = [line for line in self.output.splitlines() if line.strip()]
         return lines[-1].strip() if lines and self.outcome in ("error", "timeout") else ""
 

@@ -46,3 +46,28 @@ def test_a_convolution_runs_without_a_workspace_that_does_not_fit():
     assert tape.size[tape.category == Category.WORKSPACE].tolist() == []
     tape = capture.simulate(run, gpu="400MiB", release="2.13")
     assert (tape.size[tape.category == Category.WORKSPACE] > 120 * MIB).any()
+
+
+def test_settings_that_change_while_the_gpu_is_on_decide_the_next_convolution():
+    # 3 x 16 x 20 x 20 pixels and 16 x 16 x 5 x 5 weights of 4 bytes: on tensor cores input, weight and result.
+    weight, images = 16 * 16 * 5 * 5 * 4, 3 * 16 * 20 * 20 * 4
+    layer, cudnn = nn.Conv2d(16, 16, 5, padding=2), torch.backends.cudnn
+    before = cudnn.conv.fp32_precision
+    with capture.virtual("A100"), torch.no_grad():
+        layer, x = layer.cuda(), torch.ones(3, 16, 20, 20, device="cuda")
+
+        def workspace() -> int:
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
+            layer(x)
+            return torch.cuda.max_memory_allocated() - held - images
+
+        assert workspace() == images + weight + images
+        with cudnn.flags(enabled=False, allow_tf32=True):
+            assert workspace() == 0
+        try:
+            # From then on `cudnn.allow_tf32` raises an error.
+            cudnn.conv.fp32_precision = "ieee"
+            assert workspace() == weight
+        finally:
+            cudnn.conv.fp32_precision = before

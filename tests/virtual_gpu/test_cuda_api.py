@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.cuda.tunable
@@ -229,7 +230,8 @@ def test_the_time_between_events_without_an_op_is_that_of_a_launch():
 
 
 def test_events_without_timing_or_record_have_no_time():
-    timed = torch.cuda.Event(True)
+    # enable_timing, blocking, interprocess
+    timed = torch.cuda.Event(True, False, False)
     with pytest.raises(ValueError, match="enable_timing=True"):
         timed.elapsed_time(torch.cuda.current_stream().record_event())
     with pytest.raises(ValueError, match="must be recorded"):
@@ -298,6 +300,7 @@ def test_the_default_tensor_type_may_be_one_of_cuda():
     [
         (lambda: torch.cuda.FloatTensor(3, 4), (3, 4)),
         (lambda: torch.cuda.FloatTensor([1, 2]), (2,)),
+        (lambda: torch.cuda.FloatTensor(np.zeros((2, 3))), (2, 3)),
         (lambda: torch.cuda.FloatTensor(torch.Size([2, 3])), (2, 3)),
         (lambda: torch.cuda.FloatTensor(), (0,)),
     ],
@@ -319,3 +322,16 @@ def test_the_profiler_with_cuda_activity_prints_no_errors(capfd):
 def test_a_benchmark_timer_runs():
     timer = torch.utils.benchmark.Timer("x @ x", globals={"x": torch.ones(4, 4, device="cuda")})
     assert timer.timeit(2).mean > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_tensor_is_converted_to_a_class_of_tensors(device):
+    x = torch.ones(2, device=device)
+    for kind, dtype, target in (
+        (torch.cuda.LongTensor, torch.int64, "cuda"),
+        (torch.LongTensor, torch.int64, "cpu"),
+        ("torch.cuda.HalfTensor", torch.float16, "cuda"),
+        (torch.float64, torch.float64, device),
+    ):
+        result = x.type(kind)
+        assert (result.dtype, result.device.type) == (dtype, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops import map, scan, while_loop
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from memexplore import capture
@@ -99,6 +99,13 @@ def test_a_while_loop_runs_as_long_as_a_counter_on_the_cpu_says() -> None:
     x = torch.ones(1000, device="cuda")
     requests = sizes(lambda: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (count, x)))
     assert requests == [4000] * 3
+
+
+def test_map_stacks_the_outputs_of_a_function_of_each_row() -> None:
+    rows = torch.arange(6.0, device="cuda").view(3, 2)
+    assert map(lambda row: row * 2, rows).tolist() == (rows * 2).tolist()
+    double, total = map(lambda row, more: (row * 2, row.sum() + more), rows, torch.ones((), device="cuda"))
+    assert (double.tolist(), total.tolist()) == ((rows * 2).tolist(), [2, 6, 10])
 
 
 def test_scan_stacks_the_outputs_of_all_rows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -329,3 +330,15 @@ def test_a_file_saved_on_the_virtual_gpu_cannot_be_loaded_without_it(tmp_path: A
         torch.load(path)
     with pytest.raises(ValueError, match="saved on a virtual GPU and has no values"):
         torch.load(path, weights_only=False)
+
+
+def test_compiled_module_gives_no_warning_about_the_hooks_of_the_recorder() -> None:
+    def run() -> None:
+        torch.compile(torch.nn.Linear(4, 4).cuda())(torch.randn(2, 4, device="cuda"))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        filters = list(warnings.filters)
+        mx.simulate(run, gpu="T4")
+        assert warnings.filters == filters
+    assert not [warning for warning in caught if "global hooks" in str(warning.message)]

@@ -22,6 +22,7 @@ PARAMETERS = {
     Kind.PLAN: ["args", "kwargs"],
     Kind.CUBLAS: ["requests", "outputs", "workspaces"],
     Kind.OPS: ["runner", "func", "args", "kwargs"],
+    Kind.SETTINGS: [],
     Kind.DATA_DEPENDENT: ["runner", "func", "args", "kwargs"],
 }
 BELOW = {"tensors": 0, "kernels": 1, "dispatch": 2}

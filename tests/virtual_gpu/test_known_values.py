@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import memexplore as mx
 from memexplore.virtual_gpu.dispatch import value_lane
@@ -196,3 +196,33 @@ def test_programs_with_views_and_writes_have_the_values_of_the_cpu(program: list
             _OPS[number](x, y)
             _OPS[number](virtual_x, virtual_y)
         assert virtual_x.tolist() == x.tolist()
+
+
+def test_what_a_program_writes_to_an_uninitialized_tensor_is_known() -> None:
+    with mx.virtual("T4"):
+        order = torch.tensor([2, 0, 1], device="cuda")
+        inverse = torch.empty_like(order)
+        inverse.scatter_(0, order, torch.arange(3, device="cuda"))
+        ends = torch.empty(4, dtype=torch.int64, device="cuda")
+        ends[:1] = 0
+        torch.cumsum(order, 0, out=ends[1:])
+    # Element order[i] is i; the sums of 2, 0, 1 are 2, 2, 3.
+    assert (inverse.tolist(), ends.tolist()) == ([1, 2, 0], [0, 2, 2, 3])
+
+
+def test_uninitialized_tensor_that_is_read_is_unknown() -> None:
+    with mx.virtual("T4"):
+        memory = torch.empty(3, device="cuda")
+        total = memory + 1
+        scaled = torch.empty(3, device="cuda").mul_(0.9)
+        memory[0] = torch.empty((), device="cuda")
+    for tensor in (total, scaled, memory):
+        assert str(tensor).startswith("virtual")
+
+
+def test_lengths_of_sequences_that_were_sorted_and_packed_are_known() -> None:
+    lengths = [3, 5, 2]
+    with mx.virtual("T4"):
+        sequences = torch.randn(3, 5, 4, device="cuda")
+        packed = pack_padded_sequence(sequences, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
+        assert pad_packed_sequence(packed, batch_first=True)[1].tolist() == lengths

@@ -104,6 +104,27 @@ def test_losses_accuracy_and_weights_equal_those_of_the_cpu(name: str, optimizer
     assert all(torch.equal(one, other) for one, other in zip(found_weights, weights, strict=True))
 
 
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.SparseAdam(p), lambda p: torch.optim.SGD(p, 0.1), lambda p: torch.optim.Adagrad(p)]
+)
+def test_sparse_gradients_change_the_weights_as_on_the_cpu(make: Any) -> None:
+    def run(device: str) -> list[Any]:
+        torch.manual_seed(0)
+        table = nn.Embedding(20, 4, sparse=True).to(device)
+        optimizer, losses = make(table.parameters()), []
+        for _ in range(3):
+            loss = table(torch.tensor([[1, 2, 2], [5, 1, 9]]).to(device)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return [*losses, table.weight.detach().cpu().tolist()]
+
+    expected = run("cpu")
+    with mx.virtual("T4", values="real"):
+        assert run("cuda") == expected
+
+
 def test_the_memory_is_that_of_a_run_without_values() -> None:
     peaks = []
     for setting in ("none", "real"):

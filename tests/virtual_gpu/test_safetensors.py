@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import safetensors
+import safetensors.numpy
 import torch
 from safetensors.torch import load, load_file, load_model, save, save_file, save_model
 
 import memexplore as mx
+from memexplore.virtual_gpu.files import session
 
 pytestmark = pytest.mark.filterwarnings("ignore:memexplore.*temporary folder")
 
@@ -54,7 +58,7 @@ def test_parts_of_a_real_file_are_loaded_onto_the_device(path):
 
 def test_a_saved_file_is_read_by_the_program_only(path):
     with mx.virtual("T4"):
-        save_file({"w": torch.ones(2, 5, dtype=torch.bfloat16, device="cuda")}, path, metadata={"format": "pt"})
+        save_file({"w": torch.empty(2, 5, dtype=torch.bfloat16, device="cuda")}, path, metadata={"format": "pt"})
         loaded = load_file(path, device="cuda")["w"]
         assert (loaded.shape, loaded.dtype, loaded.is_cuda) == ((2, 5), torch.bfloat16, True)
         with safetensors.safe_open(path, "pt") as file:
@@ -65,9 +69,25 @@ def test_a_saved_file_is_read_by_the_program_only(path):
     assert load_file(path)["w"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_known_values_are_saved_and_replace_no_file(path):
+    with mx.virtual("T4"):
+        save_file({"w": torch.tensor([3, 4], device="cuda")}, path, metadata={"format": "pt"})
+        assert load_file(path, device="cuda")["w"].tolist() == [3, 4]
+        assert load(save({"w": torch.tensor([3, 4], device="cuda")}))["w"].tolist() == [3, 4]
+    kept = session.report()[0].partition(" was written to ")[2].partition(". ")[0]
+    assert load_file(kept + str(path))["w"].tolist() == [3, 4]
+    shutil.rmtree(kept)
+
+
+def test_arrays_replace_no_file_that_existed_before_a_run(path):
+    with session.every_file(), mx.virtual("T4"):
+        safetensors.numpy.save_file({"w": numpy.zeros(3)}, path)
+        assert safetensors.numpy.load_file(path)["w"].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_loading_a_saved_file_allocates_one_tensor_at_a_time(path):
     with mx.virtual("T4"):
-        save_file({"a": torch.ones(1000, device="cuda"), "b": torch.ones(1000, device="cuda")}, path)
+        save_file({"a": torch.empty(1000, device="cuda"), "b": torch.empty(1000, device="cuda")}, path)
         with safetensors.safe_open(path, "pt", device="cuda") as file:
             assert torch.cuda.memory_allocated() == 0
             kept = file.get_tensor("a")

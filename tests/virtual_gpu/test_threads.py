@@ -29,6 +29,7 @@ USES: dict[str, Callable[[], Any]] = {
     "Tensor.to": lambda: torch.zeros(3).to("cuda"),
     "Tensor.to a number": lambda: torch.zeros(3).to(0),
     "Tensor.type": lambda: torch.zeros(3).type("torch.cuda.HalfTensor"),
+    "Tensor.type of a class": lambda: torch.zeros(3).type(torch.cuda.HalfTensor),
     "Tensor.pin_memory": lambda: torch.zeros(3).pin_memory().cuda(),
     "Module.cuda": lambda: nn.Linear(2, 2).cuda().weight,
     "Module.to": lambda: nn.Linear(2, 2).to("cuda").weight,
@@ -91,6 +92,16 @@ def test_cuda_in_any_thread_is_the_virtual_gpu(name, pool, worker):
             # One block of 512 bytes; the thread of a worker drops its result before the next task.
             assert torch.cuda.memory_allocated() in (512, 1024)
             del result
+
+
+def test_a_thread_with_the_number_of_an_ended_one_is_on_the_virtual_gpu():
+    worker = _Worker()
+    with mx.virtual("T4"):
+        worker(None)
+        number, result = in_thread(lambda: (threading.get_ident(), USES["a factory"]()))
+        if number != worker.thread.ident:
+            pytest.skip("the system gave the new thread another number")
+        assert result.is_cuda
 
 
 def test_asyncio_runs_a_function_of_a_thread_on_the_virtual_gpu():

@@ -223,3 +223,22 @@ def test_constructors_of_cpu_tensors_work_beside_a_virtual_gpu() -> None:
     assert type(Plain(torch.ones(2))) is Plain
     assert Plain([1.0, 2.0]).tolist() == [1, 2]  # type: ignore[arg-type]
     assert torch.Tensor(2, 3).shape == (2, 3)
+
+
+def test_type_of_a_plain_virtual_tensor_makes_plain_tensors() -> None:
+    # fastai gives results the type of their inputs: on a real GPU both are torch.Tensor.
+    on_gpu = torch.ones(2, device="cuda")
+    on_cpu = torch.ones(2).as_subclass(type(on_gpu))
+    assert type(on_cpu) is torch.Tensor
+    assert torch.cat([on_cpu, on_cpu]).tolist() == [1, 1, 1, 1]
+    assert on_gpu.as_subclass(type(on_gpu)).is_cuda
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_attributes_of_a_plain_tensor_are_the_users(device: str) -> None:
+    # fastai and MONAI give the `__dict__` of one tensor to others, and pickle it.
+    made_under_the_gpu = torch.nn.Linear(512, 1024).weight.detach()
+    tensor = made_under_the_gpu.to(device)
+    assert vars(tensor) == {}
+    tensor.label = "cat"  # type: ignore[attr-defined]
+    assert vars(tensor) == {"label": "cat"}

@@ -295,3 +295,13 @@ def test_generating_until_a_token_appears_raises_the_error_of_a_loop(device: str
 
     with pytest.raises(NotSimulated, match="this loop depends on a tensor's value"):
         generate(torch.zeros(1, 1, dtype=torch.long, device=device))
+
+
+def test_unknown_token_is_a_key_of_its_vocabulary_but_equal_to_no_token() -> None:
+    letters = {number: chr(97 + number) for number in range(26)}
+    with mx.virtual("T4"):
+        weights = torch.rand(100_000, 26, device="cuda")
+        (token,) = weights[0].softmax(0).multinomial(1).tolist()
+    # It counts as 1, the second letter.
+    assert letters[token] == "b"
+    assert (token == 1, token in {1, 2}, letters.get(token)) == (False, False, None)

@@ -330,3 +330,13 @@ def test_tensors_inside_torch_func_are_on_the_gpu() -> None:
     x = torch.ones(3, 4, device="cuda")
     assert torch.func.vmap(per_row)(x).is_cuda
     assert torch.func.grad(lambda x: per_row(x[0]).sum())(x).is_cuda
+
+
+def test_a_default_dtype_that_changes_while_the_gpu_is_on_decides_the_next_result() -> None:
+    whole = torch.arange(4, device="cuda")
+    try:
+        assert (whole / 2).dtype is torch.float32
+        torch.set_default_dtype(torch.float64)
+        assert (whole / 2).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

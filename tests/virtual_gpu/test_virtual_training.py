@@ -248,19 +248,6 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     assert _large(optimizer) == (128 + 64) * 4
 
 
-def test_lbfgs_takes_a_closure() -> None:
-    model = network().cuda()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-
-
 def test_schedulers_step() -> None:
     optimizer = torch.optim.AdamW(network().cuda().parameters(), lr=1.0)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)

@@ -103,3 +103,46 @@ def test_a_jagged_nested_tensor_holds_its_rows_and_offsets() -> None:
     sequences = torch.nested.nested_tensor_from_jagged(rows, offsets)
     assert allocated() == before
     assert F.relu(sequences).values().shape == (8, 64)
+
+
+def test_jagged_nested_tensors_of_the_cpu_move_with_their_shape() -> None:
+    rows = [torch.ones(3, 64), torch.ones(5, 64)]
+    on_cpu = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    before = allocated()
+    first = on_cpu.cuda()
+    assert allocated() - before == 2048 + 512  # rows of 8 * 64 * 4 bytes, and offsets
+    total = first + (on_cpu * 2).to("cuda")
+    assert total.shape == on_cpu.shape
+    assert total.cpu().values().sum().item() == 3 * 8 * 64
+    assert not hasattr(on_cpu.offsets(), "nested_int_memo")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_masked_tensors_compute() -> None:
+    values = torch.arange(4.0, device="cuda")
+    masked = torch.masked.masked_tensor(values, values % 2 == 0)
+    assert (masked + masked).sum().get_data().item() == 4  # 2 * (0 + 2)
+    assert masked.cpu().to_tensor(-1.0).tolist() == [0, -1, 2, -1]
+    assert torch.masked.masked_tensor(values.cpu(), values.cpu() > 2).cuda().sum().item() == 3
+
+
+class Logged(torch.Tensor):
+    """A wrapper without `__tensor_flatten__`, as tutorials write one."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        result = torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=inner.device)
+        result.inner = inner
+        return result
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [value.inner if isinstance(value, Logged) else value for value in args]
+        return cls(func(*plain, **(kwargs or {})))
+
+
+def test_a_wrapper_without_parts_runs_its_own_code() -> None:
+    result: Any = Logged(torch.arange(3.0, device="cuda")) * 2
+    assert (type(result), result.inner.tolist()) == (Logged, [0, 2, 4])

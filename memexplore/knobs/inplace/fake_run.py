@@ -20,7 +20,7 @@ from memexplore.knobs.model_state import Gradients, preserve_model_state
 from memexplore.torch_internals.dispatch import FakeTensorMode, TorchDispatchMode, disable_current_modes, pytree
 from memexplore.torch_internals.modules import GLOBAL_HOOKS, buffers_of, parameters_of
 from memexplore.virtual_gpu.device import VirtualGpu, active
-from memexplore.virtual_gpu.tensors.tensor import live_storages
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
 _FIRST_ADDRESS = 1 << 60
 """First address of a fake run on a virtual GPU, beyond the memory of any GPU."""

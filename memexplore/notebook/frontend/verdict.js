@@ -64,7 +64,8 @@ export class VerdictBar {
     setText(this.detail, verdict.detail);
     this.problem.textContent = "";
     fill(this.where, "Where", verdict.where.map(whereEntry));
-    fill(this.notes, countText(notes.length, "assumption"), notes.map((note) => element("li", "", note)));
+    const kind = notes.every((note) => note.startsWith("assumed: ")) ? "assumption" : "note";
+    fill(this.notes, countText(notes.length, kind), notes.map((note) => element("li", "", note)));
     this.drawBar(verdict);
   }
 

@@ -18,9 +18,8 @@ from memexplore.torch_internals.dispatch import (
     UnsupportedOperatorException,
     fake_dispatch,
 )
-from memexplore.virtual_gpu.dispatch import device_mixing, shape_rules
+from memexplore.virtual_gpu.dispatch import device_mixing, shape_rules, unsupported
 from memexplore.virtual_gpu.kernels import table
-from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor, fake_mode
 
 _VIEW = torch.ops.aten.view.default
@@ -54,7 +53,7 @@ def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tenso
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
     ) as error:
-        raise _not_simulated(func, error) from error
+        raise unsupported.not_simulated(func, error) from error
     except ValueError as error:
         if func is _VIEW:
             raise RuntimeError(NOT_VIEWABLE) from error
@@ -63,9 +62,11 @@ def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tenso
         # FakeTensorDeviceMismatchError has a class of its own only from torch 2.12 on.
         if "found two different devices" in str(error) or "on the same device" in str(error):
             raise device_mixing.error(func, tensors) from error
+        if unsupported.kind_of(func) is not None:
+            raise unsupported.not_simulated(func, error) from error
         raise
     if result is NotImplemented:
-        raise _not_simulated(func, TypeError("a tensor class that the virtual GPU does not support"))
+        raise unsupported.not_simulated(func, TypeError("a tensor class that the virtual GPU does not support"))
     return result, stand_ins
 
 
@@ -129,17 +130,9 @@ def with_meta_tensors(args: Any) -> Any:
 
 
 def _refuse_layouts(result: Any) -> None:
-    """Raise NotImplementedError for tensors that are not strided, such as sparse ones: they have no one storage."""
+    """Raise NotImplementedError for tensors of other layouts than strided, such as sparse ones, or quantized dtypes."""
     for value in result if isinstance(result, list | tuple) else (result,):
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             raise NotImplementedError(f"a tensor of layout {value.layout}")
-
-
-def _not_simulated(func: Any, error: Exception) -> values.NotSimulated:
-    """Return the error for an op that cannot be simulated, with the line of the user's code."""
-    frame = values.user_frame()
-    line = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
-    return values.NotSimulated(
-        f"{line}{func} cannot be simulated on a virtual GPU ({type(error).__name__}: {error}); profile it on a real "
-        "GPU, or replace it by an op whose output shape does not depend on values"
-    )
+        if isinstance(value, torch.Tensor) and value.dtype in unsupported.QUANTIZED:
+            raise NotImplementedError("a quantized tensor")

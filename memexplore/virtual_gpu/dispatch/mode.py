@@ -6,6 +6,7 @@ metadata of the arguments).
 
 from __future__ import annotations
 
+import functools
 import sys
 from threading import get_ident
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import torch
 
 from memexplore.allocator import Allocator
-from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, TorchDispatchMode, fake_device_of
+from memexplore.torch_internals.dispatch import (
+    FLATTEN,
+    DisableTorchFunction,
+    FakeTensor,
+    TorchDispatchMode,
+    fake_device_of,
+)
+from memexplore.torch_internals.state import recorded_by_trace, tracing_state, without_tracing
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
     autograd_engine,
@@ -24,6 +32,7 @@ from memexplore.virtual_gpu.dispatch import (
     plans,
     runner,
     shrunk_storages,
+    unsupported,
 )
 from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
@@ -33,12 +42,18 @@ from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, StorageRef, VirtualTensor, fake_cpu_tensor, live_storages
+from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.value_setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
+_CONVOLUTION = torch.ops.aten.convolution.default
+_TRACED_CONVOLUTION = torch.ops.aten._convolution.default
+_SUBCLASSES = "torch._subclasses."
+"""Module of torch's own tensors without memory."""
 _inference_is_on = torch.is_inference_mode_enabled
+_default_dtype = torch.get_default_dtype
 
 FAKE_FROM = 1 << 20
 """Bytes from which a tensor that a module's constructor makes on the CPU takes no memory; smaller ones are real."""
@@ -77,9 +92,11 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if not self.on:
             return func(*args, **(kwargs or {}))
         for kind in types:
-            if kind is not VirtualTensor and hasattr(kind, FLATTEN):
-                # A wrapper such as DTensor: its own code runs, and calls ops on the tensors inside.
+            if kind is not VirtualTensor and _is_wrapper(kind):
+                # Its own code runs, and calls ops on the tensors inside.
                 return NotImplemented
+        if tracing_state() is not None:
+            return self._run_while_tracing(func, types, args, kwargs)
         with DisableTorchFunction():
             shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
             result = self._run(func, types, args, kwargs)
@@ -87,7 +104,17 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 shrunk_storages.keep_size(shrunk)
             return result
 
+    def _run_while_tracing(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op that `torch.jit.trace` has not recorded: of convolutions it records the op that they call."""
+        if func is _CONVOLUTION:
+            with recorded_by_trace(), self:
+                return _TRACED_CONVOLUTION(*args, False, False, True, True)
+        with without_tracing():
+            return self.__torch_dispatch__(func, types, args, kwargs)
+
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is _TRACED_CONVOLUTION:
+            func, args = _CONVOLUTION, args[:9]
         traits = self._traits_of(func)
         host = VirtualTensor not in types and not (types and any(issubclass(kind, VirtualTensor) for kind in types))
         device = kwargs.get("device") if kwargs else None
@@ -127,15 +154,19 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 args = (*args, *traits.in_place.arguments)
                 func = traits.in_place.op
                 traits = self._traits_of(func)
-        key: list[Any] = [func]
+        key: list[Any] = [func, _default_dtype()]
         tensors: list[torch.Tensor] = []
-        plans.extend_key(key, tensors, args)
-        if kwargs:
-            for name, value in kwargs.items():
-                key.append(name)
-                plans.extend_key(key, tensors, (value,))
-            if "device" in kwargs and kwargs.get("dtype") is None:
-                key.append(torch.get_default_dtype())
+        try:
+            plans.extend_key(key, tensors, args)
+            if kwargs:
+                for name, value in kwargs.items():
+                    key.append(name)
+                    plans.extend_key(key, tensors, (value,))
+        except RuntimeError as error:
+            # Some layouts have neither sizes nor strides.
+            raise unsupported.not_simulated(func, error) from error
+        if traits.settings is not None:
+            key.append(traits.settings())
         observer = self.observer
         if observer is not None:
             observer.op(func, args)
@@ -144,7 +175,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 self.reallocate(tensor)
         lane = self.lane
         follows = lane is not None and not traits.lane.ignored
-        inputs = lane.inputs(traits.lane, args, tensors) if follows else None  # type: ignore[union-attr]
+        inputs = lane.inputs(traits.lane, args, kwargs, tensors) if follows else None  # type: ignore[union-attr]
         if traits.handler is not None:
             result = self._run_handler(traits, func, args, kwargs or {}, tensors, inputs)
             if result is not NotImplemented:
@@ -171,6 +202,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
         elif follows and (traits.lane.writes or not self._fakes_modules):
             lane.lose(func, traits.lane, args, kwargs or {})  # type: ignore[union-attr]
+        elif lane is not None and traits.lane.makes_empty:
+            known_values.mark_uninitialized(result)
         if traits.makes_zeros:
             self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
         return result
@@ -207,7 +240,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if lane is None or inputs is None:
             return traits.handler(self, func, args, kwargs)
         if traits.data_dependent:
-            result = self._run_on_known_values(lane, func, args, kwargs, tensors, inputs)
+            result = self._run_on_known_values(lane, traits, func, args, kwargs, tensors, inputs)
             if result is not NotImplemented:
                 return result
         result = traits.handler(self, func, args, kwargs)
@@ -218,18 +251,18 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
     def _run_on_known_values(
         self,
         lane: ValueLane,
+        traits: OpTraits,
         func: Any,
         args: Any,
         kwargs: Any,
         tensors: list[torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> Any:
-        """Run an op whose result's shape depends on known values; NotImplemented if the CPU has no kernel for it."""
+        """Run an op whose result's shape depends on known values; NotImplemented if the CPU cannot compute it."""
         if func in data_dependent.WITHOUT_KNOWN_VALUES:
             return NotImplemented
-        try:
-            computed = lane.compute(func, args, kwargs, tensors, inputs)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        computed = lane.compute(func, traits.lane, args, kwargs, tensors, inputs)
+        if computed is NotImplemented:
             return NotImplemented
         flat = computed if isinstance(computed, list | tuple) else (computed,)
         if not any(isinstance(value, torch.Tensor) for value in flat):
@@ -244,7 +277,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         for number in on_host:
             results.insert(number, flat[number])
         for result, value in zip(results, flat, strict=True):
-            if result is not value:
+            if result is not value and lane.fits(result):
                 known_values.put(result, value)
         return type(computed)(results) if flat is computed else results[0]
 
@@ -263,6 +296,14 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         return self.run_plan(plan, func, args, tensors, values_known)
 
 
+@functools.cache
+def _is_wrapper(kind: type) -> bool:
+    """Return whether a class wraps tensors by a `__torch_dispatch__` of its own, such as DTensor or a user's class."""
+    if issubclass(kind, FakeTensor) or kind.__module__.startswith(_SUBCLASSES):
+        return hasattr(kind, FLATTEN)
+    return hasattr(kind, FLATTEN) or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
 def _is_storage_of(ref: StorageRef | None, tensor: torch.Tensor) -> bool:
     """Return whether a storage, which may have died, is that of a tensor: a later one may have its C++ address."""
     return ref is not None and live_storages.get(storage_key(untyped_storage(tensor))) is ref
@@ -274,7 +315,7 @@ def _builds_module(args: Any, kwargs: dict[str, Any]) -> bool:
     count = 1
     for extent in shape:
         count *= extent
-    if count * (kwargs.get("dtype") or torch.get_default_dtype()).itemsize < FAKE_FROM:
+    if count * (kwargs.get("dtype") or _default_dtype()).itemsize < FAKE_FROM:
         return False
     frame = sys._getframe(2)
     while frame is not None:

@@ -42,6 +42,7 @@ class OpTraits:
         "lane",
         "makes_zeros",
         "reads_engine",
+        "settings",
     )
 
     def __init__(self, func: Any) -> None:
@@ -51,7 +52,8 @@ class OpTraits:
         returns_out = schema is not None and any(argument.is_out for argument in schema.arguments)
         self.cached = not (torch.Tag.inplace_view in tags or returns_out or name in _UNCACHED_NAMES)
         """Whether a plan depends on the metadata of the arguments only."""
-        self.composite = schema is not None and can_decompose(func)
+        # Ops of the namespace prim have no kernels.
+        self.composite = schema is not None and func.namespace != "prim" and can_decompose(func)
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
         self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None
@@ -64,4 +66,6 @@ class OpTraits:
         """The op that a formula of autograd runs instead on a real GPU, or None."""
         self.reads_engine = func is _aten.add.Tensor or self.in_place is not None
         """Whether the op behaves differently when the autograd engine calls it."""
+        self.settings = table.find(func, Kind.SETTINGS)
+        """A function that returns the global settings of torch on which a plan depends, or None."""
         self.makes_zeros = func in MAKES_ZEROS

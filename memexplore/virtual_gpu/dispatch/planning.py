@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.dispatch import device_mixing, fake_kernels, plans, shape_rules, work
+from memexplore.virtual_gpu.dispatch import device_mixing, fake_kernels, plans, shape_rules, unsupported, work
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, Requests
@@ -27,6 +27,8 @@ def make_plan(
     Raises RuntimeError for tensors of two devices, and what the fake kernel raises.
     """
     device_mixing.check(func, tensors)
+    if any(isinstance(value, torch.dtype) and value in unsupported.QUANTIZED for value in (*args, *kwargs.values())):
+        raise unsupported.not_simulated(func, "a quantized tensor")
     rule = table.find(func, Kind.PLAN)
     if rule is not None:
         plan: Plan = rule(args, kwargs)

@@ -32,7 +32,7 @@ from memexplore.virtual_gpu.kernels.plan import (
     View,
 )
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.tensor import StorageRef, live_storages, storage_ref
+from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages, storage_ref
 
 
 class Observer(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.tensors import set_conj, untyped_storage
+from memexplore.torch_internals.tensors import set_conj, set_neg, untyped_storage
 from memexplore.virtual_gpu.kernels.shapes import like, new
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -53,6 +53,8 @@ def meta_stand_in(tensor: torch.Tensor) -> torch.Tensor:
     meta.set_(untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
     if tensor.dtype.is_complex and tensor.is_conj():
         set_conj(meta, True)
+    if tensor.is_neg():
+        set_neg(meta, True)
     return meta
 
 

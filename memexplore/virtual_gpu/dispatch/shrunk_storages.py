@@ -12,7 +12,8 @@ import torch
 
 from memexplore.torch_internals.dispatch import schema_or_none
 from memexplore.torch_internals.tensors import storage_key, storage_resize, untyped_storage
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, live_storages
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _WITHOUT_VALUES = frozenset(
     "set_ resize_ resize_as_ empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty "

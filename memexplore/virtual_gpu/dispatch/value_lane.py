@@ -17,10 +17,10 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import cpu_ops
+from memexplore.virtual_gpu.dispatch import cpu_ops, value_errors
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.tensor import HOST, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, VirtualTensor
 from memexplore.virtual_gpu.value_setting import Values
 
 _aten = torch.ops.aten
@@ -43,16 +43,25 @@ _UNINITIALIZED = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided empty_permuted resize_ set_ _resize_output_".split()
 )
 """Ops whose results have no values, and ops that change storages."""
+_EMPTY = frozenset("empty empty_strided empty_like new_empty new_empty_strided empty_permuted".split())
+"""Those among them that make a tensor."""
 _OVERWRITES = frozenset(
     "fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ "
     "_foreach_zero_ _foreach_copy_ _foreach_fill_".split()
 )
 """In-place ops that do not read the tensor that they write."""
+_KEEPS_THE_REST = _OVERWRITES | frozenset(
+    "scatter_ index_put_ _index_put_impl_ index_copy_ index_fill_ masked_fill_ masked_scatter_ put_".split()
+)
+"""In-place ops that do not read the elements that they write."""
 
 
 _HIDDEN_WRITES: dict[Any, tuple[int | str, ...]] = {
     _aten.cudnn_batch_norm.default: (3, 4),
     _aten.native_batch_norm.default: (3, 4),
+    _aten.batch_norm_update_stats.default: (1, 2),
+    _aten.batch_norm_gather_stats.default: (3, 4),
+    _aten.batch_norm_gather_stats_with_counts.default: (3, 4),
 }
 """Arguments that an op writes to though its schema does not say so: the running statistics."""
 
@@ -62,12 +71,16 @@ class LaneTraits(NamedTuple):
 
     ignored: bool
     """Whether the op changes no values: it makes views or uninitialized tensors."""
+    makes_empty: bool
+    """Whether the result is uninitialized."""
     communicates: bool
     """Whether the results depend on the values of other ranks, and computing it would call them."""
     value_free: bool
     writes: tuple[int | str, ...]
     """Positions, or names, of the arguments that the op writes to."""
     overwrites: bool
+    keeps_the_rest: bool
+    """Whether the op writes without reading what was there: its other elements stay as they are."""
     reads_all: bool
     """Whether the op reads the values of all its tensors, as most ops do."""
 
@@ -77,7 +90,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, False, (), False, True)
+        return LaneTraits(False, False, False, False, (), False, False, True)
     name = schema.name.split("::")[-1]
     writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
@@ -90,19 +103,22 @@ def lane_traits(func: Any) -> LaneTraits:
     value_free, overwrites = name in _VALUE_FREE, name in _OVERWRITES
     return LaneTraits(
         view or changes_metadata or name in _UNINITIALIZED,
+        name in _EMPTY,
         communicates,
         value_free,
         writes,
         overwrites,
+        name in _KEEPS_THE_REST or any(argument.is_out for argument in schema.arguments),
         not (communicates or value_free or overwrites),
     )
 
 
-def _all_known(tensors: list[torch.Tensor]) -> bool:
+def _all_known(tensors: list[torch.Tensor], new: dict[int, torch.UntypedStorage]) -> bool:
     copies = known_values.copies
     for tensor in tensors:
         if isinstance(tensor, VirtualTensor):
-            if storage_key(untyped_storage(tensor)) not in copies and tensor.numel():
+            key = storage_key(untyped_storage(tensor))
+            if key not in copies and key not in new and tensor.numel():
                 return False
         elif not is_real(tensor):
             return False
@@ -121,18 +137,29 @@ class ValueLane:
         self._lost = False
         """Whether an op was met whose values cannot be computed, with REAL."""
 
-    def inputs(self, traits: LaneTraits, args: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Return the values of an op's tensor arguments, None if one that the op reads is unknown."""
+    def inputs(
+        self, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor] | None:
+        """Return the values of an op's tensor arguments, None if one that the op reads is unknown.
+
+        An unknown tensor that the op overwrites as a whole, or an uninitialized one that it writes a part of, has a new
+        real tensor there, for `follow` to make known.
+        """
+        if DeviceState.calls.with_unknown:
+            return None
+        new: dict[int, torch.UntypedStorage] = {}
+        if traits.keeps_the_rest and known_values.uninitialized:
+            new = self._initial(traits, args, kwargs or {})
         # A first look, without making tensors: most ops of a training step have an unknown first argument.
         if traits.reads_all:
-            if not _all_known(tensors):
+            if not _all_known(tensors, new):
                 return None
             targets = 0
         elif traits.communicates:
             return None
         else:
             targets = 0 if not traits.overwrites else len(args[0]) if isinstance(args[0], list | tuple) else 1
-            if not traits.value_free and not _all_known(tensors[targets:]):
+            if not traits.value_free and not _all_known(tensors[targets:], new):
                 return None
         unread = traits.value_free
         found: list[torch.Tensor] = []
@@ -142,17 +169,31 @@ class ValueLane:
                 continue
             values_of = known_values.of(tensor)
             if values_of is None:
-                if unread:
+                storage = untyped_storage(tensor)
+                key = storage_key(storage)
+                if key in new:
+                    values_of = known_values.in_storage(tensor, new[key])
+                elif unread:
                     values_of = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                elif number < targets and _fills_storage(tensor) and not tensor.host and self._fits(tensor):
-                    known_values.make_known(tensor)
-                    values_of = known_values.of(tensor)
+                elif number < targets and _fills_storage(tensor) and not tensor.host and self.fits(tensor):
+                    new[key] = torch.UntypedStorage(storage.nbytes())
+                    values_of = known_values.in_storage(tensor, new[key])
                 if values_of is None:
                     return None
             found.append(values_of)
         return found
 
-    def _fits(self, tensor: torch.Tensor) -> bool:
+    def _initial(self, traits: LaneTraits, args: Any, kwargs: Any) -> dict[int, torch.UntypedStorage]:
+        """Return zeros for the uninitialized storages of which an op writes parts: a program reads what it wrote."""
+        found: dict[int, torch.UntypedStorage] = {}
+        for value in _written(traits, args, kwargs):
+            storage = untyped_storage(value)
+            key = storage_key(storage)
+            if key in known_values.uninitialized and not value.host and self.fits(value):
+                found[key] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+        return found
+
+    def fits(self, tensor: torch.Tensor) -> bool:
         """Return whether a new copy of a tensor's size is within the budget."""
         if self.setting is Values.REAL:
             return True
@@ -160,11 +201,23 @@ class ValueLane:
         size = untyped_storage(tensor).nbytes()
         return size <= limit and known_values.total() + size <= TOTAL_BYTES
 
-    def compute(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], inputs: Any) -> Any:
+    def compute(
+        self, func: Any, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[torch.Tensor], inputs: Any
+    ) -> Any:
         """Return the result of an op on the values of its tensor arguments, computed on the CPU.
 
-        Raises what the op raises on the CPU.
+        NotImplemented if the CPU cannot compute it, as where it has no kernel for the op or dtype. Raises the op's
+        error if its values end it on a GPU too. Where it is not computed, what it writes to becomes unknown.
         """
+        try:
+            return self._compute(func, args, kwargs, tensors, inputs)
+        except BaseException as error:
+            _forget_written(traits, args, kwargs)
+            if isinstance(error, Exception) and not value_errors.ends_on_gpu(func, error):
+                return NotImplemented
+            raise
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], inputs: Any) -> Any:
         args, kwargs = replace_tensors(args, kwargs, tensors, inputs)
         kwargs = {name: _on_cpu(name, value) for name, value in kwargs.items()}
         if lane_traits(func).value_free:
@@ -189,28 +242,34 @@ class ValueLane:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
         results = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         if not all(
-            not isinstance(value, VirtualTensor) or known_values.is_known(value) or self._fits(value)
+            not isinstance(value, VirtualTensor) or known_values.is_known(value) or self.fits(value)
             for value in results
         ):
             self.lose(func, traits, args, kwargs)
             return result
-        fresh = {
-            id(value) for value in results if isinstance(value, VirtualTensor) and not known_values.is_known(value)
-        }
         state = torch.default_generator.get_state() if func in cpu_ops.REPLAYED else None
-        try:
-            computed = self.compute(func, args, kwargs, tensors, inputs)
-        except IndexError:
-            # On a GPU it ends the program too: "device-side assert triggered".
-            raise
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            # The CPU has no kernel for this op or dtype.
+        computed = self.compute(func, traits, args, kwargs, tensors, inputs)
+        if computed is NotImplemented:
             self.lose(func, traits, args, kwargs)
             return result
+        if traits.writes:
+            for tensor, values_of in zip(tensors, inputs, strict=True):
+                if isinstance(tensor, VirtualTensor) and not known_values.is_known(tensor):
+                    known_values.put_storage(tensor, untyped_storage(values_of))
         if not results:
             return result
+        arguments = set(map(id, tensors))
+        # An output argument may be a part of a storage whose other elements stay unknown.
+        fresh = {
+            id(value)
+            for value in results
+            if isinstance(value, VirtualTensor)
+            and not known_values.is_known(value)
+            and (id(value) not in arguments or _fills_storage(value))
+        }
+        taken = {storage_key(untyped_storage(tensor)) for tensor in inputs}
         forward = None if state is None else cpu_ops.Forward(state, _without_tensors(args))
-        return _joined(result, computed, _Joining(fresh, inputs, forward))
+        return _joined(result, computed, _Joining(fresh, taken, forward))
 
     def add_in_place(self, target: torch.Tensor, addend: torch.Tensor) -> None:
         """Compute an addition of the autograd engine into a gradient."""
@@ -222,19 +281,40 @@ class ValueLane:
 
     def lose(self, func: Any, traits: LaneTraits, args: Any, kwargs: Any) -> None:
         """Make the storages unknown that an op writes to, whose values are not computed."""
-        for position in traits.writes:
-            value = kwargs.get(position) if isinstance(position, str) else args[position]
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(tensor, VirtualTensor):
-                    known_values.forget(tensor)
+        _forget_written(traits, args, kwargs)
         if self.setting is Values.REAL and not self._lost:
             self._lost = True
             values.assume(f"from {func} on, values are not computed: the CPU has no kernel for it")
 
 
+def _written(traits: LaneTraits, args: Any, kwargs: Any) -> Iterator[VirtualTensor]:
+    """Return the virtual tensors that an op writes to."""
+    for position in traits.writes:
+        if isinstance(position, str):
+            value = kwargs.get(position)
+        else:
+            # Optional arguments at the end may be left out.
+            value = args[position] if position < len(args) else None
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, VirtualTensor):
+                yield tensor
+
+
+def _forget_written(traits: LaneTraits, args: Any, kwargs: Any) -> None:
+    """Make the storages unknown that an op writes to."""
+    for tensor in _written(traits, args, kwargs):
+        known_values.forget(tensor)
+
+
 def _fills_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements are all bytes of its storage."""
-    return tensor.numel() * tensor.element_size() == untyped_storage(tensor).nbytes() and 0 not in tensor.stride()
+    """Return whether a tensor's elements are all bytes of its storage, each once."""
+    count = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != count:
+                return False
+            count *= length
+    return count * tensor.element_size() == untyped_storage(tensor).nbytes()
 
 
 def _on_cpu(name: str, value: Any) -> Any:
@@ -267,7 +347,8 @@ def _default_generator(generator: torch.Generator) -> Iterator[None]:
 class _Joining(NamedTuple):
     fresh: set[int]
     """Ids of the results in storages that were unknown."""
-    inputs: list[torch.Tensor]
+    taken: set[int]
+    """Keys of the real storages that belong to an argument or to another result."""
     forward: cpu_ops.Forward | None
 
 
@@ -287,8 +368,8 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
     if result.host:
         return computed
     storage = storage_key(untyped_storage(computed))
-    shared = any(storage == storage_key(untyped_storage(tensor)) for tensor in joining.inputs)
-    known_values.put(result, computed.clone() if shared else computed)
+    known_values.put(result, computed.clone() if storage in joining.taken else computed)
+    joining.taken.add(storage)
     copy = known_values.copy_of(result)
     if joining.forward is not None and copy is not None:
         setattr(copy, cpu_ops.FORWARD, joining.forward)

@@ -1,4 +1,4 @@
-"""DTensor on a virtual GPU: the device that its wrappers name, and shapes of results in a fake mode of their own.
+"""DTensor on a virtual GPU: the device of its wrappers, shapes of results in a fake mode, and composite ops.
 
 The dispatch mode of the virtual GPU leaves an op on a DTensor to DTensor, which calls ops on the local tensors.
 """
@@ -10,8 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes
-from memexplore.torch_internals.dtensor import DETECT_FAKE_MODE, PROPAGATE, AsyncCollectiveTensor, DTensor
-from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.torch_internals.dtensor import (
+    DETECT_FAKE_MODE,
+    PROPAGATE,
+    RANDOM_STATE,
+    AsyncCollectiveTensor,
+    DTensor,
+    OwnRandomState,
+)
+from memexplore.virtual_gpu.kernels import composite_dispatch
+from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import plain_fake_mode
 
 _DEVICE_NAMES = ("device", "is_cuda", "is_cpu", "is_meta")
@@ -25,6 +33,8 @@ def patches() -> list[Patch]:
     return [
         Replace(PROPAGATE.owner, PROPAGATE.name, _without_modes(PROPAGATE.value)),
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
+        Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
+        Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
         *(
             Replace(wrapper, name, property(operator.attrgetter(f"{inner}.{name}")))
             for wrapper, inner in _INNER

@@ -57,21 +57,23 @@ def _of_compiler_rules() -> list[Patch]:
 
 
 class _Once:
-    """Patches that are made at most once for a block, when it needs them."""
+    """Patches that are installed at most once for a block, when it needs them."""
 
     def __init__(self, make: Callable[[], list[Patch]]) -> None:
         self._make = make
-        self._made = False
+        self._installed = False
 
     def patches(self) -> list[Patch]:
-        """Return the patches, and remember that they are made."""
-        self._made = True
-        return self._make()
+        """Return the patches, for a caller that installs them."""
+        patches = self._make()
+        self._installed = True
+        return patches
 
     def install(self) -> None:
-        """Install the patches for the running block, unless they are made."""
-        if not self._made:
-            install.add(self.patches())
+        """Install the patches for the running block, unless they are installed; again after an interrupt."""
+        if not self._installed:
+            install.add(self._make())
+            self._installed = True
 
 
 def _accelerator(check: Any = None) -> torch.device:

@@ -96,14 +96,7 @@ class Overlay:
 
     def hidden(self, logical: str) -> bool:
         """Whether the program deleted the user's file, or a folder above it."""
-        while self.gone:
-            if logical in self.gone:
-                return True
-            parent = os.path.dirname(logical)
-            if parent == logical:
-                return False
-            logical = parent
-        return False
+        return bool(self.gone) and not self.gone.isdisjoint(paths.with_folders(logical))
 
     def located(self, logical: str) -> str | None:
         """Return the path of the file that the program sees: in the overlay, else the user's, else None."""
@@ -117,19 +110,30 @@ class Overlay:
         """Whether the overlay has a file or folder for a logical path."""
         return bool(self.root) and os.path.lexists(self.upper(logical))
 
+    def is_on_disk(self, logical: str) -> bool:
+        """Whether the program sees a path as it is on disk, where it may be missing."""
+        return not self.in_overlay(logical) and not self.hidden(logical)
+
     def logical(self, path: str, follow: bool = True) -> str:
         """Return the logical path of a path of the program; `follow` resolves a link in its last part too.
 
         Raises OSError for a loop of links.
         """
-        path = os.path.abspath(path)
+        path = os.path.join(os.getcwd(), path)
         if self.root and path.startswith(self.root + os.sep):
-            path = os.path.abspath(os.sep + path[len(self.root) :])
+            path = path[len(self.root) :]
         drive, tail = os.path.splitdrive(path)
         start = drive + os.sep
         current, waiting, links = start, paths.parts(tail), 0
         while waiting:
             name = waiting.pop(0)
+            if name == os.pardir:
+                # Above the folder that a link leads to, as the system has it, not above the link.
+                folder = self.located(current)
+                if folder is None or not os.path.isdir(folder):
+                    return os.path.join(current, name, *waiting)
+                current = os.path.dirname(current)
+                continue
             candidate = os.path.join(current, name)
             if not waiting and not follow:
                 return candidate
@@ -140,7 +144,7 @@ class Overlay:
             links += 1
             if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target = os.path.normpath(os.path.join(current, os.readlink(found)))
+            target = os.path.join(current, os.readlink(found))
             current, waiting = start, paths.parts(os.path.splitdrive(target)[1]) + waiting
         return current
 
@@ -154,7 +158,17 @@ class Overlay:
             found = self.located(logical)
             if found is None and self.hidden(logical):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            return path if found is None or found == logical else found
+            return self.in_place(path, logical, follow) if found in (None, logical) else str(found)
+
+    def in_place(self, path: str, logical: str, follow: bool = True) -> str:
+        """Return the path of a logical path on disk, where a link of the program's can be a file of the user's."""
+        with self.real():
+            if not self.changed:
+                return path
+            folder, name = os.path.split(path)
+            on_disk = os.path.realpath(path) if follow else os.path.join(os.path.realpath(folder), name)
+            # A folder before `..` may be one of the program's that is not on disk.
+            return path if on_disk == logical and os.pardir not in path else logical
 
     def is_own(self, logical: str) -> bool:
         """Whether the program made a file in place, or a folder above it."""
@@ -162,11 +176,14 @@ class Overlay:
 
     # -- changes
 
-    def _make_root(self) -> None:
+    def _make_room(self, logical: str) -> str:
+        """Make the folders above a path in the overlay, and return its path there."""
         if not self.root:
             # Without `dir`, mkdtemp waits for a lock that `tempfile` holds while it tries folders with os.open.
             self.root = os.path.realpath(tempfile.mkdtemp(prefix="memexplore-files-", dir=self.temporary or None))
             self.changed = True
+        os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+        return self.upper(logical)
 
     def parent_refuses(self, logical: str) -> bool:
         """Whether the real call would fail, because the folder of a path is missing, no folder or not writable."""
@@ -181,19 +198,24 @@ class Overlay:
         with self.real(), self.lock:
             lower = logical if os.path.lexists(logical) and not self.hidden(logical) else None
             if not self.in_overlay(logical):
-                if self.parent_refuses(logical) or (lower and (os.path.isdir(lower) or not os.access(lower, os.W_OK))):
+                # A file may be written in a folder that takes no new ones.
+                if lower and (os.path.isdir(lower) or not os.access(lower, os.W_OK)):
+                    return lower
+                if not lower and self.parent_refuses(logical):
                     return self._refusing(logical)
-                self._make_root()
-                os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
+                upper = self._make_room(logical)
                 if lower and keep:
-                    shutil.copy2(lower, self.upper(logical))
+                    shutil.copy2(lower, upper)
             if not self.written:
                 self.on_first_change(logical)
             self.written[logical] = valueless
             return self.upper(logical)
 
     def _refusing(self, logical: str) -> str:
-        if self.hidden(logical) and not self.in_overlay(os.path.dirname(logical)):
+        """Return the path at which a new file or folder fails as it should; its folder in the overlay comes first."""
+        if self.in_overlay(os.path.dirname(logical)):
+            return self.upper(logical)
+        if self.hidden(logical):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
         return logical
 
@@ -208,9 +230,7 @@ class Overlay:
             if self.parent_refuses(logical):
                 os.mkdir(self._refusing(logical), mode)
                 return
-            self._make_root()
-            os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
-            os.mkdir(self.upper(logical), mode)
+            os.mkdir(self._make_room(logical), mode)
 
     def remove(self, logical: str) -> None:
         """Delete a file: from the overlay, and from the user's files only in the program's view.
@@ -275,18 +295,12 @@ class Overlay:
             found = self.located(logical)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
-            if found == logical:
-                names = os.listdir(logical)
-                return [name for name in names if os.path.join(logical, name) not in self.gone]
-            names = os.listdir(found)
-            if os.path.isdir(logical) and not self.hidden(logical):
-                above = set(names)
-                names += [
-                    name
-                    for name in os.listdir(logical)
-                    if name not in above and os.path.join(logical, name) not in self.gone
-                ]
-            return names
+            above = os.listdir(found) if found != logical else []
+            if found != logical and (self.hidden(logical) or not os.path.isdir(logical)):
+                return above
+            seen = set(above)
+            below = [name for name in os.listdir(logical) if name not in seen]
+            return above + [name for name in below if os.path.join(logical, name) not in self.gone]
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or folder in the program's view; the user's files stay, so theirs are copied.
@@ -302,25 +316,27 @@ class Overlay:
                 return
             if source == target:
                 return
+            if target.startswith(source + os.sep):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
             is_folder = paths.is_folder(found)
             if replaced is not None and is_folder != paths.is_folder(replaced):
                 code = errno.ENOTDIR if is_folder else errno.EISDIR
                 raise OSError(code, os.strerror(code), source, None, target)
             if replaced is not None and is_folder and self.names(target):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
-            self._make_root()
+            self._make_room(target)
             moved = {path: flag for path, flag in self.written.items() if (path + os.sep).startswith(source + os.sep)}
             if replaced is not None:
                 self._forget(target)
-            os.makedirs(os.path.dirname(self.upper(target)), exist_ok=True)
             if found != source and not (is_folder and os.path.isdir(source) and not self.hidden(source)):
                 os.replace(found, self.upper(target))
             else:
                 self._copy(source, target)
                 moved.setdefault(source, False)
-            if found == source and (paths.holds_mark(source, self.mark) or not self.policy(self, source)):
+            is_users = is_folder or (self.policy(self, source) and not paths.holds_mark(source, self.mark))
+            if found == source and not is_users:
                 # A file that the program made in place, such as one of `tempfile`.
-                paths.delete(source)
+                os.remove(source)
                 self.disown(source)
             self._forget(source)
             self.written |= {target + path[len(source) :]: flag for path, flag in moved.items()}
@@ -347,9 +363,7 @@ class Overlay:
             if self.parent_refuses(logical):
                 os.symlink(text, self._refusing(logical))
                 return
-            self._make_root()
-            os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
-            os.symlink(text, self.upper(logical))
+            os.symlink(text, self._make_room(logical))
 
     # -- the end
 
@@ -359,37 +373,26 @@ class Overlay:
         if os.getpid() != self._process:
             return
         with self.real(), self.lock:
-            for logical in self._own_without_values():
+            for logical in self.own_without_values():
                 self.written[logical] = True
-                os.remove(logical)
-                self.own.discard(logical)
+                with contextlib.suppress(OSError):
+                    os.remove(logical)
+                    self.own.discard(logical)
             if not self.root:
                 return
             for logical in list(self.written):
                 upper = self.upper(logical)
                 self.written[logical] = self.written[logical] or paths.holds_mark(upper, self.mark)
                 if self.written[logical]:
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(OSError):
                         os.remove(upper)
             kept = any(files for _, _, files in os.walk(self.root))
             if not kept:
                 shutil.rmtree(self.root, ignore_errors=True)
 
-    def _own_without_values(self) -> list[str]:
+    def own_without_values(self) -> list[str]:
         """Return the files made in place that hold tensors without values, such as pickles of a module."""
         return [path for path in sorted(self.own) if paths.is_pickled(path) and paths.holds_mark(path, self.mark)]
-
-    def reported(self) -> tuple[list[str], list[str], list[str]]:
-        """Return logical paths: of files without values, other written files, and hidden files of the user's."""
-        valueless = {
-            path for path, found in self.written.items() if found or paths.holds_mark(self.upper(path), self.mark)
-        }
-        valueless.update(self._own_without_values())
-        replaced = {part for path in self.written for part in paths.with_folders(path)}
-        hidden = [path for path in sorted(self.gone) if path not in replaced and os.path.lexists(path)]
-        # A folder stands for what is in it.
-        hidden = [path for path in hidden if not any(path.startswith(other + os.sep) for other in hidden)]
-        return sorted(valueless), [path for path in self.written if path not in valueless], hidden
 
 
 __all__ = ["Overlay"]

@@ -43,7 +43,7 @@ def below(paths: Iterable[str], logical: str) -> list[str]:
 
 def parts(tail: str) -> list[str]:
     """Return the names in a path without its drive."""
-    return [part for part in tail.replace(os.sep, "/").split("/") if part]
+    return [part for part in tail.replace(os.sep, "/").split("/") if part not in ("", os.curdir)]
 
 
 def with_folders(path: str) -> list[str]:

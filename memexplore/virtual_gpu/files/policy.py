@@ -39,6 +39,8 @@ _BELOW = ("fsspec", "memexplore.virtual_gpu", "numpy", "pandas", "safetensors", 
 _CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _RESULTS = ("memexplore.snapshot", "memexplore.tape", "memexplore.report", "memexplore.notebook", "memexplore.cli")
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
+_DRIVES = "/run/media"
+"""Folder of the drives that a desktop mounts."""
 
 
 def holds_values(path: str) -> bool:
@@ -111,7 +113,7 @@ def is_result() -> bool:
 
 def tensors_only(overlay: Overlay, logical: str) -> bool:
     """The policy in a notebook, `virtual` and `simulate`."""
-    if _is_in_overlay(overlay, logical):
+    if is_in_overlay(overlay, logical):
         return True
     if _is_system(logical) or is_result():
         return False
@@ -120,9 +122,11 @@ def tensors_only(overlay: Overlay, logical: str) -> bool:
 
 def every_file(overlay: Overlay, logical: str) -> bool:
     """The policy of `memexplore run`: all files that existed before the run, but those of caches and temporary ones."""
-    if _is_in_overlay(overlay, logical):
+    if is_in_overlay(overlay, logical):
         return True
-    if _is_system(logical) or is_result() or _is_cached(logical) or _is_temporary(overlay, logical):
+    if _is_system(logical) or is_result() or _is_cached(logical):
+        return False
+    if _is_temporary(overlay, logical) and not holds_values(logical):
         return False
     return not overlay.is_own(logical) if os.path.lexists(logical) else is_saving()
 
@@ -132,9 +136,9 @@ def is_output(logical: str) -> bool:
     return not (_is_system(logical) or is_result())
 
 
-def _is_in_overlay(overlay: Overlay, logical: str) -> bool:
+def is_in_overlay(overlay: Overlay, logical: str) -> bool:
     """Whether the overlay has the file, or a folder above it that the user's files lack."""
-    if overlay.in_overlay(logical) or overlay.hidden(logical):
+    if not overlay.is_on_disk(logical):
         return True
     parent = os.path.dirname(logical)
     return overlay.in_overlay(parent) and not os.path.isdir(parent)
@@ -142,7 +146,7 @@ def _is_in_overlay(overlay: Overlay, logical: str) -> bool:
 
 def _is_system(logical: str) -> bool:
     """Whether a path is a device, a pipe or a socket, or below a folder of the system."""
-    if logical.startswith(tuple(folder + os.sep for folder in _SYSTEM)):
+    if logical.startswith(tuple(folder + os.sep for folder in _SYSTEM)) and not logical.startswith(_DRIVES + os.sep):
         return True
     return os.path.exists(logical) and not os.path.isfile(logical) and not os.path.isdir(logical)
 

@@ -1,7 +1,8 @@
 """`open` and the functions of `os` and `shutil` that change or read files by name, with the overlay below them.
 
-In: the overlay. Out: rows for the table of patches. A path given as a number or in bytes, and one relative
-to an open folder (`dir_fd`), are passed on. Before the first change every read is passed on unchanged.
+In: the overlay. Out: rows for the table of patches. A path given as a number and one relative to an open folder
+(`dir_fd`) are passed on, and so are folders in bytes that are listed. Before the first change every read is passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import io
 import os
 import shutil
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memexplore.virtual_gpu.files import folders, policy
+from memexplore.virtual_gpu.files import folders, paths, policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.patches.install import Replace
 
@@ -56,37 +58,49 @@ def rows(overlay: Overlay) -> list[Replace]:
         "link": _link(overlay, os.link),
         "symlink": _symlink(overlay, os.symlink),
     }
+    followed = {function for name, function in functions.items() if getattr(os, name) in os.supports_follow_symlinks}
     return [
         Replace(builtins, "open", opened),
         Replace(io, "open", opened),
+        # As `bz2` and `tarfile` of the standard library import it.
+        *(row for name in ("_builtin_open", "bltn_open") for row in imported(name, builtins.open, opened)),
+        *imported("rmtree", shutil.rmtree, _rmtree(overlay, shutil.rmtree)),
         *(Replace(os, name, function) for name, function in functions.items()),
-        Replace(shutil, "rmtree", _rmtree(overlay, shutil.rmtree)),
+        # `shutil` copies permissions of links only with functions in this set.
+        Replace(os, "supports_follow_symlinks", os.supports_follow_symlinks | followed),
         # Names that other modules imported from shutil: without folders as numbers every call names a path.
         Replace(shutil, "_use_fd_functions", False),
     ]
 
 
+def imported(name: str, original: Any, replacement: Any) -> list[Replace]:
+    """Return replacements of a function in every module that has it under a name."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+    return [Replace(module, name, replacement) for module in modules if vars(module).get(name) is original]
+
+
 def imported_rows(rows: list[Replace]) -> list[Replace]:
-    """Return replacements of the functions in `rows` that the notebook or script has imported by name."""
+    """Return replacements of the functions of `os` in `rows` that the notebook or script has imported by name."""
     main = sys.modules["__main__"]
     replaced = {id(vars(row.owner)[row.name]): row.replacement for row in rows if row.owner is os}
     return [Replace(main, name, replaced[id(value)]) for name, value in vars(main).items() if id(value) in replaced]
 
 
-def _passes(overlay: Overlay, *paths: Any, **keywords: Any) -> bool:
-    """Whether a call is passed on: it is the overlay's own, or its path is no text."""
+def _passes(overlay: Overlay, *given: Any, **keywords: Any) -> bool:
+    """Whether a call is passed on: it is the overlay's own, or its path is a number."""
     if overlay.inside or any(keywords.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
         return True
-    return not all(isinstance(path, str) or (hasattr(path, "__fspath__") and _is_text(path)) for path in paths)
-
-
-def _is_text(path: Any) -> bool:
-    return isinstance(os.fspath(path), str)
+    return not all(isinstance(path, (str, bytes, os.PathLike)) for path in given)
 
 
 def _logical(overlay: Overlay, path: Any, follow: bool = True) -> str:
     with overlay.real():
-        return overlay.logical(os.fspath(path), follow)
+        return overlay.logical(os.fsdecode(path), follow)
+
+
+def _in_place(overlay: Overlay, *places: tuple[Any, str]) -> list[str]:
+    """Return the paths on disk of pairs of a path and its logical path, whose last parts are not followed."""
+    return [overlay.in_place(os.fsdecode(path), logical, follow=False) for path, logical in places]
 
 
 # --- reads ---------------------------------------------------------------------------------------------------------
@@ -98,12 +112,14 @@ def _read(overlay: Overlay, original: Callable[..., Any], follow: bool) -> Calla
         if not overlay.changed or _passes(overlay, path, **kwargs):
             return original(path, *args, **kwargs)
         try:
-            path = overlay.for_reading(os.fspath(path), follow and kwargs.get("follow_symlinks", True))
-        except FileNotFoundError:
+            found = overlay.for_reading(os.fsdecode(path), follow and kwargs.get("follow_symlinks", True))
+        except OSError:
             if original.__name__ == "access":
                 return False
             raise
-        return original(path, *args, **kwargs)
+        result = original(found, *args, **kwargs)
+        # `readlink` returns what it is given.
+        return os.fsencode(result) if isinstance(path, bytes) and isinstance(result, str) else result
 
     return read
 
@@ -112,7 +128,7 @@ def _listdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def listdir(path: Any = ".") -> Any:
         path = "." if path is None else path
-        if not overlay.changed or _passes(overlay, path):
+        if not overlay.changed or isinstance(path, bytes) or _passes(overlay, path):
             return original(path)
         return overlay.names(_logical(overlay, path))
 
@@ -123,9 +139,9 @@ def _scandir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def scandir(path: Any = ".") -> Any:
         path = "." if path is None else path
-        if not overlay.changed or _passes(overlay, path):
+        if not overlay.changed or isinstance(path, bytes) or _passes(overlay, path):
             return original(path)
-        return folders.entries(overlay, os.fspath(path))
+        return folders.entries(overlay, os.fsdecode(path))
 
     return scandir
 
@@ -140,7 +156,7 @@ def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(file, mode, *args, **kwargs)
         if not set(mode) & set("wax+"):
             if overlay.changed:
-                file = overlay.for_reading(os.fspath(file))
+                file = overlay.for_reading(os.fsdecode(file))
             return original(file, mode, *args, **kwargs)
         with making(overlay, file):
             return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
@@ -154,7 +170,8 @@ def making(overlay: Overlay, path: Any, follow: bool = True) -> Iterator[None]:
 
     An interrupt leaves it to the user, whose files the program does not change.
     """
-    logical = _logical(overlay, path, follow) if overlay.policy is policy.every_file else ""
+    is_run = overlay.policy is policy.every_file and not overlay.inside
+    logical = _logical(overlay, path, follow) if is_run else ""
     with overlay.real():
         is_new = bool(logical) and not os.path.lexists(logical) and policy.is_output(logical)
     yield
@@ -169,15 +186,13 @@ def write_path(overlay: Overlay, file: Any, keep: bool, new: bool = False) -> An
 
     `keep` begins with the present content. Raises FileExistsError for a `new` file that exists.
     """
-    logical = _logical(overlay, file)
-    if not overlay.diverts(logical):
-        return file
     with overlay.real():
-        exists = overlay.located(logical) is not None
-    if new and exists:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(file))
-    if keep and not new and not exists and overlay.hidden(logical):
-        keep = False
+        # A link that leads nowhere is a file too.
+        if new and overlay.located(overlay.logical(os.fsdecode(file), follow=False)) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(file))
+        logical = overlay.logical(os.fsdecode(file))
+    if not overlay.diverts(logical):
+        return overlay.in_place(os.fsdecode(file), logical)
     return overlay.for_writing(logical, keep)
 
 
@@ -190,13 +205,13 @@ def _os_open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
         if _passes(overlay, path, **kwargs) or (nameless and flags & nameless == nameless):
             return original(path, flags, *args, **kwargs)
         if not flags & writing:
-            return original(overlay.for_reading(os.fspath(path)) if overlay.changed else path, flags, *args, **kwargs)
+            return original(overlay.for_reading(os.fsdecode(path)) if overlay.changed else path, flags, *args, **kwargs)
         new = flags & os.O_CREAT and flags & os.O_EXCL
         if not flags & os.O_CREAT:
             with overlay.real():
-                missing = overlay.located(overlay.logical(os.fspath(path))) is None
+                missing = overlay.located(overlay.logical(os.fsdecode(path))) is None
             if missing:
-                return original(path, flags, *args, **kwargs)
+                return original(overlay.for_reading(os.fsdecode(path)), flags, *args, **kwargs)
         # Without O_CREAT the copy must exist, and the call itself empties it.
         keep = not (flags & os.O_CREAT and flags & os.O_TRUNC)
         with making(overlay, path):
@@ -232,7 +247,7 @@ def _attribute(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., 
             return original(found, *args, **kwargs)
         if found is not None and overlay.policy is policy.every_file and overlay.diverts(logical):
             return None
-        return original(path, *args, **kwargs)
+        return original(overlay.for_reading(os.fsdecode(path), kwargs.get("follow_symlinks", True)), *args, **kwargs)
 
     return change
 
@@ -245,7 +260,7 @@ def _mkdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]
         logical = _logical(overlay, path, follow=False)
         if not overlay.diverts(logical):
             with making(overlay, path, follow=False):
-                return original(path, mode, **kwargs)
+                return original(*_in_place(overlay, (path, logical)), mode, **kwargs)
         return overlay.make_folder(logical, mode)
 
     return mkdir
@@ -257,9 +272,8 @@ def _remove(overlay: Overlay, original: Callable[..., Any], remove: Callable[[st
         if _passes(overlay, path, **kwargs):
             return original(path, **kwargs)
         logical = _logical(overlay, path, follow=False)
-        below = logical + os.sep
-        if not any(name.startswith(below) for name in overlay.gone) and not overlay.diverts(logical):
-            original(path, **kwargs)
+        if not paths.below(overlay.gone, logical) and not overlay.diverts(logical):
+            original(*_in_place(overlay, (path, logical)), **kwargs)
             return overlay.disown(logical)
         return remove(logical)
 
@@ -273,10 +287,12 @@ def _rename(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
             return original(src, dst, **kwargs)
         source, target = _logical(overlay, src, follow=False), _logical(overlay, dst, follow=False)
         moves = [target, source] if overlay.policy is policy.every_file else [target]
-        if overlay.in_overlay(source) or any(overlay.diverts(path) for path in moves):
+        differs = not overlay.is_on_disk(source) or paths.below(overlay.gone, source)
+        if differs or any(overlay.diverts(path) for path in moves):
             return overlay.move(source, target)
+        places = _in_place(overlay, (src, source), (dst, target))
         with making(overlay, dst, follow=False):
-            original(src, dst, **kwargs)
+            original(*places, **kwargs)
         if source != target:
             overlay.disown(source)
         return None
@@ -289,16 +305,18 @@ def _link(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     def link(src: Any, dst: Any, **kwargs: Any) -> None:
         if _passes(overlay, src, dst, **kwargs):
             return original(src, dst, **kwargs)
-        source, target = _logical(overlay, src), _logical(overlay, dst, follow=False)
+        source, target = _logical(overlay, src, follow=False), _logical(overlay, dst, follow=False)
         makes_writable = overlay.policy is policy.every_file and overlay.diverts(source)
-        if not overlay.in_overlay(source) and not overlay.diverts(target) and not makes_writable:
+        if overlay.is_on_disk(source) and not overlay.diverts(target) and not makes_writable:
+            places = _in_place(overlay, (src, source), (dst, target))
             with making(overlay, dst, follow=False):
-                return original(src, dst, **kwargs)
+                return original(*places, **kwargs)
         with overlay.real():
             if overlay.located(target) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
             # A copy, because a change of the link would be a change of the user's file.
-            shutil.copy2(overlay.for_reading(source), overlay.for_writing(target, keep=False))
+            found = overlay.for_reading(source, follow=False)
+            shutil.copy2(found, overlay.for_writing(target, keep=False), follow_symlinks=False)
         return None
 
     return link
@@ -312,8 +330,8 @@ def _symlink(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., An
         target = _logical(overlay, dst, follow=False)
         if not overlay.diverts(target):
             with making(overlay, dst, follow=False):
-                return original(src, dst, *args, **kwargs)
-        return overlay.link(os.fspath(src), target)
+                return original(src, *_in_place(overlay, (dst, target)), *args, **kwargs)
+        return overlay.link(os.fsdecode(src), target)
 
     return symlink
 
@@ -332,7 +350,7 @@ def _rmtree(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
             hide = is_tree and (holds_values or overlay.diverts(logical))
         if hide:
             return overlay.remove_tree(logical)
-        original(path, *args, **kwargs)
+        original(*_in_place(overlay, (path, logical)), *args, **kwargs)
         return overlay.disown(logical)
 
     return rmtree

@@ -1,7 +1,7 @@
-"""The safetensors library on a virtual GPU: its files of tensors without values, and its loading onto the device.
+"""The safetensors library on a virtual GPU: its files of virtual tensors, and its loading onto the device.
 
-A safetensors file of virtual tensors is written by `torch.save` in its place, which keeps shapes, dtypes and known
-values. Other readers refuse such a file: it is read by `safe_open` while a virtual GPU is on only.
+Tensors whose values are known are written as usual. If one has no values, `torch.save` writes the file, which keeps
+shapes and dtypes. Other readers refuse such a file: it is read by `safe_open` while a virtual GPU is on only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import importlib
 import importlib.util
 import io
 import os
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,7 @@ import torch
 
 from memexplore.virtual_gpu.files import tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay
-from memexplore.virtual_gpu.files.replacements import making
+from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -38,9 +36,9 @@ def rows(overlay: Overlay) -> list[Replace]:
     names = vars(library)
     flatten = next(name for name in ("_flatten_as_ptr", "_flatten") if name in names)
     return [
-        *_imported("safe_open", library.safe_open, _safe_open(overlay, library.safe_open)),
+        *imported("safe_open", library.safe_open, _safe_open(overlay, library.safe_open)),
         Replace(library, flatten, _flatten(names[flatten], names.get("_evaluate_tensors_for_save", _accept))),
-        Replace(library, "serialize_file", _serialize_file(overlay, library.serialize_file)),
+        *imported("serialize_file", library.serialize_file, _serialize_file(overlay, library.serialize_file)),
         Replace(library, "serialize", _serialize(library.serialize)),
         Replace(library, "deserialize", _deserialize(library.deserialize)),
         Replace(library, "_view2torch", _view(names["_view2torch"])),
@@ -51,17 +49,15 @@ def _accept(tensors: Any) -> None:
     """Check nothing: releases before 0.8 have no function for it."""
 
 
-def _imported(name: str, original: Any, replacement: Any) -> list[Replace]:
-    """Return replacements of a function of safetensors in every module that has imported it."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-    return [Replace(module, name, replacement) for module in modules if vars(module).get(name) is original]
-
-
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
 class _Tensors(dict[str, Any]):
-    """Tensors of which some are virtual, in place of the bytes that safetensors makes of them."""
+    """Tensors of which some have no values, in place of the bytes that safetensors makes of them."""
+
+
+class _Known(dict[str, Any]):
+    """The bytes that safetensors makes of the known values of virtual tensors."""
 
 
 def _flatten(original: Callable[..., Any], check: Callable[[Any], None]) -> Callable[..., Any]:
@@ -72,7 +68,13 @@ def _flatten(original: Callable[..., Any], check: Callable[[Any], None]) -> Call
         for name, value in tensors.items():
             if not value.is_contiguous():
                 raise ValueError(f"safetensors saves no tensor that is not contiguous: call .contiguous() on {name!r}")
-        return _Tensors(tensors)
+        values = {
+            name: tensor_files.values_of(value) if isinstance(value, VirtualTensor) else value
+            for name, value in tensors.items()
+        }
+        if any(value is None for value in values.values()):
+            return _Tensors(tensors)
+        return _Known(original(values, *args))
 
     return flatten
 
@@ -87,8 +89,9 @@ def _serialize_file(overlay: Overlay, original: Callable[..., Any]) -> Callable[
         if isinstance(tensors, _Tensors):
             _save(tensors, filename, metadata)
         else:
+            content = tensor_files.Content.KNOWN if isinstance(tensors, _Known) else tensor_files.Content.REAL
             with making(overlay, filename):
-                original(tensors, tensor_files.tensor_path(overlay, filename, False), metadata=metadata)
+                original(dict(tensors), tensor_files.tensor_path(overlay, filename, content), metadata=metadata)
 
     return serialize_file
 
@@ -96,7 +99,7 @@ def _serialize_file(overlay: Overlay, original: Callable[..., Any]) -> Callable[
 def _serialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def serialize(tensors: Any, metadata: Any = None) -> bytes:
         if not isinstance(tensors, _Tensors):
-            return original(tensors, metadata=metadata)
+            return original(dict(tensors), metadata=metadata)
         buffer = io.BytesIO()
         _save(tensors, buffer, metadata)
         return buffer.getvalue()

@@ -17,13 +17,21 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.files import policy, replacements, safetensors_files, tensor_files, tokenizer_files
+from memexplore.virtual_gpu.files import (
+    paths,
+    policy,
+    replacements,
+    safetensors_files,
+    script_module_files,
+    tensor_files,
+    tokenizer_files,
+)
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace, ReplaceTogether
 from memexplore.virtual_gpu.tensors.tensor import saved_on_a_virtual_gpu_without_values
 
 _policy: Policy = policy.tensors_only
-_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.removesuffix("_without_values").encode())
+_overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.encode())
 """One for the process: a function that a program imported while a virtual GPU was on serves the next one too."""
 _NAMED = 3
 """Files that a report names."""
@@ -42,7 +50,7 @@ def every_file() -> Iterator[None]:
 
 def patches() -> list[Patch]:
     """Return the patches for an empty overlay. Call it while nothing is replaced."""
-    rows, together = _replaced(len(sys.modules), *map(getattr, _OWNERS, _NAMES))
+    rows, together = _replaced(tuple(map(id, list(sys.modules.values()))), *map(getattr, _OWNERS, _NAMES))
     main_names = map(id, vars(sys.modules["__main__"]).values())
     return [
         Call(partial(_begin, _policy), _overlay.close),
@@ -57,9 +65,10 @@ _IDS = set(map(id, map(partial(getattr, os), replacements.OS_NAMES)))
 
 
 @functools.lru_cache(maxsize=1)
-def _replaced(modules: int, *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
+def _replaced(modules: tuple[int, ...], *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
     """Return all replacements; they are made again only if modules were imported or an original has changed."""
-    makers = (tensor_files.rows, safetensors_files.rows, tokenizer_files.rows, replacements.rows)
+    libraries = (safetensors_files, script_module_files, tokenizer_files)
+    makers = (tensor_files.rows, *(library.rows for library in libraries), replacements.rows)
     rows = [row for maker in makers for row in maker(_overlay)]
     return rows, ReplaceTogether(*zip(*rows, strict=True))
 
@@ -98,7 +107,7 @@ def report() -> tuple[str, ...]:
     The last program is that of the virtual GPU that is on, else of the one that was on last.
     """
     with _overlay.real():
-        valueless, kept, hidden = _overlay.reported()
+        valueless, kept, hidden = _reported(_overlay)
     texts = []
     if valueless:
         texts.append(f"{_files(valueless)} {_were(valueless)} not kept, because the tensors have no values")
@@ -109,14 +118,27 @@ def report() -> tuple[str, ...]:
     return (f"Files: {'; '.join(texts)}. Your own files are unchanged.",) if texts else ()
 
 
-def _files(paths: list[str]) -> str:
-    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in paths]
+def _reported(overlay: Overlay) -> tuple[list[str], list[str], list[str]]:
+    """Return logical paths: of files without values, other written files, and hidden files of the user's."""
+    valueless = {
+        path for path, found in overlay.written.items() if found or paths.holds_mark(overlay.upper(path), overlay.mark)
+    }
+    valueless.update(overlay.own_without_values())
+    replaced = {part for path in overlay.written for part in paths.with_folders(path)}
+    hidden = [path for path in sorted(overlay.gone) if path not in replaced and os.path.lexists(path)]
+    # A folder stands for what is in it.
+    hidden = [path for path in hidden if not any(path.startswith(other + os.sep) for other in hidden)]
+    return sorted(valueless), [path for path in overlay.written if path not in valueless], hidden
+
+
+def _files(found: list[str]) -> str:
+    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in found]
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _were(paths: list[str]) -> str:
-    return "was" if len(paths) == 1 else "were"
+def _were(found: list[str]) -> str:
+    return "was" if len(found) == 1 else "were"
 
 
 __all__ = ["every_file", "patches", "read_path", "report"]

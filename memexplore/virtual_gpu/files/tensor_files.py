@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import pickle
@@ -13,34 +14,51 @@ import torch
 
 from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
-from memexplore.virtual_gpu.files.replacements import making
+from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 
 
 def rows(overlay: Overlay) -> list[Replace]:
     """Return the replacements of `torch.save` and `numpy.memmap`. Call it while nothing is replaced."""
+    # With the guard, and without it in modules that imported the function before memexplore.
+    originals = dict.fromkeys((torch.save, torch.serialization.save))
     return [
-        Replace(torch, "save", _save(overlay, torch.save)),
-        Replace(torch.serialization, "save", _save(overlay, torch.serialization.save)),
+        *(row for original in originals for row in imported("save", original, _save(overlay, original))),
         Replace(numpy.memmap, "__new__", staticmethod(_memmap(overlay, numpy.memmap.__new__))),
     ]
 
 
-def tensor_path(overlay: Overlay, file: Any, valueless: bool) -> Any:
-    """Return the path at which tensors are saved: in the overlay if some have no values, else as the policy says."""
+class Content(enum.Enum):
+    """What an object that is saved holds."""
+
+    REAL = enum.auto()
+    """No virtual tensor."""
+    KNOWN = enum.auto()
+    """Virtual tensors, whose values are all known and go to the file."""
+    UNKNOWN = enum.auto()
+    """A virtual tensor without values."""
+    UNPICKLABLE = enum.auto()
+    """An object that ends the saving by an error, before which the file was emptied."""
+
+
+def tensor_path(overlay: Overlay, file: Any, content: Content) -> Any:
+    """Return the path at which tensors are saved: in the overlay if some are virtual, else as the policy says."""
     if overlay.inside or not isinstance(os.fspath(file), str):
         return file
     with overlay.real():
         logical = overlay.logical(os.fspath(file))
-    # Values are real elsewhere, so a notebook may write them where it says.
-    follows_policy = overlay.policy is policy.every_file or policy.is_saving()
-    if valueless or overlay.in_overlay(logical) or (follows_policy and overlay.diverts(logical)):
-        return overlay.for_writing(logical, keep=False, valueless=valueless)
-    return file
+        is_in_overlay = policy.is_in_overlay(overlay, logical)
+    # Values of a program on the CPU are real, so a notebook may write them where it says.
+    follows_policy = content is not Content.REAL or overlay.policy is policy.every_file or policy.is_saving()
+    is_virtual = content in (Content.KNOWN, Content.UNKNOWN)
+    if is_in_overlay or is_virtual or (follows_policy and overlay.diverts(logical)):
+        return overlay.for_writing(logical, keep=False, valueless=content is Content.UNKNOWN)
+    return overlay.in_place(os.fspath(file), logical)
 
 
-class _FoundError(Exception):
+class _UnknownError(Exception):
     """Ends the search at the first tensor without values."""
 
 
@@ -52,28 +70,38 @@ class _Sink:
         return len(data)
 
 
-def lacks_values(value: Any, module: Any = pickle) -> bool:
-    """Whether pickling an object reaches a virtual tensor. Nothing is written, and storages are not read.
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the known values that a file keeps of a virtual tensor, None for unknown ones."""
+    return known_values.of(tensor) if tensor.numel() else None
 
-    >>> lacks_values({"weight": torch.ones(2)})
-    False
+
+def content_of(value: Any, module: Any = pickle) -> Content:
+    """Return what pickling an object reaches. Nothing is written, and storages are not read.
+
+    >>> content_of({"weight": torch.ones(2)}).name
+    'REAL'
     """
+    content = Content.REAL
 
     class Search(module.Pickler):
         def persistent_id(self, found: Any) -> Any:
+            nonlocal content
             if isinstance(found, VirtualTensor):
-                raise _FoundError
+                if values_of(found) is None:
+                    raise _UnknownError
+                content = Content.KNOWN
+                return "tensor"
             is_storage = isinstance(found, torch.storage.TypedStorage) or torch.is_storage(found)
             return "storage" if is_storage else None
 
     try:
         Search(_Sink(), protocol=5, buffer_callback=lambda buffer: False).dump(value)
-    except _FoundError:
-        return True
+    except _UnknownError:
+        return Content.UNKNOWN
     except Exception:
         # `torch.save` raises the error.
-        return False
-    return False
+        return Content.UNPICKLABLE
+    return content
 
 
 def _pickle_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,9 +111,9 @@ def _pickle_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, (str, os.PathLike)):
+        if isinstance(f, (str, os.PathLike)) and not overlay.inside:
             with making(overlay, f):
-                path = tensor_path(overlay, f, lacks_values(obj, _pickle_module(args, kwargs)))
+                path = tensor_path(overlay, f, content_of(obj, _pickle_module(args, kwargs)))
                 return original(obj, path, *args, **kwargs)
         return original(obj, f, *args, **kwargs)
 
@@ -109,7 +137,8 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         is_off = DeviceState.gpu_name is None and DeviceState.fake is not None
-        if is_off and isinstance(f, (str, os.PathLike)) and lacks_values(obj, _pickle_module(args, kwargs)):
+        is_path = isinstance(f, (str, os.PathLike))
+        if is_off and is_path and content_of(obj, _pickle_module(args, kwargs)) in (Content.KNOWN, Content.UNKNOWN):
             raise RuntimeError(
                 f"{os.fspath(f)} was not written: its tensors were made on a virtual GPU, which is off now, and have "
                 "no values; create them again on a real device, or save them while the virtual GPU is on"

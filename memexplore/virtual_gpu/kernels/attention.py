@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,6 +58,21 @@ def choose(call: Call) -> Kernel:
         if _CHECKS[kernel](call):
             return kernel
     raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def settings() -> tuple[Any, ...]:
+    """Return the global settings that decide the kernel and the dtype of the unfused one."""
+    cuda = torch.backends.cuda
+    return (
+        *sdp_priority_order(),
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _priority_order() -> list[Kernel]:

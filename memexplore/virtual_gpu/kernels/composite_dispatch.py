@@ -1,29 +1,41 @@
 """Registration of the composite kernels with torch's dispatcher.
 
-In: the composite entries of table.py. Out: composite ops on virtual tensors run the branch that a CUDA build takes
-while a virtual GPU is on. The kernels are registered on AutogradPrivateUse1, a key that only virtual tensors of the
-device have; for tensors of another PrivateUse1 backend they call C++.
+In: the composite entries of table.py. Out: composite ops on virtual tensors, and on DTensors of them, run the branch
+that a CUDA build takes while a virtual GPU is on. The kernels are registered on AutogradPrivateUse1, a key that only
+virtual tensors of the device have; for tensors of another PrivateUse1 backend they call C++. A DTensor has the keys of
+meta tensors: for it the kernels are registered on AutogradMeta, until the virtual GPU is turned off.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, destroy_library
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.composites import decomposed
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, DeviceState, VirtualTensor
 
+AUTOCAST_NOTE = (
+    "autocast does not reach DTensors (tensor parallelism), whose ops keep the dtype of the tensors inside: convert "
+    "the model to that dtype, or profile on a real GPU"
+)
+_aten = torch.ops.aten
 _registered: list[torch.library.Library] = []
 # Composite for backends without a kernel of their own; CUDA has one, and autograd a formula that calls it.
 _WITH_CUDA_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
-def _for_virtual_tensors(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _where(accepts: Callable[[Any], bool], op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that runs `kernel` for a call with a tensor that `accepts` returns True for, else C++."""
+
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if DeviceState.gpu_name is None or not any(_is_virtual(value) for value in args):
+        tensors = (entry for value in args for entry in (value if isinstance(value, list) else (value,)))
+        if DeviceState.gpu_name is None or not any(map(accepts, tensors)):
             return decomposed(op, *args, **kwargs)
         return kernel(*args, **kwargs)
 
@@ -31,9 +43,15 @@ def _for_virtual_tensors(op: Any, kernel: Callable[..., Any]) -> Callable[..., A
 
 
 def _is_virtual(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_is_virtual, value))
     return isinstance(value, VirtualTensor) and not value.host
+
+
+def _is_distributed(value: Any) -> bool:
+    if not type(value).__module__.startswith("torch.distributed.") or not value.is_cuda:
+        return False
+    if torch.is_autocast_enabled(BACKEND.type):
+        values.note(AUTOCAST_NOTE)
+    return True
 
 
 def _unreachable(*args: Any, **kwargs: Any) -> Any:
@@ -46,9 +64,63 @@ def register() -> None:
         return
     autograd = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
     for op, kernel in table.of_kind(table.Kind.COMPOSITE).items():
-        autograd.impl(op, _for_virtual_tensors(op, kernel))
+        autograd.impl(op, _where(_is_virtual, op, kernel))
     backend = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in _WITH_CUDA_KERNEL:
         # A registered kernel makes autograd use its formula; the dispatch mode answers before the kernel is called.
         backend.impl(name, _unreachable)
     _registered.extend((autograd, backend))
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """`_fused_rms_norm` of a DTensor: on meta tensors torch has no kernel of it, and takes it apart before DTensor."""
+
+    @staticmethod
+    def forward(context: Any, source: Any, shape: Any, weight: Any, eps: Any) -> Any:
+        with _below_autograd():
+            result, roots = _aten._fused_rms_norm.default(source, shape, weight, eps)
+        context.save_for_backward(source, weight, roots)
+        context.shape = shape
+        context.mark_non_differentiable(roots)
+        return result, roots
+
+    @staticmethod
+    def backward(context: Any, gradient: Any, _: Any) -> Any:  # type: ignore[override]
+        source, weight, roots = context.saved_tensors
+        wanted = [context.needs_input_grad[0], context.needs_input_grad[2]]
+        with _below_autograd():
+            results = _aten._fused_rms_norm_backward.default(gradient, source, context.shape, roots, weight, wanted)
+        return results[0], None, results[1], None
+
+
+def _below_autograd() -> Any:
+    return ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutogradMeta))
+
+
+def _fused_rms_norm(source: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    return _FusedRmsNorm.apply(source, shape, weight, eps)
+
+
+_of_distributed: list[torch.library.Library] = []
+"""Registrations for DTensors."""
+
+
+def register_for_distributed() -> None:
+    """Register the composite kernels for DTensors, until `unregister_for_distributed`."""
+    unregister_for_distributed()
+    kernels = {**table.of_kind(table.Kind.COMPOSITE), _aten._fused_rms_norm.default: _fused_rms_norm}
+    autograd = torch.library.Library("aten", "IMPL", "AutogradMeta")
+    # Before the first kernel: an interrupt may follow.
+    _of_distributed.append(autograd)
+    with warnings.catch_warnings():
+        # torch warns that it has kernels for this key: those by which every composite op is taken apart.
+        warnings.simplefilter("ignore")
+        for op, kernel in kernels.items():
+            autograd.impl(op, _where(_is_distributed, op, kernel))
+
+
+def unregister_for_distributed() -> None:
+    """End the registrations for DTensors. May be interrupted and repeated."""
+    for library in _of_distributed:
+        destroy_library(library)
+    _of_distributed.clear()

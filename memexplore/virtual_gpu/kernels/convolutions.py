@@ -52,6 +52,16 @@ def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool
     )
 
 
+def _allows_tf32() -> bool:
+    # `cudnn.allow_tf32` raises an error where convolutions and recurrent layers have different precisions.
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+def settings() -> tuple[bool, ...]:
+    """Return the global settings that decide the requests of a convolution."""
+    return torch.backends.cudnn.enabled, _allows_tf32()
+
+
 def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
     """Return the bytes of the workspace of a 3 x 3 window by Winograd's F(2 x 2, 3 x 3).
 
@@ -74,7 +84,7 @@ def _workspace(
     capability = cuda_build.current().compute_capability
     half = source.dtype in (torch.float16, torch.bfloat16)
     tensor_cores = (half and capability >= (7, 0)) or (
-        source.dtype is torch.float32 and capability >= (8, 0) and torch.backends.cudnn.allow_tf32
+        source.dtype is torch.float32 and capability >= (8, 0) and _allows_tf32()
     )
     if tensor_cores and not _channels_last(source):
         return nbytes(source) + nbytes(weight) + result

@@ -35,6 +35,8 @@ class View(NamedTuple):
     offset: int
     dtype: torch.dtype
     host: bool
+    conjugated: bool = False
+    negated: bool = False
 
 
 class Argument(NamedTuple):

@@ -2,23 +2,31 @@
 
 In: virtual indices and values. Out: `SparseTensor`, a sparse tensor to autograd; its memory is that of its indices and
 values, and its ops are ops on these. Sources are below aten/src/ATen/native/sparse. Which indices are equal depends on
-values: `coalesce` finds none, as a note on the tape says.
+values: where they are unknown `coalesce` finds none, as a note on the tape says.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, make_subclass, schema_of
+from memexplore.torch_internals.dispatch import (
+    DisableTorchFunction,
+    disable_current_modes,
+    make_subclass,
+    schema_of,
+)
 from memexplore.virtual_gpu.kernels.indexing import sort_size
 from memexplore.virtual_gpu.kernels.plan import OpRunner
-from memexplore.virtual_gpu.tensors import values
-from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor, wrap
+from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
 _aten = torch.ops.aten
+LIMIT = 4 << 20
+"""Bytes of the largest dense result whose values are computed, unless an argument is larger."""
 
 
 def _name(func: Any) -> str:
@@ -66,7 +74,6 @@ def new(size: Any, indices: torch.Tensor, contents: torch.Tensor, coalesced: boo
             check_invariants=False,
         )
         result: Any = make_subclass(SparseTensor, plain, False, dispatch_device=False, device_for_backend_keys=BACKEND)
-        result.__dict__.update(wrap(torch.empty(0, device="meta"), host=False).__dict__)
     result.parts, result.coalesced = (indices, contents), coalesced
     return result  # type: ignore[no-any-return]
 
@@ -106,6 +113,59 @@ def embedding_bag_backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) 
         return new((rows, gradient.shape[1]), indices.reshape(1, -1), taken, False)
 
 
+# --- known values ---------------------------------------------------------------------------------------------------
+
+
+def _real(value: Any) -> Any:
+    """Return a virtual tensor as a real one with its values, None for unknown values, and other arguments unchanged."""
+    if isinstance(value, SparseTensor):
+        indices, contents = (known_values.of(part) for part in value.parts)
+        if indices is None or contents is None:
+            return None
+        return torch.sparse_coo_tensor(
+            indices, contents, tuple(value.shape), is_coalesced=value.coalesced, check_invariants=False
+        )
+    return known_values.of(value) if isinstance(value, VirtualTensor) else value
+
+
+def _bytes(tensor: Any) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _compute(func: Any, args: Any, result: torch.Tensor, options: dict[str, Any]) -> None:
+    """Compute the values of a dense result, which may be the first argument, or make them unknown."""
+    real = [_real(value) for value in args]
+    unknown = any(value is None and given is not None for value, given in zip(real, args, strict=True))
+    largest = max(
+        [LIMIT, *(_bytes(value) for value in real if isinstance(value, torch.Tensor) and not value.is_sparse)]
+    )
+    if unknown or _bytes(result) > largest:
+        known_values.forget(result)
+        return
+    try:
+        computed = func(*real, **options)
+    except (RuntimeError, TypeError, ValueError):
+        # The CPU has no kernel for this op or dtype.
+        known_values.forget(result)
+        return
+    if result is not args[0]:
+        known_values.put(result, computed)
+
+
+def _computed(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule that makes or writes a dense tensor, with the values of that tensor."""
+
+    @functools.wraps(rule)
+    def run(func: Any, *args: Any, **options: Any) -> Any:
+        result = rule(func, *args, **options)
+        if isinstance(result, VirtualTensor) and not isinstance(result, SparseTensor):
+            with disable_current_modes():
+                _compute(func, args, result, options)
+        return result
+
+    return run
+
+
 # --- ops on sparse tensors ------------------------------------------------------------------------------------------
 
 
@@ -126,7 +186,14 @@ def _to_copy(func: Any, tensor: Any, **options: Any) -> Any:
     contents = tensor.parts[1]
     device = options.get("device")
     if device is not None and device.type == "cpu":
-        raise values.NotSimulated("a sparse tensor of a virtual GPU has no values and cannot be copied to the CPU")
+        with disable_current_modes():
+            real = _real(tensor)
+            if real is not None:
+                return real.to(options.get("dtype") or real.dtype, copy=True)
+        raise values.NotSimulated(
+            "the values of a sparse tensor on a virtual GPU are not known, so that it cannot be copied to the CPU: "
+            "leave the copy out, or profile on a real GPU"
+        )
     return new(
         tensor.shape,
         tensor.parts[0].clone(),
@@ -141,15 +208,34 @@ def _coalesce(func: Any, tensor: Any) -> Any:
     count = contents.shape[0]
     if count < 2:
         return new(tensor.shape, indices, contents, True)
-    values.assume("coalesce finds no index twice")
+    whole = _coalesced(tensor)
+    found = count if whole is None else whole[0].shape[1]
     flat = indices.new_empty(count)
     order, offsets = torch.empty_like(flat), torch.empty_like(flat)
     sorting = indices.new_empty(sort_size(count, 8), dtype=torch.uint8)
     del sorting
-    made = torch.empty_like(contents, memory_format=torch.contiguous_format)
-    new_indices = flat.unsqueeze(0) if indices.shape[0] == 1 else torch.empty_like(indices)
+    made = contents.new_empty((found, *contents.shape[1:]))
+    dims = indices.shape[0]
+    new_indices = flat[:found].unsqueeze(0) if dims == 1 else indices.new_empty((dims, found))
     del order, offsets
+    if whole is not None:
+        known_values.put(new_indices, whole[0])
+        if whole[1] is not None:
+            known_values.put(made, whole[1])
     return new(tensor.shape, new_indices, made, True)
+
+
+def _coalesced(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Return distinct indices and the sums of their values, None for unknown values; None for unknown indices."""
+    indices, contents = (known_values.of(part) for part in tensor.parts)
+    if indices is None:
+        values.assume("coalesce finds no index twice")
+        return None
+    with disable_current_modes():
+        given = torch.ones(indices.shape[1], dtype=torch.int8) if contents is None else contents
+        size = tuple(tensor.shape)[: indices.shape[0] + given.dim() - 1]
+        whole = torch.sparse_coo_tensor(indices, given, size, check_invariants=False).coalesce()
+        return whole.indices(), None if contents is None else whole.values()
 
 
 def _marked(func: Any, tensor: Any, coalesced: bool) -> Any:
@@ -162,17 +248,28 @@ def _to_dense(func: Any, tensor: Any, dtype: Any = None, **_: Any) -> Any:
 
 
 def _of_values(func: Any, tensor: Any, *rest: Any, **options: Any) -> Any:
-    """Apply an elementwise op to the values."""
+    """Apply an elementwise op to the values; one that is not linear, to those of distinct indices."""
     if not isinstance(tensor, SparseTensor) or any(isinstance(value, torch.Tensor) and value.dim() for value in rest):
         return NotImplemented
+    if _name(func) in _NOT_LINEAR and not tensor.coalesced:
+        tensor = _coalesce(func, tensor)
     result = func(tensor.parts[1], *rest, **options)
     return tensor if _name(func).endswith("_") else _with_values(tensor, result)
 
 
-def _total(func: Any, tensor: Any, *rest: Any, **options: Any) -> Any:
-    """Reduce the values: that of the tensor, if no index occurs twice."""
-    packet = _aten.linalg_vector_norm if "norm" in _name(func) else _aten.sum
-    return packet(tensor.parts[1], *rest[:1], **options)
+def _sum(func: Any, tensor: Any, dims: Any = (), keepdim: bool = False, **options: Any) -> Any:
+    """The sum of all elements is that of the values."""
+    if dims or keepdim:
+        return NotImplemented
+    return _aten.sum(tensor.parts[1], **options)
+
+
+def _norm(func: Any, tensor: Any, order: Any = 2, dims: Any = (), keepdim: bool = False, **options: Any) -> Any:
+    """The norm of the values of distinct indices: norm_sparse in SparseTensorMath.cpp."""
+    if keepdim or (dims and len(dims) < tensor.dim()):
+        return NotImplemented
+    whole = tensor if tensor.coalesced else _coalesce(func, tensor)
+    return _aten.linalg_vector_norm(whole.parts[1], 2 if order is None else order, **options)
 
 
 def _add(func: Any, first: Any, second: Any, alpha: Any = 1) -> Any:
@@ -200,10 +297,20 @@ def _zero(func: Any, tensor: Any) -> Any:
     return tensor
 
 
-def _transposed(func: Any, tensor: Any, first: int = 0, second: int = 1) -> Any:
+def _transposed(func: Any, tensor: Any, first: int = 0, second: int = -1) -> Any:
+    """A clone whose rows of indices are exchanged: sparse_transpose_ in TensorShape.cpp."""
+    first, second = first % tensor.dim(), second % tensor.dim()
+    indices, contents = tensor.parts[0].clone(), tensor.parts[1].clone()
+    if first == second:
+        return new(tensor.shape, indices, contents, tensor.coalesced)
+    if max(first, second) >= indices.shape[0]:
+        return NotImplemented
+    kept = torch.zeros_like(indices[first]).copy_(indices[first])
+    indices[first].copy_(indices[second])
+    indices[second].copy_(kept)
     size = list(tensor.shape)
     size[first], size[second] = size[second], size[first]
-    return new(size, tensor.parts[0].clone(), tensor.parts[1], False)
+    return new(size, indices, contents, False)
 
 
 def _product(func: Any, matrix: Any, dense: Any) -> Any:
@@ -223,6 +330,9 @@ def _masked(func: Any, tensor: Any, mask: Any) -> Any:
     """The elements of a dense tensor at the indices of a sparse one: sparse_mask in SparseTensor.cpp."""
     indices, contents = mask.parts
     taken = tensor.new_empty((contents.shape[0], *tensor.shape[indices.shape[0] :]))
+    source, positions = known_values.of(tensor), known_values.of(indices)
+    if source is not None and positions is not None:
+        known_values.put(taken, source[tuple(positions)])
     return new(mask.shape, indices.clone(), taken, mask.coalesced)
 
 
@@ -233,6 +343,7 @@ def _like(func: Any, tensor: Any, **options: Any) -> Any:
     )
 
 
+_NOT_LINEAR = frozenset(("abs", "pow", "sign", "sqrt"))
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "_indices": lambda func, tensor: tensor.parts[0].detach(),
     "_values": lambda func, tensor: tensor.parts[1].detach(),
@@ -251,24 +362,24 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "alias": _detach,
     "clone": _clone,
     "_to_copy": _to_copy,
-    "_to_dense": _to_dense,
-    "add": _add,
-    "add_": _add,
+    "_to_dense": _computed(_to_dense),
+    "add": _computed(_add),
+    "add_": _computed(_add),
     "zero_": _zero,
     "zeros_like": _like,
     "empty_like": _like,
     "t": _transposed,
     "transpose": _transposed,
-    "mm": _product,
-    "mv": _product,
-    "addmm": _added_product,
-    "addmm_": _added_product,
-    "_sparse_addmm": _added_product,
+    "mm": _computed(_product),
+    "mv": _computed(_product),
+    "addmm": _computed(_added_product),
+    "addmm_": _computed(_added_product),
+    "_sparse_addmm": _computed(_added_product),
     "sparse_mask": _masked,
-    "norm": _total,
-    "native_norm": _total,
-    "sum": _total,
-    "_sparse_sum": _total,
+    "norm": _norm,
+    "native_norm": _norm,
+    "sum": _sum,
+    "_sparse_sum": _sum,
     **dict.fromkeys(("mul", "mul_", "div", "div_", "neg", "neg_", "abs", "pow", "sqrt", "sqrt_", "sign"), _of_values),
 }
 """Name of an op -> its rule: the op and its arguments go in, the result comes out."""

@@ -63,6 +63,8 @@ class Kind(enum.Enum):
     """As OPS."""
     COMPOSITE = "composite op that branches on the device in C++"
     """The op's own signature; called with autograd, before the dispatch mode."""
+    SETTINGS = "global settings of torch that decide a plan, besides the arguments"
+    """`() -> settings`, hashable; the default dtype counts for every op."""
     IN_PLACE = "op that a formula of autograd runs in place on a real GPU"
     """An `InPlace`: the in-place op, and where it applies."""
 
@@ -238,6 +240,12 @@ _CUBLAS: _Rows = [
 _FAKE: _Rows = [
     # torch's fake kernel refuses indices on the CPU, which CUDA accepts.
     (lambda target, *_: target, "TensorAdvancedIndexing.cpp", [_aten._index_put_impl_.default]),
+    # torch's fake kernels refuse a generator.
+    (
+        lambda target, *_, **__: target,
+        "Distributions.cpp",
+        [_aten.cauchy_.default, _aten.exponential_.default, _aten.geometric_.default, _aten.log_normal_.default],
+    ),
 ]
 
 _OPS: _Rows = [
@@ -317,6 +325,10 @@ _COMPOSITES: _Rows = [
     (composites.recurrent_packed(rnn.RELU), "RNN.cpp", [_aten.rnn_relu.data]),
 ]
 
+_SETTINGS: _Rows = [
+    (convolutions.settings, "Convolution.cpp", [_aten.convolution.default, _aten.convolution_backward.default])
+]
+
 _FORMULAS = "torch/csrc/autograd/FunctionsManual.cpp"
 _WITH_LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
 _IN_PLACE: _Rows = [
@@ -357,6 +369,7 @@ TABLE: dict[Any, dict[Kind, Entry]] = _table(
         Kind.OPS: _OPS,
         Kind.DATA_DEPENDENT: _DATA_DEPENDENT,
         Kind.COMPOSITE: _COMPOSITES,
+        Kind.SETTINGS: _SETTINGS,
         Kind.IN_PLACE: _IN_PLACE,
     }
 )

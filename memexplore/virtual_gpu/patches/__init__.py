@@ -9,9 +9,12 @@
 - `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards. `lazy_modules.py`: lazy
   modules.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
+- `profiling.py`: `torch.profiler`.
+- `refusals.py`: functions that end in one sentence.
 - `higher_order.py`: `torch.cond`, loops and flex_attention. `storages.py`: methods of `torch.UntypedStorage`.
-- `triton_kernels.py`: launches of Triton kernels. `getitem.py`: indexing as in older releases. `threads.py`: the modes
-  in every thread.
+- `triton_kernels.py`: launches of Triton kernels. `getitem.py`: indexing as in older releases. `index_lists.py`:
+  indexing with lists and numpy arrays. `threads.py`: the modes in every thread. `processes.py`: child processes, which
+  are not measured.
 
 `VirtualGpu.patches` in device.py joins them in order. Tests interrupt switching at every line
 (tests/virtual_gpu/test_interrupts.py) and let each patch fail (test_install.py).

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-import weakref
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.state import compiler_is_imported, compiler_stance, set_compiler_stance
 from memexplore.virtual_gpu.tensors import values
@@ -16,6 +18,14 @@ from memexplore.virtual_gpu.tensors import values
 _NOTE = "torch.compile runs the eager code, which holds more or less than the compiled kernels would"
 
 
+_OWN_HOOKS = (
+    "ignore",
+    re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"),
+    UserWarning,
+    None,
+    0,
+)
+"""Filter of a warning about the recorder's hooks, which the user did not register."""
 _WRAPPERS = os.path.join("_dynamo", "eval_frame.py")
 """The file of the wrappers that `torch.compile` returns."""
 _FLEX_WRAPPER = "_flex_attention_hop_wrapper"
@@ -27,7 +37,7 @@ class EagerCompile:
 
     def __init__(self) -> None:
         self._original = torch.compile
-        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._modules = WeakIdKeyDictionary()
         """Modules that `Module.compile` has compiled."""
         self._stance_before: Any = None
         """The compiler's stance that `stop` restores; None while it is unchanged."""
@@ -41,11 +51,14 @@ class EagerCompile:
         """Restore the compiler's stance."""
         if self._stance_before is not None:
             set_compiler_stance(self._stance_before)
+        while _OWN_HOOKS in warnings.filters:
+            warnings.filters.remove(_OWN_HOOKS)  # type: ignore[attr-defined]
 
     def _run_eagerly(self) -> None:
         if self._stance_before is None:
             self._stance_before = compiler_stance()
             torch.compiler.set_stance("force_eager")
+            warnings.filters.insert(0, _OWN_HOOKS)  # type: ignore[attr-defined]
 
     def runs_compiled_code(self) -> bool:
         """Return whether the user compiled a function or module that is running.
@@ -77,5 +90,5 @@ class EagerCompile:
 
     def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         """`Module.compile`."""
-        self._modules.add(module)
+        self._modules[module] = True
         values.assume(_NOTE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -150,8 +151,9 @@ def tensor_type(name: str, dtype: torch.dtype) -> type:
         first = sizes_or_data[0] if len(sizes_or_data) == 1 else None
         if isinstance(first, torch.Tensor):
             return first.to(DeviceState.cuda, dtype)
-        if isinstance(first, list | tuple) and not isinstance(first, torch.Size):
-            return torch.tensor(sizes_or_data[0], dtype=dtype, device="cuda")
+        if first is not None and not isinstance(first, Integral | torch.Size):
+            # A list, or an array of numpy.
+            return torch.tensor(first, dtype=dtype, device="cuda")
         return torch.empty(*(sizes_or_data or (0,)), dtype=dtype, device="cuda")
 
     return _TensorTypeMeta(name, (), {"dtype": dtype, "__new__": make, "__module__": "torch.cuda"})

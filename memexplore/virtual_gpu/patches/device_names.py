@@ -6,18 +6,20 @@ except in calls in which the user's own code says `meta`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from memexplore.torch_internals.cuda import device_constructors, device_module
-from memexplore.torch_internals.dispatch import function_mode_stack
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, function_mode_stack
 from memexplore.torch_internals.tensors import without_functorch
-from memexplore.virtual_gpu.patches import wrappers
-from memexplore.virtual_gpu.tensors import local_device
-from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.patches import index_lists, wrappers
+from memexplore.virtual_gpu.tensors import local_device, virtual_numbers
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
 
 _Tensor = torch.Tensor
 
@@ -69,14 +71,33 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _Tensor.to(*args, **kwargs)
     if _is_meta(device):
         return _to_users_meta(args, kwargs)
-    if args[0].layout is torch.sparse_coo and not is_virtual(args[0]):
-        return _sparse_to(args[0], device, args[1:], kwargs)
+    if args[0].layout is not torch.strided and not is_virtual(args[0]):
+        if args[0].layout is torch.sparse_coo:
+            return _sparse_to(args[0], device, args[1:], kwargs)
+        if args[0].layout is not torch.jagged and renamed(device) is not device:
+            raise NotSimulated(
+                f"a tensor of layout {args[0].layout} cannot be simulated on a virtual GPU: use torch.sparse_coo, or "
+                "profile on a real GPU"
+            )
     if args[0].is_meta and not wrappers.is_on_gpu(args[0]) and renamed(device) is not device:
         raise NotImplementedError(
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
             "torch.nn.Module.to() when moving module from meta to a different device."
         )
+    if args[0].layout is torch.jagged and not wrappers.is_on_gpu(args[0]) and renamed(device) is not device:
+        return _jagged_to(args, kwargs)
     return _Tensor.to(*args, **kwargs)
+
+
+def _jagged_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Move a real nested tensor: its lengths keep the symbol that they have in its shape."""
+    source = args[0]
+    ragged = source.offsets() if source.lengths() is None else source.lengths()
+    ragged.nested_int_memo = next(size for size in source.shape if not isinstance(size, int))
+    try:
+        return _Tensor.to(*args, **kwargs)
+    finally:
+        del ragged.nested_int_memo
 
 
 def _sparse_to(source: torch.Tensor, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,6 +140,8 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
         if device is None:
             device = _default_device()
         target = renamed(device)
+        if virtual_numbers.within(data):
+            return _unknown(make(*args, **{**kwargs, "device": "cpu"}), target)
         if not isinstance(data, VirtualTensor) and target is device:
             return make(*args, **kwargs)
         gradient = kwargs.pop("requires_grad", False)
@@ -128,6 +151,25 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
         return make(*args, **{**kwargs, "device": "cpu"}).to(target).requires_grad_(gradient)
 
     return handle
+
+
+@contextlib.contextmanager
+def _with_unknown_numbers() -> Iterator[None]:
+    DeviceState.calls.with_unknown += 1
+    try:
+        yield
+    finally:
+        DeviceState.calls.with_unknown -= 1
+
+
+def _unknown(like: torch.Tensor, target: Any) -> torch.Tensor:
+    """Return a tensor of unknown values like one on the CPU."""
+    if target is None or torch.device(target).type == "cpu":
+        with disable_current_modes(), DisableTorchFunction():
+            result = fake_cpu_tensor(like.shape, like.dtype)
+        return result.requires_grad_(like.requires_grad)
+    with _with_unknown_numbers():
+        return like.detach().to(target).requires_grad_(like.requires_grad)
 
 
 def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,7 +184,7 @@ def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, *rest = args
     if len(rest) == 3 and isinstance(rest[0], torch.Tensor):
         # `new` of a sparse tensor, as SparseAdam of torch 2.11 calls it.
-        return torch.sparse_coo_tensor(*rest)
+        return torch.sparse_coo_tensor(*rest, check_invariants=False)
     if not is_virtual(tensor) or kwargs:
         return _Tensor.new(*args, **kwargs)
     first = rest[0] if len(rest) == 1 else None
@@ -163,8 +205,11 @@ def _share_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) > 1 and isinstance(args[1], str) and "cuda" in args[1]:
-        dtype = torch.empty(0).type(args[1].replace("torch.cuda.", "torch.")).dtype
+    kind: Any = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if getattr(kind, "__module__", None) == "torch.cuda":
+        kind = f"torch.cuda.{kind.__name__}"
+    if isinstance(kind, str) and "cuda" in kind:
+        dtype = torch.empty(0).type(kind.replace("torch.cuda.", "torch.")).dtype
         return _Tensor.to(args[0], META, dtype)
     return _Tensor.type(*args, **kwargs)
 
@@ -184,6 +229,7 @@ def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]
 
 _PLACE = ("device", "is_cuda", "is_cpu", "is_meta")
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
+    **index_lists.HANDLERS,
     _Tensor.to: _to,
     _Tensor.cuda: _cuda,
     _Tensor.new: _new,
@@ -219,6 +265,14 @@ class DeviceRenaming(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.on:
             return func(*args, **(kwargs or {}))
+        reads_unknown = (
+            virtual_numbers.Read.floats
+            and not DeviceState.calls.with_unknown
+            and virtual_numbers.among((*args, *kwargs.values()) if kwargs else args)
+        )
+        if reads_unknown:
+            with _with_unknown_numbers():
+                return self.__torch_function__(func, types, args, kwargs)
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(args, dict(kwargs) if kwargs else {})

@@ -1,4 +1,4 @@
-"""Higher-order operators on the virtual GPU: `torch.cond`, `while_loop`, `scan` and flex_attention.
+"""Higher-order operators on the virtual GPU: `torch.cond`, `while_loop`, `scan`, `map` and flex_attention.
 
 In: an operator that takes functions, and its arguments. Out: its result by the ops of these functions, with autograd
 through them. flex_attention is fused inside a compiled function, and unfused elsewhere, as on a GPU.
@@ -50,7 +50,14 @@ def _scan(combine: Any, initial: Any, rows: Any, further: Any) -> Any:
     return (*carried, *(torch.stack(column) for column in zip(*outputs, strict=True)))
 
 
-_HANDLERS: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop, "scan": _scan}
+def _map(function: Any, rows: Any, further: Any, **_: Any) -> Any:
+    """Return the outputs of a function of each row, in its containers, along a new first dimension."""
+    results = [function(*(row[number] for row in rows), *further) for number in range(rows[0].shape[0])]
+    columns = zip(*map(pytree.tree_leaves, results), strict=True)
+    return pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_flatten(results[0])[1])
+
+
+_HANDLERS: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
 
 
 # --- flex_attention -------------------------------------------------------------------------------------------------

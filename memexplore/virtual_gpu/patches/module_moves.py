@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction
 from memexplore.torch_internals.modules import OWN_TENSORS, apply_of, buffers_of, parameters_of
@@ -47,7 +48,7 @@ class ModuleMoves:
         """Real tensors of the user that moved, by id."""
         self._buffers: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], torch.Tensor]] = {}
         self._states: dict[int, tuple[weakref.ref[torch.optim.Optimizer], dict[Any, dict[Any, Any]]]] = {}
-        self._built_here: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._built_here = WeakIdKeyDictionary()
         """Modules built while the device is on, which are not moved back to the CPU."""
         self.lazy = LazyModules()
         self._depth = _Depth()
@@ -57,7 +58,7 @@ class ModuleMoves:
     def registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Hook on all modules: the first parameter or buffer of a module says that it is built under the device."""
         if not any(module.__dict__.get(table) for table in OWN_TENSORS):
-            self._built_here.add(module)
+            self._built_here[module] = True
 
     def stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Hook before the step of any optimizer: keep its state for tensors that moved."""

@@ -16,7 +16,8 @@ from memexplore.torch_internals.tensors import storage_key, storage_resize
 from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, live_storages, storage_address
+from memexplore.virtual_gpu.tensors.live_storages import live_storages, storage_address
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 
 _Storage = torch.UntypedStorage
 

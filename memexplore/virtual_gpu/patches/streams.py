@@ -97,8 +97,8 @@ class VirtualEvent(_OfTheGpu):
 
     cuda_event = event_id = 0
 
-    def __init__(self, device: Any = None, *, enable_timing: bool = False, **kwargs: Any) -> None:
-        # torch.cuda.Event takes `enable_timing` first, torch.Event the device.
+    def __init__(self, device: Any = None, *flags: bool, enable_timing: bool = False, **kwargs: Any) -> None:
+        # torch.cuda.Event takes `enable_timing`, `blocking` and `interprocess` in this order, torch.Event the device.
         self.enable_timing = device if isinstance(device, bool) else enable_timing
         self._seconds: float | None = None
 

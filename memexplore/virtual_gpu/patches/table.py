@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 from torch import nn
+from torch.autograd import profiler
 
 from memexplore.torch_internals import cuda as internal_cuda
 from memexplore.torch_internals import modules as internals
@@ -27,6 +29,9 @@ from memexplore.virtual_gpu.patches import (
     cuda_objects,
     getitem,
     higher_order,
+    line_search,
+    profiling,
+    refusals,
     torch_c,
     torch_names,
     triton_kernels,
@@ -36,7 +41,8 @@ from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backw
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors import percent_format
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, HostTensor, VirtualTensor
 
 
 def rows(
@@ -58,9 +64,13 @@ def rows(
         *bitsandbytes.rows(),
         *torch_names.rows(device, functions),
         *triton_kernels.rows(),
+        *line_search.rows(),
+        *refusals.rows(),
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),
+        Replace(profiler.profile, "__init__", profiling.on_the_cpu(profiler.profile.__init__)),
+        Replace(logging.LogRecord, "getMessage", percent_format.message(logging.LogRecord.getMessage)),
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
         Replace(nn.Module, "compile", _method(compiling.method)),
@@ -78,7 +88,7 @@ def rows(
         Replace(*internals.ENGINE_RUN_BACKWARD, in_backward(renaming, internals.ENGINE_RUN_BACKWARD.value)),
         Replace(*internals.USE_CUDNN_RNN, lambda: True),
         Replace(*internals.GROUP_TENSORS, _grouped(internals.GROUP_TENSORS.value)),
-        *(Replace(*types, [*types.value, VirtualTensor]) for types in internals.FOREACH_TYPES),
+        *(Replace(*types, [*types.value, VirtualTensor, HostTensor]) for types in internals.FOREACH_TYPES),
         # torch looks for an accelerator once in a process, and a checkpoint on the CPU has found none.
         Replace(*internals.DEFAULT_DEVICE_TYPE, "cuda"),
         Replace(*internal_cuda.EXCHANGE_DEVICE, lambda device: 0),

@@ -52,6 +52,11 @@ class Threads:
         set_dispatch_modes([mode for mode in dispatch_mode_stack() if mode is not self._mode])
         set_function_modes([mode for mode in function_mode_stack() if mode is not self._renaming])
 
+    def _forget(self) -> None:
+        """Forget an ended thread that had the number of the calling one, which has just started."""
+        self._threads.discard(threading.get_ident())
+        self._waiting.discard(threading.get_ident())
+
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
         """Give the calling thread the modes for a block."""
@@ -94,6 +99,7 @@ class Threads:
 
             def run_joined() -> None:
                 restore_run()
+                self._forget()
                 with self.joined():
                     run()
 

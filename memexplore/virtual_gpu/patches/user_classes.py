@@ -37,6 +37,9 @@ def _takes(kind: Any, tensor: Any) -> bool:
 
 def _as_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
     def as_subclass(self: Any, cls: Any) -> Any:
+        # The type of a virtual tensor, which is a plain tensor on a real GPU.
+        if isinstance(cls, type) and issubclass(cls, VirtualTensor) and user_classes.users_class(cls) is cls:
+            cls = torch.Tensor
         if _takes(cls, self):
             return user_classes.with_class(_alias(self), cls)
         return original(self, user_classes.users_class(cls))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from memexplore.torch_internals.tensors import set_conj, storage_key, untyped_storage
+from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
 
 copies: dict[int, torch.UntypedStorage] = {}
 """Key of a storage on the virtual GPU -> copy of its contents; removed when the storage dies."""
+uninitialized: set[int] = set()
+"""Keys of the storages to which nothing was written yet, such as those of `torch.empty`."""
 
 
 class _Total:
@@ -40,12 +42,17 @@ def of(tensor: torch.Tensor) -> torch.Tensor | None:
         if tensor.numel():
             return None
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    if copy.nbytes() != storage.nbytes() or tensor.is_neg():
-        return None
+    return in_storage(tensor, copy) if copy.nbytes() == storage.nbytes() else None
+
+
+def in_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a real tensor with the layout of a virtual one in a storage on the CPU of the same size."""
     real = torch.empty(0, dtype=tensor.dtype)
-    real.set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    real.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
     if tensor.dtype.is_complex and tensor.is_conj():
         set_conj(real, True)
+    if tensor.is_neg():
+        set_neg(real, True)
     return real
 
 
@@ -76,6 +83,13 @@ def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
         target.copy_(values)
 
 
+def put_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+    """Make a real storage, which nothing else may write to, the copy of a virtual tensor's if their sizes are equal."""
+    mine = untyped_storage(tensor)
+    if tensor.numel() and storage.nbytes() == mine.nbytes():
+        _insert(storage_key(mine), storage)
+
+
 def make_known(tensor: torch.Tensor) -> None:
     """Make the storage of a virtual tensor known, filled with zeros for the caller to overwrite."""
     storage = untyped_storage(tensor)
@@ -85,6 +99,15 @@ def make_known(tensor: torch.Tensor) -> None:
 def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the copy of a virtual tensor's storage, None for an unknown one."""
     return copies.get(storage_key(untyped_storage(tensor)))
+
+
+def mark_uninitialized(tensor: torch.Tensor) -> None:
+    """Note that nothing was written yet to the storage of a virtual tensor.
+
+    Nothing watches the storages of empty tensors and of those on the CPU.
+    """
+    if tensor.numel() and tensor.is_cuda:
+        uninitialized.add(storage_key(untyped_storage(tensor)))
 
 
 def _insert(key: int, copy: torch.UntypedStorage) -> None:
@@ -103,9 +126,11 @@ def forget_storage(key: int) -> None:
     copy = copies.pop(key, None)
     if copy is not None:
         _Total.nbytes -= copy.nbytes()
+    uninitialized.discard(key)
 
 
 def forget_all() -> None:
     """Make all storages unknown."""
     copies.clear()
+    uninitialized.clear()
     _Total.nbytes = 0

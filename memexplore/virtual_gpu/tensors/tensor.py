@@ -10,7 +10,6 @@ import copy
 import functools
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -25,8 +24,9 @@ from memexplore.torch_internals.dispatch import (
     fake_device_of,
     make_subclass,
 )
-from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, untyped_storage
+from memexplore.virtual_gpu.tensors import copying, known_values, values
+from memexplore.virtual_gpu.tensors.live_storages import storage_address, watch_empty
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -55,6 +55,8 @@ class _Calls(threading.local):
     """Number of running calls in which the user's code names the device `meta`."""
     cuda_on_meta = 0
     """Number of running calls in which the user's code names the device `cuda` for meta tensors of its own."""
+    with_unknown = 0
+    """Number of running calls that compute with an unknown number, so that their results are unknown."""
 
 
 _nested_numbers = itertools.count(1 << 30)
@@ -105,7 +107,9 @@ def plain_fake_mode() -> FakeTensorMode:
 class VirtualTensor(FakeTensor):
     """A tensor of the virtual GPU; with `host` a CPU tensor without values, as of a module that is built under it."""
 
-    host: bool
+    host: bool = False
+    nested_int_memo: Any = None
+    """Symbol for the lengths that a tensor of offsets on the CPU had, of which this one is a copy."""
 
     @property  # type: ignore[misc]
     def device(self) -> torch.device:  # type: ignore[override, misc]
@@ -132,6 +136,9 @@ class VirtualTensor(FakeTensor):
         if dtype is None:
             name = str(torch.empty(0, dtype=self.dtype).type())
             return name if self.host else name.replace("torch.", "torch.cuda.")
+        if hasattr(dtype, "__name__"):
+            # A class such as torch.LongTensor or torch.cuda.FloatTensor.
+            dtype = f"{dtype.__module__}.{dtype.__name__}"
         if isinstance(dtype, str):
             target = torch.empty(0).type(dtype.replace("torch.cuda.", "torch.")).dtype
             return self.to(DeviceState.cuda if "cuda" in dtype else HOST, target)
@@ -146,7 +153,7 @@ class VirtualTensor(FakeTensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         storage = untyped_storage(self)
         if not self.host and not storage.nbytes():
-            _watch_empty(storage)
+            watch_empty(storage)
         return storage
 
     def data_ptr(self) -> int:
@@ -154,6 +161,8 @@ class VirtualTensor(FakeTensor):
 
     def get_nested_int(self, *, coeff: Any = 1) -> Any:
         """Return the symbol for the lengths that a tensor of offsets says, for nested tensors."""
+        if self.nested_int_memo is not None:
+            return self.nested_int_memo * coeff
         number = self.__dict__.setdefault("nested_number", next(_nested_numbers))
         return nested_int(number, coeff)
 
@@ -177,6 +186,9 @@ class VirtualTensor(FakeTensor):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
+    def __dlpack__(self, **_: Any) -> Any:
+        raise values.NotSimulated(values.NO_DLPACK)
+
     def __bool__(self) -> bool:
         return values.truth(self)
 
@@ -198,20 +210,13 @@ class VirtualTensor(FakeTensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return values.text(self)
 
+    def __copy__(self) -> VirtualTensor:
+        return copying.shallow(self)  # type: ignore[return-value]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> VirtualTensor:
         if id(self) in memo:
             return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol: "
-                "detach the tensor first"
-            )
-        with torch.no_grad():
-            result = self.detach().clone()
-        result.requires_grad_(self.requires_grad)
-        if getattr(self, PARAMETER_MARK, False):
-            setattr(result, PARAMETER_MARK, True)
-        memo[id(self)] = result
+        result = memo[id(self)] = copying.deep(self, memo)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result  # type: ignore[return-value]
@@ -228,7 +233,7 @@ class VirtualTensor(FakeTensor):
         known = known_values.of(self) if self.numel() else None
         if known is None:
             return saved_on_a_virtual_gpu_without_values, fields
-        return saved_on_a_virtual_gpu_with_values, (known.resolve_conj(), *fields)
+        return saved_on_a_virtual_gpu_with_values, (known.resolve_conj().resolve_neg(), *fields)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -255,23 +260,38 @@ class VirtualTensor(FakeTensor):
 _METADATA_OPS = frozenset({torch.ops.aten.detach.default, torch.ops.aten.is_same_size.default})
 
 
+class HostTensor(VirtualTensor):
+    """A CPU tensor without values."""
+
+    host = True
+
+
 @functools.cache
 def fields_of(host: bool) -> dict[str, Any]:
-    """Return the attributes that FakeTensor's constructor sets one by one; copying them takes a tenth of its time."""
+    """Return the attributes that FakeTensor's constructor sets one by one."""
     fake = fake_mode()
     model = FakeTensor(fake, torch.empty(0, device="meta"), HOST if host else META)
     # Before torch 2.13 the attribute had no underscore.
     return dict(model.__dict__) | {"host": host, FAKE_DEVICE: HOST if host else META}
 
 
+@functools.cache
+def _class_of(host: bool) -> type[VirtualTensor]:
+    """Return the class of virtual tensors on the CPU or on the GPU.
+
+    The attributes of FakeTensor are those of the class: libraries copy the `__dict__` of a tensor to other tensors.
+    """
+    kind = HostTensor if host else VirtualTensor
+    for name, value in fields_of(host).items():
+        setattr(kind, name, value)
+    return kind
+
+
 def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     """Return a virtual tensor over a meta tensor, sharing its storage; `host` makes it a CPU tensor."""
-    fields = fields_of(host)
-    result = make_subclass(
-        VirtualTensor, elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
+    return make_subclass(  # type: ignore[no-any-return]
+        _class_of(host), elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
     )
-    result.__dict__.update(fields)
-    return result  # type: ignore[return-value]
 
 
 def fake_cpu_tensor(
@@ -335,61 +355,6 @@ def copy_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.detach().copy_(values)
 
 
-class StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage with its block on the device; its callback frees the block."""
-
-    __slots__ = ("address", "key", "origin", "size", "tag")
-    address: int
-    """Address of the block, 0 while the storage has no memory on the device that is on."""
-    key: int
-    """The storage's C++ address, its identity while it lives."""
-    size: int
-    """Bytes, 0 for a storage that `resize_(0)` has emptied."""
-    origin: Any
-    """Op, module and stack of its allocation, for recordings that begin later; None if it was not recorded."""
-    tag: Any
-    """Category and module that a recorder knows for the storage while it has no memory, or None."""
-
-
-live_storages: dict[int, StorageRef] = {}
-"""Key -> reference of every storage alive on the virtual GPU, in order of allocation."""
-
-
-def storage_ref(
-    storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None]
-) -> StorageRef:
-    """Enter a storage in `live_storages` and return its reference; `died` is called when the storage dies."""
-    ref = StorageRef(storage, died)
-    ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
-    # Last in the order of allocation, also where the storage had another block before.
-    live_storages.pop(ref.key, None)
-    live_storages[ref.key] = ref
-    return ref
-
-
-def _watch_empty(storage: torch.UntypedStorage) -> None:
-    """Enter a storage without bytes, so that `resize_` recognises it as one on the device."""
-    if storage_key(storage) not in live_storages:
-        storage_ref(storage, 0, 0, _forget)
-
-
-def _forget(ref: StorageRef) -> None:
-    if live_storages.get(ref.key) is ref:
-        del live_storages[ref.key]
-
-
 def address_of(tensor: torch.Tensor) -> int:
     """Return the address of a virtual tensor's storage, 0 if it has no memory on the device."""
     return storage_address(untyped_storage(tensor))
-
-
-def storage_address(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage on the virtual GPU, 0 if it has no memory there.
-
-    A storage without memory on the CPU has no address either: its identity stands for one, by which libraries find
-    tensors that share memory.
-    """
-    ref = live_storages.get(storage_key(storage))
-    if ref is not None:
-        return ref.address
-    return storage_key(storage) if storage.nbytes() else 0

@@ -78,18 +78,12 @@ def accepts(kind: type) -> bool:
 
 
 def with_class(tensor: Any, kind: type) -> Any:
-    """Make a new virtual tensor an instance of a class of the user; torch's own classes have a mark or nothing.
-
-    Its attributes are the user's only, because some libraries replace `__dict__` by that of another tensor.
-    """
+    """Make a new virtual tensor an instance of a class of the user; torch's own classes have a mark or nothing."""
     kind = users_class(kind)
     if kind is torch.nn.Parameter:
         setattr(tensor, PARAMETER_MARK, True)
     elif kind is not torch.Tensor:
-        made = _class_for(kind, tensor.host)
-        for name in fields_of(tensor.host):
-            tensor.__dict__.pop(name, None)
-        tensor.__class__ = made
+        tensor.__class__ = _class_for(kind, tensor.host)
     return tensor
 
 

@@ -23,6 +23,11 @@ from memexplore.virtual_gpu.tensors.value_loops import user_frame as user_frame
 from memexplore.virtual_gpu.tensors.virtual_array import VirtualArray
 from memexplore.virtual_gpu.tensors.virtual_numbers import VirtualInt, decide_by, number
 
+NO_DLPACK = (
+    "a tensor of a virtual GPU has no memory that another library could read by DLPack: hand over "
+    "tensor.cpu().numpy(), or profile on a real GPU"
+)
+
 
 def item(tensor: torch.Tensor) -> Any:
     """Return the value of a one-element virtual tensor.
@@ -80,7 +85,8 @@ def numpy(tensor: torch.Tensor) -> Any:
     """
     known = known_values.of(tensor)
     if known is not None:
-        return known.numpy()
+        # An array of its own: who writes to it does not write to the GPU.
+        return known.resolve_conj().resolve_neg().clone().numpy()
     assume("unknown values count as 1 in a numpy array")
     return VirtualArray.filled(torch.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy())
 

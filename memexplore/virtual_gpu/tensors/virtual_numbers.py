@@ -6,12 +6,18 @@ error (value_loops.py).
 
 from __future__ import annotations
 
+import dis
 import re
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from memexplore.virtual_gpu.tensors import value_loops
+
+_SUBSCRIPT = dis.opmap["BINARY_SUBSCR"]
+"""The instruction ``container[key]``, below which a dictionary compares keys."""
 
 
 def _virtual(value: Any) -> Any:
@@ -101,15 +107,42 @@ class VirtualInt(int, Printed):
 
 
 class VirtualChoice(VirtualInt):
-    """An index that was chosen among many, such as a token: equal to no number that the program names."""
+    """An index that was chosen among many, such as a token: equal to no number that the program names.
+
+    As the key in ``dictionary[token]`` it counts as 1, because every token of a vocabulary is in its dictionary.
+    """
 
     def __eq__(self, other: object) -> bool:
+        frame = sys._getframe(1)
+        if frame.f_code.co_code[frame.f_lasti] == _SUBSCRIPT:
+            return int(self) == other
         return decide_by(self is other)
 
     def __ne__(self, other: object) -> bool:
         return decide_by(self is not other)
 
     __hash__ = int.__hash__
+
+
+class Read:
+    """Which virtual numbers the program has read since it began."""
+
+    floats = False
+
+
+def among(values: Iterable[Any]) -> bool:
+    """Return whether there is a virtual float among values.
+
+    A virtual integer is mostly a size, which decides about shapes and not about values.
+    """
+    return any(type(value) is VirtualFloat for value in values)
+
+
+def within(data: Any) -> bool:
+    """Return whether nested lists have a virtual number."""
+    if isinstance(data, list | tuple):
+        return any(map(within, data))
+    return isinstance(data, VirtualFloat | VirtualInt)
 
 
 def number(dtype: torch.dtype, value: float = 1, choices: int = 0) -> Any:
@@ -126,6 +159,7 @@ def number(dtype: torch.dtype, value: float = 1, choices: int = 0) -> Any:
     if dtype.is_complex:
         return complex(value)
     if dtype.is_floating_point:
+        Read.floats = True
         return VirtualFloat(value)
     return VirtualChoice(int(value)) if choices > 2 else VirtualInt(int(value))
 

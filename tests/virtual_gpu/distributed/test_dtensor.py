@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memexplore as mx
@@ -172,3 +173,58 @@ def test_torch_is_restored_after_a_sharded_run():
     every_function = functions()
     mx.simulate(run)
     assert functions() == every_function
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+def test_attention_on_shards_runs_the_fused_kernel(options):
+    with mx.virtual("A100"), torch.no_grad():
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+        whole = torch.empty(4, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
+        query = distribute_tensor(whole, mesh, [Shard(0)])
+        before = allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = nn.functional.scaled_dot_product_attention(query, query, query, **options)
+        # Half of the result, its sums in float32, a few numbers; the scores would take 2 * 8 * 1024 * 1024 * 2 bytes.
+        assert allocated() - before == 2 * 8 * 1024 * 64 * 2
+        assert torch.cuda.max_memory_allocated() - before <= 2 * 8 * 1024 * (64 * 2 + 4) + 4096
+        assert (result.shape, result.placements) == (whole.shape, (Shard(0),))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x, weight: nn.functional.dropout(x, 0.1),
+        lambda x, weight: nn.functional.softmax(x, -1, dtype=torch.float32),
+        lambda x, weight: nn.functional.rms_norm(x, (1024,), weight),
+        lambda x, weight: nn.functional.silu(x),
+    ],
+)
+def test_ops_on_shards_keep_the_memory_of_the_same_ops_on_local_tensors(run):
+    held = []
+    with mx.virtual("A100"):
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+        whole, weight = (torch.empty(*shape, device="cuda", dtype=torch.float16) for shape in ((1024, 1024), (1024,)))
+        shards = distribute_tensor(whole, mesh, [Shard(0)]), distribute_tensor(weight, mesh, [Replicate()])
+        for tensors in (shards, (whole[:512].contiguous(), weight)):
+            source = tensors[0].requires_grad_()
+            before = allocated()
+            result = run(source, tensors[1])
+            held.append(allocated() - before)
+            result.backward(torch.empty_like(result))
+            assert source.grad.shape == source.shape
+            del result
+            source.grad = None
+    assert held[0] == held[1] >= 512 * 1024 * 2
+
+
+def test_autocast_does_not_reach_dtensors_and_a_note_says_so():
+    with mx.virtual("A100"):
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+        shard = distribute_tensor(torch.empty(4, 4, device="cuda"), mesh, [Shard(0)])
+        weight = distribute_tensor(torch.empty(4, 4, device="cuda"), mesh, [Replicate()])
+        with mx.record() as recording, torch.autocast("cuda", torch.bfloat16):
+            assert nn.functional.linear(shard, weight).dtype is torch.float32
+    assert any("autocast does not reach DTensors" in note for note in recording.tape.meta.notes)

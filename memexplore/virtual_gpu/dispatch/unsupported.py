@@ -1,0 +1,65 @@
+"""Errors for what a virtual GPU cannot simulate: kinds of tensors without a fake kernel, and single ops.
+
+In: an op and the error of torch's fake kernel. Out: NotSimulated, with the line of the user's code, what cannot be
+simulated and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.tensors import values
+
+QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+"""Dtypes of `torch.quantize_per_tensor` and its like, whose tensors have a scale beside their values."""
+
+_KINDS = (
+    (
+        r"sparse_(csr|csc|bsr|bsc|compressed)|Sparse (CSR|CSC|BSR|BSC)",
+        "a sparse tensor of layout CSR, CSC, BSR or BSC",
+        "use layout torch.sparse_coo, as Tensor.to_sparse() makes it",
+    ),
+    (
+        r"[Nn]ested_?[Tt]ensor",
+        "a nested tensor of layout torch.strided",
+        "make it with layout=torch.jagged",
+    ),
+    (
+        r"[Qq]uantize",
+        "a tensor of a quantized dtype",
+        "use tensors of int8 with a scale of their own, as torchao does",
+    ),
+    (r"mkldnn|Mkldnn", "a tensor of layout torch._mkldnn", "leave it out: it is for the CPU only"),
+)
+"""Pattern of an op or an error, the kind of tensor that it belongs to, and what to use instead."""
+
+
+def kind_of(func: Any, error: Exception | str = "") -> tuple[str, str] | None:
+    """Return the unsupported kind of tensor that an op or its error speaks of, and what to use instead, or None.
+
+    >>> kind_of("aten._to_sparse_csr.default")[0]
+    'a sparse tensor of layout CSR, CSC, BSR or BSC'
+    """
+    text = f"{func} {error}"
+    return next(((kind, instead) for pattern, kind, instead in _KINDS if re.search(pattern, text)), None)
+
+
+def not_simulated(func: Any, error: Exception | str) -> values.NotSimulated:
+    """Return the error for an op that cannot be simulated, with the line of the user's code."""
+    frame = values.user_frame()
+    line = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
+    kind = kind_of(func, error)
+    if kind is not None:
+        what, instead = kind
+        return values.NotSimulated(
+            f"{line}{what} cannot be simulated on a virtual GPU ({func}): {instead}, or profile it on a real GPU"
+        )
+    # torch adds paragraphs of advice for the authors of ops.
+    reason = re.split(r"\. |\n|, but there was no fake impl", str(error), maxsplit=1)[0]
+    return values.NotSimulated(
+        f"{line}{func} cannot be simulated on a virtual GPU ({type(error).__name__}: {reason}); profile it on a real "
+        "GPU, or replace it by an op whose output shape does not depend on values"
+    )

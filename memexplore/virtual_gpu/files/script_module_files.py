@@ -1,0 +1,63 @@
+"""TorchScript on a virtual GPU: its C++ code opens files itself, and knows neither the overlay nor virtual tensors.
+
+In: the overlay. Out: rows for the table of patches. A saved module with virtual tensors has no values, and cannot be
+loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.files import tensor_files
+from memexplore.virtual_gpu.files.overlay import Overlay
+from memexplore.virtual_gpu.files.replacements import making
+from memexplore.virtual_gpu.files.tensor_files import Content
+from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+
+def rows(overlay: Overlay) -> list[Replace]:
+    """Return the replacements of saving and loading. Call it while nothing is replaced."""
+    # Scripted modules are of the first kind, traced ones of the second.
+    kinds: tuple[Any, ...] = (torch.jit.RecursiveScriptModule, torch.jit.ScriptModule)
+    return [
+        *(Replace(kind, "save", _save(overlay, kind.save)) for kind in kinds),
+        Replace(torch.jit, "load", _load(overlay, torch.jit.load)),
+    ]
+
+
+def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the method that `torch.jit.save` calls for a path."""
+
+    @functools.wraps(original)
+    def save(self: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        is_virtual = any(isinstance(tensor, VirtualTensor) for tensor in chain(self.parameters(), self.buffers()))
+        with making(overlay, f):
+            path = tensor_files.tensor_path(overlay, f, Content.UNKNOWN if is_virtual else Content.REAL)
+            return original(self, path, *args, **kwargs)
+
+    return save
+
+
+def _load(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(f, (str, os.PathLike)) or overlay.inside or not overlay.changed:
+            return original(f, *args, **kwargs)
+        path = overlay.for_reading(os.fspath(f))
+        with overlay.real():
+            has_values = not overlay.written.get(overlay.logical(os.fspath(f)), False)
+        if has_values:
+            return original(path, *args, **kwargs)
+        raise RuntimeError(
+            f"{os.fspath(f)} was saved by torch.jit with tensors of the virtual GPU, which have no values: keep the "
+            "module in memory, or save and load its state_dict with torch.save and torch.load"
+        )
+
+    return load

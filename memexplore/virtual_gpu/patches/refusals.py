@@ -1,0 +1,92 @@
+"""Functions of torch that end in one sentence on a virtual GPU, where torch would end in an error of its own parts.
+
+In: nothing. Out: rows for the table of patches. Each function runs as usual for tensors that are not virtual.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.tensors import storage_key
+from memexplore.virtual_gpu.dispatch import unsupported
+from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
+from memexplore.virtual_gpu.tensors.values import NO_DLPACK, NotSimulated
+
+
+def rows() -> list[Replace]:
+    """Return the replaced functions."""
+    storage = torch.UntypedStorage
+    return [
+        *(
+            Replace(owner, name, _of_cpu(getattr(owner, name), name))
+            for owner, names in ((torch.nested, _NESTED), (torch, _COMPRESSED))
+            for name in names
+        ),
+        *(
+            Replace(owner, "to_dlpack", _of_real(torch.utils.dlpack.to_dlpack, NO_DLPACK))
+            for owner in (torch, torch.utils.dlpack)
+            if hasattr(owner, "to_dlpack")
+        ),
+        *(
+            Replace(torch.func, name, _of_real(getattr(torch.func, name), _LINEARIZE))
+            for name in ("linearize",)
+            if hasattr(torch.func, name)
+        ),
+        *(Replace(storage, name, _copying(getattr(storage, name))) for name in ("clone", "cuda")),
+    ]
+
+
+_NESTED = ("nested_tensor", "as_nested_tensor")
+_COMPRESSED = tuple(f"sparse_{layout}_tensor" for layout in ("compressed", "csr", "csc", "bsr", "bsc"))
+_LINEARIZE = (
+    "torch.func.linearize traces the function, which cannot be simulated on a virtual GPU: use torch.func.jvp, or "
+    "profile on a real GPU"
+)
+
+
+def _of_cpu(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that makes tensors of a kind that is not supported on `cuda`; jagged nested tensors are."""
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda" and kwargs.get("layout") is not torch.jagged:
+            raise unsupported.not_simulated(f"torch.{name}", "")
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _of_real(original: Callable[..., Any], message: str) -> Callable[..., Any]:
+    """Return a function that refuses virtual tensors with a message."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(is_virtual(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+            raise NotSimulated(message)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _copying(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that would make a storage on the device."""
+
+    @functools.wraps(original)
+    def copy(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if original.__name__ == "cuda" or storage_key(self) in live_storages:
+            raise NotSimulated(
+                "a storage without a tensor cannot be simulated on a virtual GPU: make a tensor, or profile on a real "
+                "GPU"
+            )
+        return original(self, *args, **kwargs)
+
+    return copy

@@ -1,0 +1,66 @@
+"""Storages on the virtual GPU: a storage goes in, its block, its address and its reference come out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.tensors import storage_key
+
+
+class StorageRef(weakref.ref[Any]):
+    """A weak reference to a storage with its block on the device; its callback frees the block."""
+
+    __slots__ = ("address", "key", "origin", "size", "tag")
+    address: int
+    """Address of the block, 0 while the storage has no memory on the device that is on."""
+    key: int
+    """The storage's C++ address, its identity while it lives."""
+    size: int
+    """Bytes, 0 for a storage that `resize_(0)` has emptied."""
+    origin: Any
+    """Op, module and stack of its allocation, for recordings that begin later; None if it was not recorded."""
+    tag: Any
+    """Category and module that a recorder knows for the storage while it has no memory, or None."""
+
+
+live_storages: dict[int, StorageRef] = {}
+"""Key -> reference of every storage alive on the virtual GPU, in order of allocation."""
+
+
+def storage_ref(
+    storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None]
+) -> StorageRef:
+    """Enter a storage in `live_storages` and return its reference; `died` is called when the storage dies."""
+    ref = StorageRef(storage, died)
+    ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
+    # Last in the order of allocation, also where the storage had another block before.
+    live_storages.pop(ref.key, None)
+    live_storages[ref.key] = ref
+    return ref
+
+
+def watch_empty(storage: torch.UntypedStorage) -> None:
+    """Enter a storage without bytes, so that `resize_` recognises it as one on the device."""
+    if storage_key(storage) not in live_storages:
+        storage_ref(storage, 0, 0, _forget)
+
+
+def _forget(ref: StorageRef) -> None:
+    if live_storages.get(ref.key) is ref:
+        del live_storages[ref.key]
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage on the virtual GPU, 0 if it has no memory there.
+
+    A storage without memory on the CPU has no address either: its identity stands for one, by which libraries find
+    tensors that share memory.
+    """
+    ref = live_storages.get(storage_key(storage))
+    if ref is not None:
+        return ref.address
+    return storage_key(storage) if storage.nbytes() else 0

@@ -1,0 +1,167 @@
+"""Files with values that are kept: those of the user in unusual places, and those of a program on a virtual GPU."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import os
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import types
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import memexplore as mx
+from memexplore.virtual_gpu.files import session
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:memexplore.*temporary folder"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+
+def _model() -> torch.nn.Module:
+    """A module without values."""
+    return torch.nn.utils.skip_init(torch.nn.Linear, 3, 3, device="cuda")
+
+
+@contextlib.contextmanager
+def _script() -> Iterator[None]:
+    with session.every_file(), mx.virtual("T4"):
+        yield
+
+
+@pytest.mark.parametrize("virtual", [lambda: mx.virtual("T4"), _script], ids=["notebook", "run"])
+@pytest.mark.parametrize("name", ["best.pt", "new.pt"])
+def test_known_values_are_kept_beside_the_users_files(folder, virtual, name):
+    with virtual():
+        torch.save({"n": torch.tensor([3, 4], device="cuda")}, name)
+        assert torch.load(name)["n"].tolist() == [3, 4]
+    (text,) = session.report()
+    place = text.removeprefix(f"Files: {name} was written to ").removesuffix(". Your own files are unchanged.")
+    kept = pathlib.Path(place) / str(folder / name).lstrip("/")
+    assert torch.load(kept, weights_only=False)["n"].tolist() == [3, 4]
+    shutil.rmtree(place)
+
+
+def test_a_file_with_a_tensor_without_values_is_not_kept(folder):
+    with mx.virtual("T4"):
+        torch.save({"n": torch.tensor([3, 4], device="cuda"), "w": _model().weight}, "new.pt")
+    assert session.report()[0].startswith("Files: new.pt was not kept, because the tensors have no values")
+
+
+def test_an_object_that_cannot_be_pickled_empties_no_checkpoint(folder):
+    with mx.virtual("T4"), pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        torch.save({"schedule": lambda: 0, "w": _model().weight}, "best.pt")
+
+
+def test_real_tensors_are_loaded_from_a_file_that_was_deleted_before(folder):
+    with mx.virtual("T4"):
+        os.remove("best.pt")
+        torch.save({"w": torch.ones(2)}, "best.pt")
+        assert torch.load("best.pt")["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("save", [torch.save, torch.serialization.save])
+def test_a_module_that_imported_torch_save_before_replaces_no_checkpoint(folder, monkeypatch, save):
+    module = types.ModuleType("of_the_user")
+    module.save = save
+    monkeypatch.setitem(sys.modules, "of_the_user", module)
+    with mx.virtual("T4"):
+        module.save(_model(), "best.pt")
+        assert isinstance(torch.load("best.pt", weights_only=False), torch.nn.Linear)
+    assert module.save is save
+
+
+def _open_bytes() -> None:
+    with open(b"best.pt", "wb") as file:
+        file.write(b"new")
+    assert os.path.getsize(b"best.pt") == 3
+    assert os.path.realpath(b"best.pt") == os.fsencode(os.path.realpath("best.pt"))
+    os.remove(b"array.npy")
+    assert not os.path.exists(b"array.npy")
+    assert b"best.pt" in os.listdir(b".")
+
+
+def _write_archives() -> None:
+    tarfile.open("best.pt", "w").close()
+    with bz2.open("array.npy", "wb") as file:
+        file.write(b"new")
+
+
+@pytest.mark.parametrize("write", [_open_bytes, _write_archives])
+@pytest.mark.parametrize("virtual", [lambda: mx.virtual("T4"), _script], ids=["notebook", "run"])
+def test_rarer_ways_of_writing_change_no_file(folder, virtual, write):
+    with virtual():
+        write()
+
+
+def test_a_folder_with_checkpoints_that_takes_the_place_of_another_stays(folder):
+    os.makedirs("newer")
+    torch.save({"w": torch.arange(4.0)}, "newer/model.pt")
+    before = pathlib.Path("newer/model.pt").read_bytes()
+    with mx.virtual("T4"):
+        shutil.rmtree("old")
+        os.rename("newer", "old")
+        assert os.listdir("old") == ["model.pt"]
+        assert not os.path.exists("newer")
+    assert pathlib.Path("newer/model.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("virtual", [lambda: mx.virtual("T4"), _script], ids=["notebook", "run"])
+def test_a_path_above_a_linked_folder_is_that_of_the_system(folder, virtual):
+    os.makedirs("store/runs")
+    os.symlink("store/runs", "runs")
+    np.save("store/array.npy", np.arange(3))
+    before = pathlib.Path("store/array.npy").read_bytes()
+    with virtual():
+        np.save("runs/../array.npy", np.zeros(2))
+        assert np.load("store/array.npy").tolist() == [0.0, 0.0]
+        assert np.load("array.npy").tolist() == [0, 1, 2, 3, 4]
+    assert pathlib.Path("store/array.npy").read_bytes() == before
+
+
+@pytest.mark.parametrize("save", [np.save, lambda path, array: torch.save(_model(), path)], ids=["numpy", "torch"])
+def test_a_checkpoint_in_a_folder_that_takes_no_new_files_stays(folder, monkeypatch, save):
+    access = os.access
+    # As for another user than root: no files are made in the folder, and those in it may be written.
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and not os.path.isdir(path))
+    with mx.virtual("T4"):
+        save("array.npy", np.zeros(2))
+
+
+def test_a_real_array_among_the_temporary_files_stays(folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    np.save("torch_losses.npy", np.arange(3))
+    with session.every_file(), mx.virtual("T4"):
+        np.save("torch_losses.npy", np.zeros(2))
+        np.save("tmp_new.npy", np.zeros(2))
+        subprocess.run(["ls", "tmp_new.npy"], check=True)
+    assert np.load("torch_losses.npy").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(1, 3).cuda())])
+def test_a_saved_script_module_replaces_no_checkpoint(folder, make):
+    with mx.virtual("T4"):
+        torch.jit.save(make(_model()), "best.pt")
+        with pytest.raises(RuntimeError, match=r"best\.pt was saved by torch.jit with tensors of the virtual GPU"):
+            torch.jit.load("best.pt")
+
+
+def test_a_script_module_of_real_tensors_is_saved_as_the_policy_says(folder):
+    torch.jit.script(torch.nn.Linear(3, 1)).save("old.pt")
+    before = pathlib.Path("old.pt").read_bytes()
+    with session.every_file(), mx.virtual("T4"):
+        for name in ("old.pt", "new.pt"):
+            torch.jit.script(torch.nn.Linear(2, 1)).save(name)
+            assert torch.jit.load(name).weight.shape == (1, 2)
+    assert pathlib.Path("old.pt").read_bytes() == before
+    assert torch.jit.load("new.pt").weight.shape == (1, 2)

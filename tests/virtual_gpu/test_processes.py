@@ -1,0 +1,110 @@
+"""Child processes of a program on a virtual GPU: those that were not measured are reported."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import memexplore as mx
+from memexplore.analysis.summary import sentence
+from memexplore.analysis.verdict import Verdict, verdict
+from memexplore.tape import Tape
+
+forks = pytest.mark.skipif(sys.platform == "win32", reason="no fork on Windows")
+
+
+def _run_a_model() -> None:
+    # Without a backward pass: after one in this process torch refuses another in a forked one.
+    nn.Linear(8, 8).cuda()(torch.ones(2, 8, device="cuda"))
+
+
+def _on_the_cpu() -> None:
+    torch.ones(2, 8).sum()
+
+
+def _fail() -> None:
+    sys.exit(3)
+
+
+def _run(method: str, target: Callable[[], Any], *, on_the_gpu: bool = True) -> Tape:
+    """Return the tape of a program that puts a tensor on the GPU and runs `target` in a process."""
+
+    def program() -> None:
+        kept = torch.ones(4, device="cuda") if on_the_gpu else None
+        process = multiprocessing.get_context(method).Process(target=target)
+        process.start()
+        process.join()
+        del kept
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mx.simulate(program, gpu="T4")
+
+
+@forks
+@pytest.mark.parametrize("on_the_gpu", [True, False])
+def test_a_forked_child_that_runs_a_model_is_reported(on_the_gpu):
+    tape = _run("fork", _run_a_model, on_the_gpu=on_the_gpu)
+    assert verdict(tape) is Verdict.PARTLY_MEASURED
+    assert tape.meta.unmeasured.startswith("forked child processes used the GPU, and their memory was not measured: ")
+    assert sentence(tape).startswith("Not all was measured: forked child processes used the GPU")
+    assert "fits" not in sentence(tape).lower()
+
+
+@forks
+def test_the_report_of_one_recording_says_nothing_of_the_one_before():
+    with mx.virtual("T4"):
+        for target, expected in ((_run_a_model, True), (_on_the_cpu, False)):
+            with mx.record() as recording:
+                process = multiprocessing.get_context("fork").Process(target=target)
+                process.start()
+                process.join()
+            assert bool(recording.tape.meta.unmeasured) is expected
+
+
+@forks
+def test_forked_children_that_work_on_the_cpu_are_not_reported():
+    assert verdict(_run("fork", _on_the_cpu)) is Verdict.FITS
+
+    def program() -> None:
+        torch.ones(4, device="cuda")
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+            assert list(pool.map(abs, [-1, -2])) == [1, 2]
+        with multiprocessing.get_context("fork").Pool(2) as more:
+            # Leaving the block terminates the processes.
+            assert more.map(abs, [-1]) == [1]
+
+    assert verdict(mx.simulate(program, gpu="T4")) is Verdict.FITS
+
+
+@forks
+def test_a_child_that_fails_is_reported_with_its_exit_status():
+    tape = _run("fork", _fail)
+    assert tape.meta.unmeasured.startswith("1 child process failed (exit status 3), and its")
+    assert verdict(tape) is Verdict.PARTLY_MEASURED
+
+
+def test_a_spawned_child_is_reported():
+    assert _run("spawn", _fail).meta.unmeasured.startswith(
+        "1 child process ran without the virtual GPU (exit status 3), and its memory was not measured: "
+    )
+
+
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=forks), "spawn"])
+def test_workers_of_a_data_loader_are_not_reported(method):
+    def program() -> None:
+        loader = DataLoader(TensorDataset(torch.ones(4, 3)), 2, num_workers=2, multiprocessing_context=method)
+        for (batch,) in loader:
+            batch.cuda()
+
+    tape = mx.simulate(program, gpu="T4")
+    assert (tape.meta.unmeasured, verdict(tape)) == ("", Verdict.FITS)
