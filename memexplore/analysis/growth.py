@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, lifetimes, peak
+from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, curve, lifetimes, peak
 from memexplore.analysis.groups import category_names, layer_names, line_names
 from memexplore.tape import Action, Category, Tape
 from memexplore.units import difference_text, size_text
@@ -171,10 +171,14 @@ def _step_ends(tape: Tape) -> list[int]:
     numbers = tape.step[inside]
     last = np.flatnonzero(np.append(numbers[1:] != numbers[:-1], True))
     ends: list[int] = inside[last].tolist()
+    held_after = curve(tape)
     if len(ends) > 1:
         phases = [set(np.unique(tape.phase[tape.step == tape.step[row]]).tolist()) for row in ends[-2:]]
         if phases[0] - phases[1] or np.any(tape.action[ends[-2] :] == Action.OOM):
             ends.pop()
+    # The rows of the last step include the end of the program, which frees its variables.
+    if len(ends) > 1 and held_after[ends[-1]] < held_after[ends[-2]] / 2:
+        ends.pop()
     return ends
 
 

@@ -74,6 +74,8 @@ class _ExecutorRunner:
     ) -> None:
         self._packed_step = workers.pack_step(step)
         self._arguments = (gpu, run_setting, workers.process_settings(release, os), workers.this_thread())
+        # Like a step that cannot be sent, a function that cannot be sent raises a TypeError here, not at its first run.
+        cloudpickle.dumps(self._arguments)
         self._executor = executor
 
     def submit(self, knobs: Knobs) -> Future[bytes]:

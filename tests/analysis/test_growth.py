@@ -172,6 +172,19 @@ def test_leak_whose_tensors_change_their_category_is_found() -> None:
     assert found.bytes_per_step == MIB
 
 
+def test_leak_is_found_although_the_end_of_the_program_frees_it() -> None:
+    kept: list[int] = []
+
+    def work(program: Program, step: int) -> None:
+        kept.append(program.alloc(16 * MIB, Category.ACTIVATION, "sum", "", 9))
+        if step == 6:
+            program.free(*kept)
+
+    found = growth.leak(program_of(6, work))
+    assert found is not None
+    assert found.bytes_per_step == 16 * MIB
+
+
 def test_three_finished_steps_are_too_few() -> None:
     # The first is warm-up, and what grows from the second to the third may have grown once.
     assert growth.leak(leaking_tape(3)) is None
