@@ -54,6 +54,8 @@ def test_held_key_ends_with_slider_and_picture_of_the_same_setting(
     assert book.text(2) == "batch = 160 True 2\n"
     # During a cell the setting is requested, from ipykernel 7 on, and drawn after its end.
     book.start(3)
+    # the cell is in its first statement by then, and sleeps for two seconds
+    book.page.wait_for_timeout(700)
     slider.press("ArrowRight")
     book.wait(3)
     assert book.text(3) == ("0\n" if kernel.startswith("6.") else "1\n")
