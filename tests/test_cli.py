@@ -59,9 +59,10 @@ def test_run_prints_a_summary_after_the_output_of_the_script(write):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "the script says hello --gpu"
-    assert lines[1].startswith("Peak ")
+    # Segments of 2, 20 and 20 MiB.
+    assert lines[1].startswith("Fits: needs 42.0 MiB · T4 has 14.4 GiB · ")
+    assert lines[2].startswith("Peak ")
     assert "predicted" in lines[2]
-    assert "Tesla T4" in lines[2]
     # 1024 x 1024 fp32 are 4 MiB, allocated in line 5 of the script.
     assert any("4.00 MiB" in line and "parameter" in line and "train.py:5" in line for line in lines)
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import memexplore as mx
-from memexplore.analysis.summary import sentence
 from memexplore.analysis.verdict import Verdict, verdict
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.tape import Tape
 
 forks = pytest.mark.skipif(sys.platform == "win32", reason="no fork on Windows")
@@ -56,8 +56,8 @@ def test_a_forked_child_that_runs_a_model_is_reported(on_the_gpu):
     tape = _run("fork", _run_a_model, on_the_gpu=on_the_gpu)
     assert verdict(tape) is Verdict.PARTLY_MEASURED
     assert tape.meta.unmeasured.startswith("forked child processes used the GPU, and their memory was not measured: ")
-    assert sentence(tape).startswith("Not all was measured: forked child processes used the GPU")
-    assert "fits" not in sentence(tape).lower()
+    assert verdict_content(tape).headline.startswith("Not all was measured: forked child processes used the GPU")
+    assert "fits" not in verdict_content(tape).text.lower()
 
 
 @forks
