@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import cached_by_tape, curve
-from memexplore.figures.palette import event_ticks
+from memexplore.figures.palette import escaped, event_ticks
 from memexplore.tape import Action, Source, Tape
 
 Floats = NDArray[np.float64]
@@ -220,7 +220,7 @@ def axis_ticks(tape: Tape, places: Positions, first: int, last: int, pixels: flo
         if (x - low) * scale - half >= end and (places.choice.axis is not XAxis.LAYER or (x - low) * scale >= half):
             kept.append(number)
             end = (x - low) * scale + half
-    return {"tickvals": xs[kept].tolist(), "ticktext": [texts[number] for number in kept]}
+    return {"tickvals": xs[kept].tolist(), "ticktext": [escaped(texts[number]) for number in kept]}
 
 
 def _short(name: str) -> str:

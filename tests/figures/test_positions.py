@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memexplore.figures.hover import hover_texts
 from memexplore.figures.labels import Box, Label, Spot, box_of, placed
-from memexplore.figures.positions import XAxis, XChoice, equal_steps, has_clock, layer_visits, positions
+from memexplore.figures.positions import XAxis, XChoice, axis_ticks, equal_steps, has_clock, layer_visits, positions
 from memexplore.figures.scale import scale
 from memexplore.figures.timeline import OVER_CAPACITY, timeline, timeline_arrays
 from memexplore.figures.timeline_layout import HEIGHT, MARGINS, Plot, plot_labels, shown_bands, window_layout
@@ -146,3 +146,14 @@ def test_what_is_over_the_capacity_is_hatched() -> None:
     assert over.fillpattern.shape == "/"
     # nothing, 1 GiB, and 3 GiB allocated under a capacity of 2 GiB
     assert list(over.y) == [0, 0, GIB]
+
+
+def test_layer_names_are_not_read_as_html() -> None:
+    program = Program()
+    program.mark(1, Phase.FORWARD)
+    for layer in ("a", "<b>fc</b>", "c"):
+        program.alloc(GIB, Category.ACTIVATION, "mm", layer, 3)
+    tape = program.tape()
+    ticks = axis_ticks(tape, positions(tape, XChoice(XAxis.LAYER)), 0, len(tape) - 1, 1000)
+    assert ticks is not None
+    assert "&lt;b&gt;fc&lt;/b&gt;" in ticks["ticktext"]
