@@ -73,7 +73,6 @@ def refused(tape: Tape) -> Refused | None:
     return Refused(int(curve(tape)[last]), int(tape.size[last]))
 
 
-@cached_by_tape
 def picture(tape: Tape) -> Tape:
     """Return the tape to draw: the whole run if it is known, else the run up to the request that ended it.
 
@@ -86,5 +85,12 @@ def picture(tape: Tape) -> Tape:
     """
     if tape.whole is not None:
         return tape.whole
+    part = _until_stop(tape)
+    return tape if part is None else part
+
+
+# A cache that returned the tape itself would keep it for ever: its entries live as long as their keys.
+@cached_by_tape
+def _until_stop(tape: Tape) -> Tape | None:
     failed = failed_request(tape)
-    return tape if failed < 0 or failed == len(tape) - 1 else tape[: failed + 1]
+    return None if failed < 0 or failed == len(tape) - 1 else tape[: failed + 1]

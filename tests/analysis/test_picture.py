@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 
 from memexplore.analysis import curves
+from memexplore.analysis.layer_rows import highest_layers
 from memexplore.analysis.picture import picture, with_whole
 from memexplore.analysis.verdict import failed_request
+from memexplore.analysis.verdict_content import verdict_content
+from memexplore.figures.timeline import timeline
 from memexplore.tape import Action, Category, Phase, Tape
 from tests.sample_tapes import GIB, T4, Program, oom_tape, small_tape, training_tape, unwound_tape
 
@@ -57,3 +65,14 @@ def test_classes_are_saved(tmp_path) -> None:
     tape.save(tmp_path / "tape.parquet")
     assert Tape.load(tmp_path / "tape.parquet").classes == ("Linear",)
     assert np.array_equal(oom_tape().module, oom_tape()[:].module)
+
+
+@pytest.mark.parametrize("made", [training_tape, unwound_tape, oom_tape])
+def test_tape_that_was_shown_is_freed(made: Callable[[], Tape]) -> None:
+    tape = made()
+    for show in (picture, verdict_content, highest_layers, timeline):
+        show(tape)
+    shown = weakref.ref(tape)
+    del tape
+    gc.collect()
+    assert shown() is None
