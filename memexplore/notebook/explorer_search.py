@@ -49,7 +49,7 @@ class Search:
             if self._begin is None or self.is_running:
                 return
             self._number += 1
-            number = self._number
+            number, self._stop = self._number, lambda: None
             self.advice, self.state = None, SearchState("running", text="Starting")
         self._on_change(False)
 
@@ -66,7 +66,10 @@ class Search:
             self.stop()
             raise
         with self._lock:
-            self._stop = stop
+            if number == self._number:
+                self._stop = stop
+                return
+        stop()  # a person pressed Stop while the search started
 
     def stop(self) -> None:
         """End the search; what it has found stays."""

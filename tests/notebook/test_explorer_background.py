@@ -208,6 +208,24 @@ def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
     assert [row["cells"] for row in shown.view._tabs[tabs.ADVICE]["rows"]] == [row["cells"] for row in rows]
 
 
+def test_stop_during_the_start_of_a_second_search_stops_it(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = SlowSearch(), SlowSearch()
+    monkeypatch.setattr(shown._search, "_begin", first.start)
+    send(shown, "search")
+    send(shown, "stop")
+    first.is_stopped = False
+
+    def start(knobs: Knobs, report: Report, thread: MainThread) -> Stop:
+        # The message arrives in another thread while the search starts.
+        send(shown, "stop")
+        return second.start(knobs, report, thread)
+
+    monkeypatch.setattr(shown._search, "_begin", start)
+    send(shown, "search")
+    assert (first.is_stopped, second.is_stopped) == (False, True)
+    assert shown.message()["search"]["state"] == "stopped"
+
+
 def test_request_that_is_sent_again_is_done_once(shown: Explorer) -> None:
     for number in (1, 2, 2, 1):
         send(shown, "layer action", field="frozen", layer=f"{number - 1}", number=number, view="a")
