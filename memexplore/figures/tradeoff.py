@@ -64,9 +64,9 @@ def tradeoff(
     """Return settings as points (x: time or FLOPs, y: peak reserved) with lines for the frontier and the capacity.
 
     Traces by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its index in
-    `points`. `capacity` is in bytes, `chosen` the setting with a ring. Settings with a NaN time are omitted; a setting
-    much slower than the others is drawn at the right edge, one far beyond the capacity at the upper edge, both with an
-    arrow and their value. Settings of the frontier have their names, where there is space.
+    `points`, `ids` its setting. `capacity` is in bytes, `chosen` the setting with a ring. Settings with a NaN time are
+    omitted; a setting much slower than the others is drawn at the right edge, one far beyond the capacity at the upper
+    edge, both with an arrow and their value. Settings of the frontier have their names, where there is space.
 
     >>> figure = tradeoff([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536)
     >>> [(trace.name, list(trace.y)) for trace in figure.data]
@@ -106,6 +106,7 @@ def tradeoff(
                 },
             },
             customdata=shown,
+            ids=[points[number].setting for number in shown],
             text=[setting_hover_text(points[number], capacity) for number in shown],
             hovertemplate="%{text}<extra></extra>",
             cliponaxis=False,
@@ -166,7 +167,7 @@ def largest_batches(
     """Return settings as points: x is the largest batch that fits with a setting, y its peak reserved in bytes.
 
     `batches` has the largest batch of each point, 0 where it is unknown: such a point is omitted. `customdata` of a
-    point is its index in `points`, `chosen` the setting with a ring.
+    point is its index in `points`, `ids` its setting, `chosen` the setting with a ring.
 
     >>> figure = largest_batches([Point("fp16", 0.5, 0.0, 1024, True), Point("sqrt", 1.3, 0.3, 512, True)], [8, 0])
     >>> list(figure.data[0].x), list(figure.data[0].y)
@@ -187,6 +188,7 @@ def largest_batches(
             "line": {"width": [3 if points[number].setting == chosen else 0 for number in shown], "color": RESERVED},
         },
         customdata=shown,
+        ids=[points[number].setting for number in shown],
         text=[f"{setting_hover_text(points[n], capacity)}<br>largest batch {batches[n]}" for n in shown],
         hovertemplate="%{text}<extra></extra>",
         cliponaxis=False,

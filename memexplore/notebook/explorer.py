@@ -351,6 +351,8 @@ class Explorer:
     # -- search, and tabs whose rows are settings
 
     def _start_search(self) -> None:
+        if self._search.is_running:
+            return
         self.view.put_tabs({tabs.ADVICE: tabs.NO_ADVICE})
         self.view.open_tab(tabs.ADVICE)
         self._search.start(self._state.knobs)
@@ -358,8 +360,9 @@ class Explorer:
     def _on_search(self, is_new_advice: bool) -> None:
         """Show the progress of the search, and its advice so far. Called in any thread."""
         with self.view.lock:
-            if is_new_advice and self._search.advice is not None:
-                self.view.put_tabs({tabs.ADVICE: tabs.advice(self._search.advice, self._state.drawn)})
+            search = self._search
+            if is_new_advice and search.advice is not None:
+                self.view.put_tabs({tabs.ADVICE: tabs.advice(search.advice, self._state.drawn, search.gpu)})
             self.view.send_controls()
         if not self._search.is_running:
             self._thread.run(lambda: self._follow_up.start(self._parts()))
@@ -367,17 +370,21 @@ class Explorer:
     def _tabs(self, result: Result) -> dict[str, tabs.Tab]:
         shown, search = [self._results[knobs].outcome for knobs in self.history], self._search
         unsearched = tabs.UNSEARCHED if search.advice is None and search.state.state == "idle" else None
-        return tabs.explorer_tabs(self._step, shown, search.advice, result.trial.knobs, unsearched)
+        current = result.trial.knobs
+        return tabs.explorer_tabs(self._step, shown, search.advice, current, gpu=search.gpu, unsearched=unsearched)
 
     def _on_tab_click(self, request: dict[str, Any]) -> bool:
         """Want the setting of a row or point; return False for a tab without settings."""
-        settings = tabs.settings(request["tab"], self.history, self._search.advice)
+        settings = tabs.settings(request["tab"], self.history, self._search.advice, self._search.gpu)
         if not settings:
             return False
-        # While a search goes on, its rows move: their texts tell them apart.
-        named = [knobs for text, knobs in settings if text == request.get("label")]
-        knobs = named[0] if named else settings[request["row"]][1]
-        self._want(explorer_state.requested(self._state, knobs))
+        # While a search goes on, its rows and points move: their texts tell them apart.
+        if (label := request.get("label")) is None:
+            named = [settings[request["row"]][1]]
+        else:
+            named = [knobs for text, knobs in settings if text == label]
+        if named:
+            self._want(explorer_state.requested(self._state, named[0]))
         self.view.send_controls()
         return True
 

@@ -36,6 +36,8 @@ class Search:
         self._stop: Stop = lambda: None
         self._number = 0
         self.advice: Advice | None = None
+        self.gpu: str | None = None
+        """The knob of the GPU with which the latest search began; the settings of the advice do not name it."""
         self.state = SearchState() if start is not None else SearchState("unavailable", text=unavailable)
 
     @property
@@ -50,7 +52,7 @@ class Search:
                 return
             self._number += 1
             number, self._stop = self._number, lambda: None
-            self.advice, self.state = None, SearchState("running", text="Starting")
+            self.advice, self.gpu, self.state = None, knobs.gpu, SearchState("running", text="Starting")
         self._on_change(False)
 
         def report(event: Found | Ended) -> None:

@@ -35,42 +35,67 @@ _NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorc
 
 
 def explorer_tabs(
-    step: Step | None, shown: Sequence[Outcome], found: Advice | None, current: Knobs, unsearched: Tab | None = None
+    step: Step | None,
+    shown: Sequence[Outcome],
+    found: Advice | None,
+    current: Knobs,
+    *,
+    gpu: str | None = None,
+    unsearched: Tab | None = None,
 ) -> dict[str, Tab]:
     """Return the tabs by name, in order: `found` is the advice so far, `unsearched` its tab where there is none.
 
-    The chart draws the settings that the advice is about after those shown.
+    `gpu` is the knob of the GPU with which the search began. The chart draws the settings that the advice is about
+    after those shown.
     """
-    first = unsearched if found is None else advice(found, current)
+    first = unsearched if found is None else advice(found, current, gpu)
     history_of = tuple(outcome.knobs for outcome in shown)
+    largest = {} if found is None else {on_gpu(knobs, gpu): batch for knobs, batch in found.largest.items()}
     return ({} if first is None else {ADVICE: first}) | {
-        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found)], current, found.largest if found else {}),
+        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found, gpu)], current, largest),
         HISTORY: history(shown, current),
         CODE: code(step, current),
     }
 
 
-def settings(tab: str, shown: Sequence[Knobs], found: Advice | None) -> list[tuple[str, Knobs]]:
+def settings(tab: str, shown: Sequence[Knobs], found: Advice | None, gpu: str | None = None) -> list[tuple[str, Knobs]]:
     """Return the text and the setting of each row, or point, of a tab; an empty list for a tab without settings."""
     if tab == ADVICE and found is not None:
-        return [(setting_text(option.knobs), option.knobs) for option in found.options]
+        return [(setting_text(option.knobs), on_gpu(option.knobs, gpu)) for option in found.options]
     if tab in (TRADE_OFFS, HISTORY):
-        return [(str(knobs), knobs) for knobs in (*shown, *(outcome.knobs for outcome in _advised(shown, found)))]
+        advised = (outcome.knobs for outcome in _advised(shown, found, gpu))
+        return [(str(knobs), knobs) for knobs in (*shown, *advised)]
     return []
 
 
-def _advised(shown: Sequence[Knobs], found: Advice | None) -> list[Outcome]:
+def on_gpu(knobs: Knobs, gpu: str | None) -> Knobs:
+    """Return a setting of a search as one of the explorer: the search has a GPU, which its settings do not name.
+
+    >>> str(on_gpu(Knobs(batch=4), "A100 40GB")), str(on_gpu(Knobs(gpu="H200"), "A100 40GB"))
+    ('batch 4, gpu A100 40GB', 'gpu H200')
+    """
+    return knobs if knobs.gpu is not None else knobs.replace(gpu=gpu)
+
+
+def _advised(shown: Sequence[Knobs], found: Advice | None, gpu: str | None) -> list[Outcome]:
     """Return the runs of a search that train the same and were not shown."""
     if found is None:
         return []
-    return [outcome for outcome in found.tried if outcome.knobs in found.same_training - set(shown)]
+    same = [outcome for outcome in found.tried if outcome.knobs in found.same_training]
+    advised = [outcome._replace(knobs=on_gpu(outcome.knobs, gpu)) for outcome in same]
+    return [outcome for outcome in advised if outcome.knobs not in shown]
 
 
 def trade_offs(
     outcomes: Sequence[Outcome], current: Knobs, largest: Mapping[Knobs, LargestBatch] = MappingProxyType({})
 ) -> Tab:
-    """Return charts with a point for each setting: time and memory; memory and `largest`, where a search found it."""
+    """Return charts with a point for each setting on the present GPU: time and memory; memory and `largest`.
+
+    `largest` are the largest batches, where a search found them.
+    """
     as_written = _as_written(outcomes)
+    gpus = {outcome.gpu for outcome in outcomes if outcome.knobs == current}
+    outcomes = [outcome for outcome in outcomes if outcome.gpu in gpus or not gpus]
     capacities = {outcome.capacity for outcome in outcomes if outcome.knobs == current}
     points = [point(outcome, as_written) for outcome in outcomes]
     figure = tradeoff(points, *capacities, chosen=str(current)).to_dict()
@@ -117,8 +142,11 @@ def code(step: Step | None, knobs: Knobs) -> Tab:
     return {"kind": "code", "text": text, "diff": diff(step, knobs)} if text else {"kind": "code", "text": _NO_CODE}
 
 
-def advice(advice: Advice, current: Knobs | None = None) -> Tab:
-    """Return a table of the settings that fit, cheapest first; `current` is the setting in force."""
+def advice(advice: Advice, current: Knobs | None = None, gpu: str | None = None) -> Tab:
+    """Return a table of the settings that fit, cheapest first; `current` is the setting in force.
+
+    `gpu` is the knob of the GPU with which the search began.
+    """
     unit = unit_of(option.outcome.peak_reserved for option in advice.options)
     left = unit_of(abs(option.outcome.margin) for option in advice.options)
     rows = []
@@ -135,7 +163,7 @@ def advice(advice: Advice, current: Knobs | None = None) -> Tab:
         row = {
             "cells": cells,
             "hint": " ".join(("Use this setting.", *warning, *option.notes)),
-            "current": option.knobs == current,
+            "current": on_gpu(option.knobs, gpu) == current,
             "mark": "trains differently" if option.alters else "",
             "copy": option.code,
         }

@@ -248,3 +248,59 @@ def test_click_on_a_row_that_has_moved_means_the_setting_that_was_clicked(
         slow.find(6, dataclasses.replace(advice, options=options))
     send(shown, "tab click", tab=tabs.ADVICE, row=0, label="batch 32")
     assert shown.trial.knobs == Knobs(batch=32)
+
+
+def test_advice_for_another_gpu_stays_on_that_gpu(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn(shown, "gpu", "A100 40GB · 39.0 GiB")
+    slow, advice = SlowSearch(), advise(step(), "A100 40GB", budget=1, progress=None)
+    (first,) = advice.options
+    second = first._replace(outcome=first.outcome._replace(knobs=Knobs(batch=32)))
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    slow.find(3, dataclasses.replace(advice, options=(first, second)))
+    rows = shown.view._tabs[tabs.ADVICE]["rows"]
+    assert [row["cells"][0] for row in rows if row["current"]] == ["as written"]
+    send(shown, "tab click", tab=tabs.ADVICE, row=0, label="batch 32")
+    assert shown.trial.knobs == Knobs(batch=32, gpu="A100 40GB")
+    assert [row["cells"][0] for row in shown.view._tabs[tabs.ADVICE]["rows"] if row["current"]] == ["batch 32"]
+
+
+def test_trade_offs_have_the_settings_of_the_present_gpu(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn(shown, "gpu", "A100 40GB · 39.0 GiB")
+    slow, advice = SlowSearch(), advise(step(), "A100 40GB", budget=3, progress=None)
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    slow.find(3, advice)
+    send(shown, "stop")
+    ids = {name for trace in shown.view._tabs[tabs.TRADE_OFFS]["figure"]["data"] for name in trace.get("ids", ())}
+    same = {str(knobs.replace(gpu="A100 40GB")) for knobs in advice.same_training}
+    assert ids == same
+    assert len(ids) > 1
+
+
+def test_click_on_a_point_that_has_moved_means_the_setting_that_was_clicked(
+    shown: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, advice = SlowSearch(), advise(step(), budget=4, progress=None)
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    slow.find(4, advice)
+    send(shown, "stop")
+    (fits,) = (one for one in shown.view._tabs[tabs.TRADE_OFFS]["figure"]["data"] if one["name"] == "fits")
+    number, label = fits["customdata"][-1], fits["ids"][-1]
+    # A setting that is shown takes a number before those of the search.
+    turn(shown, "batch", "32")
+    send(shown, "tab click", tab=tabs.TRADE_OFFS, row=number, label=label)
+    assert str(shown.trial.knobs) == label
+    # one that the chart has lost means nothing
+    send(shown, "tab click", tab=tabs.TRADE_OFFS, row=0, label="batch 5")
+    assert str(shown.trial.knobs) == label
+
+
+def test_second_request_of_a_search_keeps_its_advice(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, advice = SlowSearch(), advise(step(), budget=1, progress=None)
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    slow.find(1, advice)
+    send(shown, "search")
+    assert shown.view._tabs[tabs.ADVICE]["rows"]

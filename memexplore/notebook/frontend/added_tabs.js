@@ -85,8 +85,10 @@ export class AddedTabs {
     await chart.draw(figure.data, figure.layout, { doubleClick: "reset", modeBarButtons: [[chart.saveButton], BUTTONS] });
     if (!isFirst) return;
     chart.graph.on("plotly_click", ({ points }) => {
-      const number = [points[0].customdata].flat()[0];
-      if (Number.isInteger(number)) this.onClick(name, number);
+      const { customdata, id } = points[0];
+      const number = [customdata].flat()[0];
+      // During a search the points get other numbers.
+      if (Number.isInteger(number)) this.onClick(name, number, id);
     });
   }
 
