@@ -156,14 +156,13 @@ class Explorer:
             "search": lambda _: self._thread.run(self._start_search),
             "stop": lambda _: self._search.stop(),
             "layer action": self._on_layer_action,
+            "tab click": self._on_tab_click,
         }
-        if request["type"] == "tab click":
-            return self._on_tab_click(request)
         if request["type"] not in handlers:
             return False
         with self.view.lock:
             before = self._state
-            self._state = explorer_state.received(before, request["view"], request["number"])
+            self._state = explorer_state.received(before, request["view"], request["number"], request.get("after", 0))
             # A page sends again what the kernel seems not to have received.
             if self._state is not before:
                 handlers[request["type"]](request)
@@ -373,11 +372,11 @@ class Explorer:
         current = result.trial.knobs
         return tabs.explorer_tabs(self._step, shown, search.advice, current, gpu=search.gpu, unsearched=unsearched)
 
-    def _on_tab_click(self, request: dict[str, Any]) -> bool:
-        """Want the setting of a row or point; return False for a tab without settings."""
+    def _on_tab_click(self, request: dict[str, Any]) -> None:
+        """Want the setting of a row or point; nothing on a tab without settings."""
         settings = tabs.settings(request["tab"], self.history, self._search.advice, self._search.gpu)
         if not settings:
-            return False
+            return
         # While a search goes on, its rows and points move: their texts tell them apart.
         if (label := request.get("label")) is None:
             named = [settings[request["row"]][1]]
@@ -385,8 +384,6 @@ class Explorer:
             named = [knobs for text, knobs in settings if text == label]
         if named:
             self._want(explorer_state.requested(self._state, named[0]))
-        self.view.send_controls()
-        return True
 
     # -- display
 

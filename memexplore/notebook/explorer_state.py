@@ -50,15 +50,18 @@ class State:
         return _AS_WRITTEN if self.pinned is None else self.pinned
 
 
-def received(state: State, page: str, number: int) -> State:
-    """Note the number of a page's request; the same state if that request, or a later one, was received before.
+def received(state: State, page: str, number: int, after: int = 0) -> State:
+    """Note the number of a page's request; the same state if the request is not to be taken.
+
+    That is one which was received before, and one before which the page has sent number `after`, if that was lost: the
+    page sends both again, in order.
 
     >>> state = received(State(), "a", 3)
-    >>> state.received, received(state, "a", 2) is state
-    ((('a', 3),), True)
+    >>> state.received, received(state, "a", 2) is state, received(state, "a", 5, after=4) is state
+    ((('a', 3),), True, True)
     """
     latest = dict(state.received)
-    if number <= latest.get(page, 0):
+    if not after <= latest.get(page, 0) < number:
         return state
     return dataclasses.replace(state, received=tuple({**latest, page: number}.items()))
 

@@ -98,7 +98,6 @@ class View(anywidget.AnyWidget):
         self._screen = Screen()
         self._is_silent = False
         self._tabs: dict[str, Tab] = {}
-        self._click_handlers: list[Callable[[str, int], None]] = []
         self._controls: Controls | None = None
         self._on_drawn: Callable[[], None] | None = None
         # Requests may be answered in another thread than the one that changes the tape or the controls.
@@ -186,10 +185,6 @@ class View(anywidget.AnyWidget):
         with self.lock:
             self._tabs.update(tabs)
             self._send_packed("tabs", tabs=_named(tabs))
-
-    def on_tab_click(self, handler: Callable[[str, int], None]) -> None:
-        """Call a function with the tab's name and the number of the row or point clicked on an added tab."""
-        self._click_handlers.append(handler)
 
     def open_tab(self, name: str) -> None:
         """Show a tab."""
@@ -297,9 +292,6 @@ class View(anywidget.AnyWidget):
         elif kind == "block":
             module = int(self.drawn.module[request["row"]])
             self.selection = (self.drawn.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER
-        elif kind == "tab click":
-            for handler in self._click_handlers:
-                handler(request["tab"], request["row"])
 
     def _reply(self, request: dict[str, Any], **content: Any) -> None:
         self.send({"type": request["type"], **_identity(request)}, pack(content))

@@ -231,7 +231,7 @@ def test_selection_and_zoom_stay_on_an_equal_tape(shown: Explorer) -> None:
 def test_click_in_the_history_returns_to_a_setting(shown: Explorer) -> None:
     turn(shown, "batch", "32")
     turn(shown, "precision", "bf16 autocast")
-    shown.view._handle_custom_msg({"type": "tab click", "tab": tabs.HISTORY, "row": 1}, [])
+    send(shown, "tab click", tab=tabs.HISTORY, row=1)
     assert shown.trial.knobs == Knobs(batch=32)
     assert position(shown, "precision") == "fp32 (as written)"
     rows = shown.view._tabs[tabs.HISTORY]["rows"]
@@ -243,7 +243,7 @@ def test_click_on_a_tab_without_settings_changes_no_knob(shown: Explorer) -> Non
     turn(shown, "batch", "8")
     before = shown.knobs
     shown.view.put_tabs({"Mine": {"kind": "table", "columns": ["size"], "rows": [["1 B"]]}})
-    shown.view._handle_custom_msg({"type": "tab click", "tab": "Mine", "row": 0}, [])
+    send(shown, "tab click", tab="Mine", row=0)
     assert shown.knobs == before
 
 

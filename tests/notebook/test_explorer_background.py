@@ -157,7 +157,7 @@ def test_click_in_the_advice_uses_a_setting(shown: Explorer) -> None:
     rows = shown.view._tabs[tabs.ADVICE]["rows"]
     assert rows
     assert shown.message()["search"]["state"] == "done"
-    shown.view._handle_custom_msg({"type": "tab click", "tab": tabs.ADVICE, "row": len(rows) - 1}, [])
+    send(shown, "tab click", tab=tabs.ADVICE, row=len(rows) - 1)
     assert str(shown.trial.knobs) == rows[-1]["cells"][0]
 
 
@@ -234,6 +234,29 @@ def test_request_that_is_sent_again_is_done_once(shown: Explorer) -> None:
     # another page counts by itself
     send(shown, "undo", number=1, view="b")
     assert shown.knobs == Knobs(frozen=["0"])
+
+
+def test_request_before_which_another_was_lost_waits_for_it(shown: Explorer) -> None:
+    def freeze(layer: str, number: int, after: int) -> None:
+        send(shown, "layer action", field="frozen", layer=layer, number=number, after=after, view="a")
+
+    freeze("0", 1, 0)
+    # The change with number 2 is lost: the page hears that its undo was not received, and sends both again.
+    send(shown, "undo", number=3, after=2, view="a")
+    assert (shown.knobs, shown.message()["received"]) == (Knobs(frozen=["0"]), {"a": 1})
+    freeze("1", 2, 0)
+    send(shown, "undo", number=3, after=2, view="a")
+    assert (shown.knobs, shown.message()["received"]) == (Knobs(frozen=["0"]), {"a": 3})
+    assert shown.message()["can_redo"]
+
+
+def test_click_in_the_history_is_received_like_a_knob(shown: Explorer) -> None:
+    send(shown, "layer action", field="frozen", layer="0", number=1, view="a")
+    # sent twice, as a page does that has not heard of the first one
+    for _ in range(2):
+        send(shown, "tab click", tab=tabs.HISTORY, row=0, number=2, after=1, view="a")
+    assert shown.message()["received"] == {"a": 2}
+    assert shown.knobs == Knobs()
 
 
 def test_click_on_a_row_that_has_moved_means_the_setting_that_was_clicked(

@@ -35,7 +35,7 @@ export class Explorer {
 
   /** @param {Record<string, any> & { type: string }} request */
   send(request) {
-    if (this.kernel.isGone) return;
+    if (this.kernel.isGone || !this.requests.state) return; // a view may have no explorer
     this.requests.send(request);
     this.kernel.expect();
     this.onBusy();
@@ -74,14 +74,23 @@ export class Explorer {
     this.onBusy();
   }
 
+  /** Whether the kernel has said that it runs a setting or a search. */
+  get isRunning() {
+    return this.requests.isRunning;
+  }
+
   get isWaiting() {
     return this.requests.isWaiting || this.frame !== undefined;
   }
 
-  /** Make all controls unusable: the kernel that ran the settings is gone. */
-  disable() {
-    for (const part of [this.changes.root, this.knobs.root, this.knobs.gpu, this.search.root]) part.inert = true;
-    this.requests.close();
+  /**
+   * Make all controls unusable while the kernel that runs the settings is gone, and usable again.
+   * @param {boolean} isGone
+   */
+  setGone(isGone) {
+    for (const part of [this.changes.root, this.knobs.root, this.knobs.gpu, this.search.root]) part.inert = isGone;
+    if (isGone) this.requests.close();
+    else this.requests.schedule();
   }
 
   close() {

@@ -1,9 +1,10 @@
-// Requests of the explorer's controls. The kernel reports the number of the latest one that it has received: what was
-// lost on the way is sent again, so that controls and picture cannot disagree for good.
+// Requests of the explorer's controls, received in order. Each says which one precedes it; the kernel takes none before
+// its predecessor, and reports the latest that it has taken. What was lost on the way is sent again with all that follow:
+// controls and picture cannot disagree for good.
 
 /** @typedef {import("./types").ExplorerState} ExplorerState */
 /** @typedef {import("./types").KnobRow} KnobRow */
-/** @typedef {Record<string, any> & { type: string, number: number }} Request */
+/** @typedef {Record<string, any> & { type: string, number: number, view: string }} Request */
 
 const RESEND_MS = 1500; // a message takes a few milliseconds; a kernel that runs a cell is not asked again
 const SLOWEST_MS = 12_000;
@@ -19,7 +20,7 @@ export class ExplorerRequests {
     this.view = view;
     this.canSend = canSend;
     this.number = 0;
-    /** @type {Request[]} sent, and not received as far as is known */
+    /** @type {Request[]} sent in this order, and not received as far as is known */
     this.unreceived = [];
     /** @type {ExplorerState | null} */
     this.state = null;
@@ -33,10 +34,10 @@ export class ExplorerRequests {
     this.number += 1;
     const numbered = { ...request, number: this.number, view: this.view };
     // Of the values of one drag, or of one text, only the last matters.
-    this.unreceived = this.unreceived.filter((earlier) => !isReplaced(earlier, numbered));
+    if (isReplaced(this.unreceived.at(-1), numbered)) this.unreceived.pop();
     this.unreceived.push(numbered);
     this.delay = RESEND_MS;
-    this.transmit(numbered);
+    this.transmitFrom(this.unreceived.length - 1);
     this.schedule();
   }
 
@@ -57,10 +58,20 @@ export class ExplorerRequests {
   resend() {
     if (!this.unreceived.length) return;
     if (this.canSend()) {
-      for (const request of this.unreceived) this.transmit(request);
+      this.transmitFrom(0);
       this.delay = Math.min(2 * this.delay, SLOWEST_MS);
     }
     this.schedule();
+  }
+
+  /**
+   * Transmit the unreceived requests from a place on, each with the number of the one before it: 0 for the first one.
+   * @param {number} start
+   */
+  transmitFrom(start) {
+    for (let place = start; place < this.unreceived.length; place += 1) {
+      this.transmit({ ...this.unreceived[place], after: this.unreceived[place - 1]?.number ?? 0 });
+    }
   }
 
   /**
@@ -80,15 +91,21 @@ export class ExplorerRequests {
     return this.unreceived.length > 0 || (state !== null && (state.working || state.wanted !== state.shown));
   }
 
+  /** Whether the kernel has said that it runs a setting or a search. */
+  get isRunning() {
+    const { state } = this;
+    return state !== null && (state.working || state.wanted !== state.shown || state.search.state === "running");
+  }
+
   close() {
     clearTimeout(this.timer);
   }
 }
 
 /**
- * @param {Request} earlier
+ * @param {Request | undefined} earlier
  * @param {Request} later
  */
 function isReplaced(earlier, later) {
-  return later.type === "knob" && earlier.type === "knob" && earlier.field === later.field && earlier.drag === later.drag;
+  return later.type === "knob" && earlier?.type === "knob" && earlier.field === later.field && earlier.drag === later.drag;
 }

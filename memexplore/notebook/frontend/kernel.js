@@ -3,7 +3,7 @@
 /** @typedef {"alive" | "gone"} Life */
 
 const PING_AFTER_MS = 3000; // without an answer
-const GONE_AFTER_MS = 8000; // without an answer to the ping, from a kernel that is not busy
+const GONE_AFTER_MS = 8000; // without an answer to the ping, from a kernel that runs nothing
 const ENDED = ["dead", "terminating", "restarting", "autorestarting"];
 const BUSY = ["busy", "starting", "unknown"];
 
@@ -11,14 +11,19 @@ export class Kernel {
   /**
    * @param {import("./types").Model} model
    * @param {HTMLElement} root
-   * @param {{ onGone: () => void, onIdle: () => void }} handlers
+   * @param {{ onGone: () => void, onBack: () => void, onIdle: () => void, isRunning: () => boolean }} handlers
+   *   `isRunning` returns whether the kernel has said that it runs a setting or a search, which may take its main thread
+   *   while it reports to be idle
    */
-  constructor(model, root, { onGone, onIdle }) {
+  constructor(model, root, { onGone, onBack, onIdle, isRunning }) {
     this.model = model;
     this.root = root;
     this.onGone = onGone;
+    this.onBack = onBack;
     this.onIdle = onIdle;
+    this.isRunning = isRunning;
     this.isGone = false;
+    this.hasEnded = false; // an event says so; else the kernel has only not answered
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
     // Pages other than JupyterLab have no such connection: there a busy kernel looks like one that has ended.
@@ -49,15 +54,28 @@ export class Kernel {
     this.timer = setTimeout(() => this.ping(), PING_AFTER_MS);
   }
 
-  /** Note that a message of the kernel has arrived. */
+  /** Note that a message of the kernel has arrived: a kernel that was only late is back. */
   hear() {
+    this.forget();
+    if (!this.isGone || this.hasEnded) return;
+    this.isGone = false;
+    this.onBack();
+  }
+
+  /** Expect no answer. */
+  forget() {
     clearTimeout(this.timer);
     this.timer = undefined;
   }
 
+  /** Whether the kernel may be unable to answer for as long as it takes. */
+  get mayBeLate() {
+    return this.isBusy || this.isRunning();
+  }
+
   ping() {
     this.timer = undefined;
-    if (this.connection !== null && this.isBusy) return this.expect(); // it would read the ping after its cell
+    if (this.connection !== null && this.mayBeLate) return this.expect(); // it would read the ping afterwards
     this.model.send({ type: "ping" });
     this.timer = setTimeout(() => this.judge(), GONE_AFTER_MS);
   }
@@ -65,8 +83,8 @@ export class Kernel {
   judge() {
     this.timer = undefined;
     // Without a connection a busy kernel looks like one that has ended.
-    if (this.connection === null || this.isBusy) this.expect();
-    else this.end();
+    if (this.connection === null || this.mayBeLate) this.expect();
+    else this.lose();
   }
 
   checkComm() {
@@ -82,15 +100,21 @@ export class Kernel {
     else if (status === "idle") this.onIdle();
   }
 
+  /** The kernel has ended for good. */
   end() {
+    this.hasEnded = true;
+    this.lose();
+  }
+
+  lose() {
+    this.forget();
     if (this.isGone) return;
     this.isGone = true;
-    this.hear();
     this.onGone();
   }
 
   close() {
-    this.hear();
+    this.forget();
     this.model.off("comm_live_update", this.onComm);
     this.model.off("comm:close", this.onComm);
     this.connection?.statusChanged?.disconnect(this.onStatus);

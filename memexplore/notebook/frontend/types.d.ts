@@ -314,8 +314,7 @@ export interface ExplorerState {
     text: string;
   };
   layer: { name: string | null; actions: LayerAction[] };
-  /** Number of the latest request received from each page, by the id of its view. A page whose own latest number is
-   * higher although the kernel is idle sends its latest request again. */
+  /** Number of the latest request received from each page, by the id of its view. A page sends later ones again. */
   received: { [view: string]: number };
   /** Rising numbers of the setting wanted and of the setting drawn: the picture is of another setting where they
    * differ. */
@@ -331,13 +330,14 @@ export interface ExplorerState {
   skipped: { site: string; reason: string }[];
 }
 
-/** Requests of the explorer's controls, without `tape`. `number` rises in each page, `view` is the id of the page's view.
- * All requests with the same `drag`, the id of one drag or held key, are one entry of the history. */
-export type ExplorerRequest = { number: number; view: string } & (
+/** Requests of the explorer's controls, without `tape`. `number` rises in each page, `view` is the id of the page's view,
+ * `after` the number of the request that the kernel must have received before this one, 0 if none is under way. All requests with the same `drag`, the id of one drag or held key, are one entry of the history. */
+export type ExplorerRequest = { number: number; after: number; view: string } & (
   /* `label` is that of the option, as the options may have changed meanwhile. */
   | { type: "knob"; field: string; index: number; label?: string; drag: string }
   | { type: "knob"; field: string; value: string; drag: string }
   | { type: "reset"; field: string }
   | { type: "reset all" | "undo" | "redo" | "pin" | "unpin" | "search" | "stop" }
   | { type: "layer action"; field: string; layer: string }
+  | { type: "tab click"; tab: string; row: number; label?: string }
 );

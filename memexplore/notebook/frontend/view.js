@@ -48,7 +48,12 @@ export class View {
     this.axis = { axis: "event", folds: true }; // of the timeline
     /** @type {[Message, any][]} */
     this.early = []; // messages before plotly.js has loaded
-    this.kernel = new Kernel(model, root, { onGone: () => this.showGone(), onIdle: () => this.updateBusy() });
+    this.kernel = new Kernel(model, root, {
+      onGone: () => this.showGone(),
+      onBack: () => this.showBack(),
+      onIdle: () => this.updateBusy(),
+      isRunning: () => this.explorer.isRunning,
+    });
     this.requests = new Requests((request) => this.send(request), uniqueId());
     this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
     this.zoom = new Zoom(() => this.requestTimeline(), () => this.updateBusy());
@@ -79,7 +84,7 @@ export class View {
       onSelectBlock: (row) => this.requests.send("block", { row }),
     });
     this.added = new AddedTabs(this.context, this.side, {
-      onClick: (tab, row, label) => this.requests.send("tab click", { tab, row, label }),
+      onClick: (tab, row, label) => this.explorer.send({ type: "tab click", tab, row, label }),
       enqueue: (task) => this.queue.add(task),
     });
     this.hold = new PointerHold(this.timeline.graph, (task) => this.queue.add(task));
@@ -129,12 +134,23 @@ export class View {
 
   /** The kernel is gone: its last picture stays, with zoom and hover; nothing that needs the kernel can be used. */
   showGone() {
-    this.root.classList.add("memexplore-gone");
-    this.verdict.showGone(GONE);
-    this.explorer.disable();
-    for (const part of [this.layerActions.root, this.timeline.controls.root]) part.inert = true;
+    this.markGone(GONE);
     this.requests.settleAll();
     this.updateBusy();
+  }
+
+  /** The kernel was only late. */
+  showBack() {
+    this.markGone("");
+    this.updateBusy();
+  }
+
+  /** @param {string} text empty while the kernel is there */
+  markGone(text) {
+    this.root.classList.toggle("memexplore-gone", text !== "");
+    this.verdict.showGone(text);
+    this.explorer.setGone(text !== "");
+    for (const part of [this.layerActions.root, this.timeline.controls.root]) part.inert = text !== "";
   }
 
   /** @param {unknown} error */

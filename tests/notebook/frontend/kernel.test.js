@@ -15,9 +15,9 @@ function signal() {
 let made;
 
 /** A kernel and its page: what was sent, and whether the kernel is said to be gone. */
-function watch(t, connection) {
+function watch(t, connection, isRunning = () => false) {
   t.mock.timers.enable({ apis: ["setTimeout"] });
-  made = { sent: [], gone: 0, idle: 0, isMarked: false };
+  made = { sent: [], gone: 0, back: 0, idle: 0, isMarked: false };
   const root = { closest: () => (made.isMarked ? {} : null) };
   const handlers = {};
   const model = {
@@ -26,7 +26,9 @@ function watch(t, connection) {
     off: (name) => delete handlers[name],
     widget_manager: connection && { kernel: connection },
   };
-  const kernel = new Kernel(model, root, { onGone: () => (made.gone += 1), onIdle: () => (made.idle += 1) });
+  const count = (name) => () => (made[name] += 1);
+  const handlersOfPage = { onGone: count("gone"), onBack: count("back"), onIdle: count("idle"), isRunning };
+  const kernel = new Kernel(model, root, handlersOfPage);
   return { kernel, handlers };
 }
 
@@ -63,6 +65,33 @@ test("a busy kernel is not gone, and is judged when it is idle", (t) => {
   connection.status = "idle";
   pass(11); // at most 3 s until the ping, and 8 s without an answer
   assert.deepEqual([made.sent, made.gone], [["ping"], 1]);
+});
+
+test("a kernel that runs a setting on its main thread is not gone, although it reports to be idle", (t) => {
+  let isRunning = true;
+  const { kernel } = watch(t, connected("idle"), () => isRunning);
+  const pass = (seconds) => Array.from({ length: seconds }, () => t.mock.timers.tick(1000));
+  kernel.expect();
+  pass(60);
+  assert.deepEqual([made.sent, made.gone], [[], 0]);
+  isRunning = false;
+  pass(11);
+  assert.equal(made.gone, 1);
+});
+
+test("a kernel that was only late is back with its next message, one that has ended is not", (t) => {
+  const connection = connected("idle");
+  const { kernel } = watch(t, connection);
+  kernel.expect();
+  t.mock.timers.tick(3000);
+  t.mock.timers.tick(8000);
+  assert.deepEqual([made.gone, kernel.isGone], [1, true]);
+  kernel.hear();
+  assert.deepEqual([made.back, kernel.isGone, kernel.canRead], [1, false, true]);
+  connection.status = "dead";
+  connection.statusChanged.emit();
+  kernel.hear();
+  assert.deepEqual([made.gone, made.back, kernel.isGone], [2, 1, true]);
 });
 
 test("without a connection nothing is said: a busy kernel looks the same", (t) => {
