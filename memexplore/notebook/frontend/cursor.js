@@ -2,6 +2,7 @@
 
 import { toX } from "./axis.js";
 
+/** @typedef {import("./types").Axis} Axis */
 /** @typedef {import("./types").Figure} Figure */
 
 /**
@@ -20,11 +21,34 @@ export function shapesWithCursor(figure, row, colour) {
 }
 
 /**
- * Return the row to which a key moves the cursor, undefined for other keys and on an empty tape.
+ * Return the row to which a key moves the cursor, undefined for other keys and on an empty tape. Folded steps, whose rows
+ * share one place, are passed at once.
  * @param {string} key
  * @param {number} row
+ * @param {Figure["axis"]} [axis]
  */
-export function rowAfterKey(key, row) {
+export function rowAfterKey(key, row, axis) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
-  return step === undefined || row < 0 ? undefined : row + step;
+  if (step === undefined || row < 0) return undefined;
+  if (!axis?.is_folded) return row + step;
+  return step > 0 ? lastAtPlace(axis, row) + 1 : firstAtPlace(axis, Math.max(firstAtPlace(axis, row) - 1, 0));
+}
+
+/**
+ * Return the first of the rows that share the place of a row.
+ * @param {Axis} axis
+ * @param {number} row
+ */
+function firstAtPlace(axis, row) {
+  const knot = Array.prototype.indexOf.call(axis.xs, toX(axis, row));
+  return knot < 0 ? row : Math.min(axis.rows[knot], row);
+}
+
+/**
+ * @param {Axis} axis
+ * @param {number} row
+ */
+function lastAtPlace(axis, row) {
+  const knot = Array.prototype.lastIndexOf.call(axis.xs, toX(axis, row));
+  return knot < 0 ? row : Math.max(axis.rows[knot], row);
 }

@@ -44,7 +44,7 @@ export class Timeline extends Chart {
     this.graph.setAttribute("role", "group");
     this.graph.setAttribute("aria-label", LABEL);
     this.graph.addEventListener("keydown", (event) => {
-      const row = rowAfterKey(event.key, this.row);
+      const row = rowAfterKey(event.key, this.row, this.figure.axis);
       if (row === undefined) return;
       event.preventDefault();
       event.stopPropagation();

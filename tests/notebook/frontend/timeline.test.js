@@ -49,6 +49,16 @@ test("arrows move the cursor by a row", () => {
   assert.deepEqual([rowAfterKey("ArrowLeft", 7), rowAfterKey("ArrowRight", 7), rowAfterKey("Home", 7)], [6, 8, undefined]);
 });
 
+test("arrows pass folded steps at once, in both directions", () => {
+  // steps of 4 rows from row 2 on: those of rows 6 to 13 have the place of row 5
+  const axis = { rows: [0, 5, 13, 20], xs: [0, 5, 5, 12], chosen: "event", choices: [], is_folded: true, can_fold: true };
+  const right = [4, 5, 9, 13].map((row) => rowAfterKey("ArrowRight", row, axis));
+  assert.deepEqual(right, [5, 14, 14, 14]);
+  const left = [15, 14, 9, 5, 1, 0].map((row) => rowAfterKey("ArrowLeft", row, axis));
+  assert.deepEqual(left, [14, 5, 4, 4, 0, 0]);
+  assert.equal(rowAfterKey("ArrowRight", 9, { ...axis, is_folded: false }), 10);
+});
+
 test("hover texts of another window are dropped", () => {
   const hover = { window: [1, 3], text: ["a", "b"], hoverinfo: "text" };
   assert.deepEqual(hoverChange(hover, [1, 3], 2), { text: [["a", "b"]], hoverinfo: "text" });
