@@ -27,6 +27,25 @@ function contrast(one, other) {
   return (high + 0.05) / (low + 0.05);
 }
 
+const css = (name) => readFileSync(new URL(`../../../memexplore/notebook/frontend/${name}.css`, import.meta.url), "utf8");
+
+/** The declarations of the rules whose selector contains a text. */
+function rules(text, selector) {
+  return [...text.matchAll(/([^{}]*)\{([^{}]*)\}/g)].filter(([, names]) => names.includes(selector)).map(([, , body]) => body);
+}
+
+test("a hidden entry of the legend stays legible: struck out, not pale", () => {
+  const entry = rules(css("details"), '.memexplore-entry[aria-pressed="false"]').join();
+  assert.ok(!entry.includes("opacity"), entry);
+  assert.match(entry, /color: var\(--memexplore-faint\)/);
+});
+
+test("swatches and the bars of layers have an outline that stands out", () => {
+  for (const body of [...rules(css("layers"), ".memexplore-layer-bar span"), rules(css("details"), ".memexplore-swatch").at(-1)]) {
+    assert.match(body, /(outline|border): 1px solid var\(--memexplore-outline\)/);
+  }
+});
+
 test("black on white has the largest contrast", () => {
   assert.equal(contrast("#000000", "#ffffff"), 21);
 });
