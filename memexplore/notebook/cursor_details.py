@@ -60,7 +60,6 @@ def layer_tree(rows: tuple[LayerRow, ...]) -> dict[str, Any]:
     """Return rows of layers for the browser: their total, the colours of the categories, and the rows with texts."""
     return {
         "total": sum(row.total for row in rows),
-        "text": size_text(sum(row.total for row in rows)),
         "categories": [{"name": kind.text, "colour": COLOURS[kind]} for kind in Category],
         "rows": [_layer(row) for row in rows],
     }

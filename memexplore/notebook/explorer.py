@@ -139,7 +139,6 @@ class Explorer:
                 search=self._search.state,
                 layer=self._layers.state(self.view.selection),
                 is_working=self._is_working,
-                sentence=self._sentence(),
                 applied=result.outcome.applied,
             )
 

@@ -50,7 +50,6 @@ def message(
     search: SearchState,
     layer: LayerState,
     is_working: bool,
-    sentence: str,
     applied: ApplyReport,
 ) -> dict[str, Any]:
     """Return the state of an explorer for its page.
@@ -82,7 +81,6 @@ def message(
         "wanted": state.number,
         "shown": state.drawn_number,
         "working": is_working,
-        "sentence": sentence,
         "notes": list(applied.note_texts),
         "skipped": [{"site": one.site, "reason": one.reason} for one in applied.skipped],
         "problem": state.problem,

@@ -51,4 +51,4 @@ def turn(explorer: Explorer, name: str, label: str, drag: str = "") -> None:
 
 def sentence(explorer: Explorer) -> str:
     """The sentence about the setting shown."""
-    return explorer.message()["sentence"]
+    return explorer._sentence()

@@ -14,7 +14,7 @@ import { Folds, afterKey, bytesOf, visibleRows } from "./layer_rows.js";
 
 const AT_CURSOR = "At the cursor";
 const HIGHEST = "Each layer's maximum";
-const EMPTY = /** @type {LayerTree} */ ({ total: 0, text: "", categories: [], rows: [] });
+const EMPTY = /** @type {LayerTree} */ ({ total: 0, categories: [], rows: [] });
 
 export class Layers {
   /**

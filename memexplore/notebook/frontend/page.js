@@ -16,7 +16,7 @@ export function buildPage(root, { verdict, explorer, timeline, tabs, side, detai
   timeline.stage.append(explorer.running);
   const main = element("div", "main");
   const place = element("div", "place");
-  place.append(details.position, layerActions.root);
+  place.append(details.position, element("span", "stale-note", "of the picture before"), layerActions.root);
   main.append(bar(tabs.list, details.search), place, tabs.panels);
   const beside = element("div", "side");
   beside.append(bar(side.list), side.panels);

@@ -184,7 +184,6 @@ export interface LayerRow {
 
 export interface LayerTree {
   total: number;
-  text: string;
   categories: { name: string; colour: string }[];
   rows: LayerRow[];
 }
@@ -322,8 +321,7 @@ export interface ExplorerState {
   shown: number;
   /** Whether a setting is being run. */
   working: boolean;
-  /** The sentence about the setting shown, and problems that belong to no knob (else empty). */
-  sentence: string;
+  /** Why a setting was not applied, where no single knob is the cause; else empty. */
   problem: string;
   /** Notes on the applied knobs, and where they were not applied. */
   notes: string[];

@@ -48,6 +48,7 @@ export class VerdictBar {
     this.text = element("div", "verdict-text");
     this.text.append(this.headline, this.detail, more);
     this.root.append(this.mark, this.text, this.side);
+    this.problems = { request: "", setting: "" };
     this.reservedWidth = 0;
     // Called after the browser has computed the layout, which asking for a height would force.
     this.sizes = new ResizeObserver(([{ contentRect }]) => this.reserve(contentRect.width, contentRect.height));
@@ -62,7 +63,7 @@ export class VerdictBar {
     this.mark.textContent = MARKS[verdict.level];
     setText(this.headline, verdict.headline);
     setText(this.detail, verdict.detail);
-    this.problem.textContent = "";
+    this.showProblem("");
     fill(this.where, "Where", verdict.where.map(whereEntry));
     const kind = notes.every((note) => note.startsWith("assumed: ")) ? "assumption" : "note";
     fill(this.notes, countText(notes.length, kind), notes.map((note) => element("li", "", note)));
@@ -107,15 +108,36 @@ export class VerdictBar {
     this.sizes.disconnect();
   }
 
-  /** @param {unknown} error */
+  /**
+   * Show why a request failed; the next tape drawn takes it away.
+   * @param {unknown} error
+   */
   showProblem(error) {
-    this.problem.textContent = error instanceof Error ? error.message : String(error);
+    this.problems.request = error instanceof Error ? error.message : String(error);
+    setText(this.problem, problemText(this.problems));
+  }
+
+  /**
+   * Show why a setting was not applied, as the kernel's newest state says.
+   * @param {string} text
+   */
+  showRefusal(text) {
+    this.problems.setting = text;
+    setText(this.problem, problemText(this.problems));
   }
 
   /** @param {string} text */
   showGone(text) {
     this.gone.textContent = text;
   }
+}
+
+/**
+ * Return the line of problems: of a request, and of the setting.
+ * @param {{ request: string, setting: string }} problems
+ */
+export function problemText({ request, setting }) {
+  return [...new Set([request, setting])].filter(Boolean).join(" · ");
 }
 
 /**

@@ -41,7 +41,6 @@ export class View {
     this.context = { root, plotly: null };
     this.isAlive = true;
     this.isStarted = false;
-    this.isWorking = false; // the kernel computes another tape
     this.detailsTape = 0; // number of the tape whose details are drawn
     /** @type {number | undefined} */
     this.labelledWidth = undefined; // width for which the kernel chose the labels
@@ -69,7 +68,7 @@ export class View {
       onBusy: () => this.updateBusy(),
       onState: (state) => {
         this.verdict.drawApplied(state);
-        this.verdict.showProblem(state.problem);
+        this.verdict.showRefusal(state.problem);
       },
     });
     this.timeline = new Timeline(this.context, model.get("height"), {
@@ -126,10 +125,12 @@ export class View {
   /** Update `aria-busy`: screen readers and tests wait while the view changes by itself. */
   updateBusy() {
     const isDrawing = this.queue.pending > 0 || this.zoom.isSettling;
-    const isWorking = !this.kernel.isGone && (this.isWorking || this.explorer.isWaiting);
-    const isWaiting = !this.kernel.isGone && (this.requests.isWaiting || this.detailsTape < this.requests.tape);
+    const isWorking = !this.kernel.isGone && this.explorer.isWaiting;
+    const isStale = this.detailsTape < this.requests.tape; // the details of a kernel that is gone stay so
+    const isWaiting = !this.kernel.isGone && (this.requests.isWaiting || isStale);
     this.root.setAttribute("aria-busy", String(isDrawing || isWaiting || isWorking));
     this.root.classList.toggle("memexplore-working", isWorking);
+    this.root.classList.toggle("memexplore-stale", isStale);
   }
 
   /** The kernel is gone: its last picture stays, with zoom and hover; nothing that needs the kernel can be used. */
@@ -173,10 +174,6 @@ export class View {
       this.showProblem(message.text);
     } else if (type === "plotly") {
       await receivePlotly(this.model.get("plotly"), buffers[0]);
-    } else if (type === "working" || type === "idle") {
-      this.isWorking = type === "working";
-      if (this.isWorking) this.live.announce("Running the step…");
-      this.updateBusy();
     } else {
       /** @type {any} */
       const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
@@ -249,9 +246,9 @@ export class View {
     const isNew = content.tape > this.requests.tape;
     this.requests.tape = content.tape;
     this.requests.settleAll(); // the kernel ignores requests about earlier tapes
-    this.isWorking = false;
     this.zoom.window = content.window;
     this.timeline.row = content.row;
+    this.updateBusy();
     this.verdict.draw(content);
     this.layerActions.drawLayer(content.selection);
     this.details.layers.select(content.selection);
@@ -284,6 +281,7 @@ export class View {
     await this.drawCursor(content);
     if (this.details.layers.isHighest) this.requestHighest();
     this.detailsTape = content.tape;
+    this.updateBusy();
   }
 
   /**

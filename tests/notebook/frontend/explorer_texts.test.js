@@ -7,12 +7,19 @@ import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
 import { hiddenText } from "../../../memexplore/notebook/frontend/knobs.js";
 import { durationText, progressText } from "../../../memexplore/notebook/frontend/search.js";
 import { buttonAfterKey } from "../../../memexplore/notebook/frontend/toolbar.js";
-import { barShares } from "../../../memexplore/notebook/frontend/verdict.js";
+import { barShares, problemText } from "../../../memexplore/notebook/frontend/verdict.js";
 
 test("a slider says its value with the unit", () => {
   assert.equal(valueText({ options: ["32", "64"], unit: "samples" }, 1), "64 samples");
   assert.equal(valueText({ options: ["off", "on"], unit: "" }, 0), "off");
   assert.equal(valueText({ options: [], unit: "" }, -1), "");
+});
+
+test("why a request failed stays beside why a setting was not applied", () => {
+  assert.equal(problemText({ request: "", setting: "" }), "");
+  assert.equal(problemText({ request: "KeyError: 'x'", setting: "" }), "KeyError: 'x'");
+  assert.equal(problemText({ request: "KeyError: 'x'", setting: "no room" }), "KeyError: 'x' · no room");
+  assert.equal(problemText({ request: "no room", setting: "no room" }), "no room");
 });
 
 test("changes are given against the step as written and the pinned setting", () => {
