@@ -6,11 +6,13 @@ What Python frees after a failed request is no part of the program's memory: dra
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from memexplore.analysis.curves import cached_by_tape, curve
+from memexplore.analysis.curves import Rows, cached_by_tape, curve
 from memexplore.analysis.verdict import failed_request
 from memexplore.tape import COLUMNS, Action, Ending, Tape
 
@@ -32,11 +34,9 @@ def with_whole(tape: Tape, unlimited: Tape) -> Tape:
     failed = failed_request(tape)
     if failed < 0:
         return tape
-    requests = np.flatnonzero(unlimited.action == Action.ALLOC)
-    number = int(np.count_nonzero(tape.action[:failed] == Action.ALLOC))
-    if number >= len(requests):
+    at = _corresponding(tape, failed, unlimited)
+    if at is None:
         return tape
-    at = int(requests[number])
     columns: dict[str, Any] = {
         name: np.insert(getattr(unlimited, name), at, getattr(unlimited, name)[at]) for name in COLUMNS
     }
@@ -48,6 +48,31 @@ def with_whole(tape: Tape, unlimited: Tape) -> Tape:
     for column in columns.values():
         column.flags.writeable = False
     return tape.replace(whole=dataclasses.replace(unlimited, **columns, meta=meta))
+
+
+def _corresponding(tape: Tape, failed: int, unlimited: Tape) -> int | None:
+    """Return the row of a tape's failed request in the same run on unlimited memory, None if it has no such row."""
+    requests = np.flatnonzero(unlimited.action == Action.ALLOC)
+    before = np.flatnonzero(tape.action[:failed] == Action.ALLOC)
+    if tape.meta.source is not unlimited.meta.source:
+        # A measured run and its prediction need not have the same number of requests: only those at the same place of
+        # the program and of the nearest size are counted. Without any, the first that has no room stands for it.
+        like = requests[_at_place_of(tape, failed, unlimited, requests)]
+        if not len(like):
+            too_much = requests[curve(unlimited)[requests] > (tape.meta.capacity or math.inf)]
+            return int(too_much[0]) if len(too_much) else None
+        difference = np.abs(unlimited.size[like] - tape.size[failed])
+        like = like[difference == difference.min()]
+        before = before[_at_place_of(tape, failed, tape, before) & (tape.size[before] == tape.size[failed])]
+        return int(like[min(len(before), len(like) - 1)])
+    return int(requests[len(before)]) if len(before) < len(requests) else None
+
+
+def _at_place_of(tape: Tape, row: int, other: Tape, rows: Rows) -> NDArray[np.bool_]:
+    """Return for each of some rows of another tape whether it has the step, phase and layer of a row."""
+    layer = tape.modules[tape.module[row]] if tape.module[row] >= 0 else None
+    same = np.array([*(name == layer for name in other.modules), layer is None])
+    return (other.step[rows] == tape.step[row]) & (other.phase[rows] == tape.phase[row]) & same[other.module[rows]]
 
 
 class Refused(NamedTuple):

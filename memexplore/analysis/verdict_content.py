@@ -213,7 +213,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         _gaps(tape, row) if needed is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
         caught_text(tape).removesuffix("."),
-        _source(tape),
+        _sources(tape),
     ]
     where_grows = _places(tape, found.row)[:1] if found is not None else ()
     least = allocated + request
@@ -360,6 +360,13 @@ def short_name(name: str) -> str:
     except ValueError:
         return name
     return "the GPU"  # its name is its size
+
+
+def _sources(tape: Tape) -> str:
+    """Return the origin of the numbers of a run that stopped; the whole run may have another one."""
+    if tape.whole is None or tape.whole.meta.source is tape.meta.source:
+        return _source(tape)
+    return f"the need is {tape.whole.meta.source}, the stop {_source(tape)}"
 
 
 def _source(tape: Tape) -> str:

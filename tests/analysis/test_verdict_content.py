@@ -138,6 +138,13 @@ def test_categories_are_those_of_the_whole_run() -> None:
     assert "75 % optimizer state, 25 % parameters: try an optimizer with less state" in found.detail
 
 
+def test_measured_stop_says_that_the_need_is_predicted() -> None:
+    tape = oom_tape()
+    measured = tape.replace(meta=tape.meta._replace(source=Source.MEASURED), whole=tape)
+    assert verdict_content(measured).detail.endswith("the need is predicted, the stop measured, torch 2.13")
+    assert verdict_content(tape.replace(whole=tape)).detail.endswith(" · predicted, torch 2.13")
+
+
 def test_out_of_memory_is_at_the_users_own_line_first() -> None:
     assert verdict_content(oom_tape()).where == (
         Place("train.py, line 7", "", "train.py:7"),
