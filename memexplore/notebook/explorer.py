@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ from memexplore.notebook.idle_work import IdleWork
 from memexplore.notebook.knob import Knob
 from memexplore.notebook.layers import Layers
 from memexplore.notebook.main_thread import MainThread
-from memexplore.notebook.results import Result, Run, run_ahead
+from memexplore.notebook.results import Result, Run, RunCancelled, failing_knob, run_ahead
 from memexplore.notebook.view import View
 from memexplore.steps import sentences
 from memexplore.steps.step import Step
@@ -253,7 +251,17 @@ class Explorer:
         return self._results[knobs]
 
     def _refuse(self, run: State, knob: Knob | None, reason: str) -> None:
-        cause = self._cause(run.knobs, knob)
+        may_wait = self._thread.is_kernel and not self._thread.has_pending_events()
+
+        def is_urgent() -> bool:
+            return self._state.number != run.number or (may_wait and self._thread.has_pending_events())
+
+        try:
+            cause = failing_knob(run.knobs, self._state.drawn, self._table, knob, self._result, is_urgent)
+        except RunCancelled:
+            # Runs after the event that waits, with the setting that is wanted by then.
+            self._want(self._state, self._last_knob)
+            return
         with self.view.lock:
             if cause is None:
                 state = explorer_state.abandoned(self._state, run, reason)
@@ -262,24 +270,8 @@ class Explorer:
             # The knob turned last stays the one whose neighbours are run ahead.
             self._want(state, self._last_knob)
         self.view.send_controls()
-
-    def _cause(self, knobs: Knobs, turned: Knob | None) -> Knob | None:
-        """Return the knob without whose change a setting can be run, the one turned last first; None if none is."""
-        drawn = self._state.drawn
-        fields = dict.fromkeys([turned.field] if turned is not None else [])
-        fields |= dict.fromkeys(field.name for field in dataclasses.fields(Knobs))
-        differing = [field for field in fields if getattr(knobs, field) != getattr(drawn, field)]
-        for field in differing:
-            own = turned if turned is not None and turned.field == field else None
-            knob = own or next((one for one in self._table if one.field == field), None)
-            if knob is None:
-                continue
-            if len(differing) == 1:
-                return knob
-            with contextlib.suppress(Exception):
-                self._result(knobs.replace(**{field: getattr(drawn, field)}))
-                return knob
-        return None
+        if not self._is_requested:
+            self._follow_up.resume()
 
     # -- drawing
 

@@ -35,6 +35,8 @@ class State:
     """The settings that were drawn, each once, in order; of one drag only the last."""
     drag: str = ""
     """The drag that made the setting wanted; empty after any other request."""
+    drag_start: Knobs = _AS_WRITTEN
+    """The setting in which that drag began."""
     drag_of_history: str = ""
     """The drag that made the last entry of the history; empty if none did."""
     problems: tuple[tuple[str, str], ...] = ()
@@ -77,20 +79,22 @@ def requested(state: State, knobs: Knobs, *, drag: str = "", cause: str = "") ->
     state = dataclasses.replace(state, problems=problems, problem="")
     if knobs == state.knobs:
         return state
-    undo = state.undo
-    if not drag or drag != state.drag:
-        undo = (*undo, state.knobs)
-    elif undo and undo[-1] == knobs:
-        # The drag is back where it began: nothing to undo, and its next position begins anew.
-        undo, drag = undo[:-1], ""
-    return dataclasses.replace(state, knobs=knobs, number=state.number + 1, undo=undo, redo=(), drag=drag)
+    start, undo = state.knobs, state.undo
+    if drag and drag == state.drag:
+        start = state.drag_start
+        # While a drag is where it began, there is nothing to undo.
+        undo = undo if state.knobs == start else undo[:-1]
+    undo = undo if knobs == start else (*undo, start)
+    return dataclasses.replace(
+        state, knobs=knobs, number=state.number + 1, undo=undo, redo=(), drag=drag, drag_start=start
+    )
 
 
 def undone(state: State) -> State:
     """Want the setting before the latest change; no change if there is none.
 
     >>> undone(requested(State(), Knobs(batch=4))).redo
-    (Knobs(... batch=4, ...),)
+    (Knobs(batch=4),)
     """
     if not state.undo:
         return state
@@ -182,7 +186,7 @@ def _corrected(state: State, corrected: Callable[[Knobs], Knobs]) -> State:
         knobs=knobs,
         undo=undo[:-1] if undo and undo[-1] == knobs else undo,
         redo=redo[1:] if redo and redo[0] == knobs else redo,
-        drag="",
+        drag_start=corrected(state.drag_start),
         # The setting drawn may be the one wanted again.
         drawn_number=state.number if knobs == state.drawn else state.drawn_number,
     )

@@ -36,6 +36,10 @@ class IdleWork:
             for _ in parts:
                 pass
 
+    def resume(self) -> None:
+        """Do the rest of the work that something more urgent has interrupted, if that did not bring other work."""
+        self.start(self._parts)
+
     def _continue(self, parts: Iterator[None]) -> None:
         if parts is self._parts and self._may_continue() and next(parts, self) is None:
             self._thread.run(lambda: self._continue(parts))

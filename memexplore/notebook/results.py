@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from memexplore.knobs.knobs import Knobs
+from memexplore.notebook.knob import Knob
 from memexplore.notebook.main_thread import MainThread
 from memexplore.steps.cost import interruptible
 from memexplore.steps.outcome import Outcome
@@ -23,8 +25,8 @@ class Result(NamedTuple):
 Run = Callable[[Knobs], tuple[Trial, Outcome]]
 
 
-class _Cancelled(BaseException):
-    """Cancels a run. A BaseException, so that `except Exception` cannot catch it."""
+class RunCancelled(BaseException):
+    """Ends a run for something more urgent. A BaseException, so that `except Exception` cannot catch it."""
 
 
 def run_ahead(settings: Iterable[Knobs], results: dict[Knobs, Result], run: Run, thread: MainThread) -> bool:
@@ -38,9 +40,43 @@ def run_ahead(settings: Iterable[Knobs], results: dict[Knobs, Result], run: Run,
 
     def cancel_if_events_wait() -> None:
         if thread.has_pending_events():
-            raise _Cancelled
+            raise RunCancelled
 
     # A run that fails here fails again, with a message, when it is requested.
-    with contextlib.suppress(_Cancelled, Exception), interruptible(cancel_if_events_wait):
+    with contextlib.suppress(RunCancelled, Exception), interruptible(cancel_if_events_wait):
         results[knobs] = Result(*run(knobs))
     return knobs in results
+
+
+def failing_knob(
+    knobs: Knobs,
+    drawn: Knobs,
+    table: Sequence[Knob],
+    turned: Knob | None,
+    run: Callable[[Knobs], object],
+    is_urgent: Callable[[], bool],
+) -> Knob | None:
+    """Return the knob without whose change from `drawn` a setting can be run, `turned` first; None if none is.
+
+    Raises RunCancelled when something is urgent during such a run.
+    """
+    fields = dict.fromkeys([turned.field] if turned is not None else [])
+    fields |= dict.fromkeys(field.name for field in dataclasses.fields(Knobs))
+    differing = [field for field in fields if getattr(knobs, field) != getattr(drawn, field)]
+
+    def cancel_if_urgent() -> None:
+        if is_urgent():
+            raise RunCancelled
+
+    for field in differing:
+        own = turned if turned is not None and turned.field == field else None
+        knob = own or next((one for one in table if one.field == field), None)
+        if knob is None:
+            continue
+        if len(differing) == 1:
+            return knob
+        cancel_if_urgent()
+        with contextlib.suppress(Exception), interruptible(cancel_if_urgent):
+            run(knobs.replace(**{field: getattr(drawn, field)}))
+            return knob
+    return None

@@ -152,6 +152,76 @@ def test_failing_field_among_several_is_found(shown: Explorer, monkeypatch: pyte
     assert "nowhere" in row(shown, "frozen")["problem"]
 
 
+def test_search_for_the_failing_field_ends_when_another_setting_is_wanted(
+    shown: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, runs = Loop(), []
+    run_step = shown._run_step
+
+    def run(knobs: Knobs) -> Any:
+        runs.append(knobs)
+        if len(runs) == 2:
+            # The message arrives in another thread during the run without the last change.
+            turn(shown, "frozen", "0")
+        return run_step(knobs)
+
+    monkeypatch.setattr(shown._thread, "_loop", loop)
+    monkeypatch.setattr(shown, "_run_step", run)
+    turn(shown, "frozen", "nowhere")
+    turn(shown, "precision", "bf16 autocast")
+    turn(shown, "batch", "32")
+    loop.run()
+    assert shown.knobs == shown.trial.knobs == Knobs(frozen="0", precision="bf16", batch=32)
+    # all changes, without the last one, and the setting wanted then
+    assert len(runs) == 3
+
+
+def test_refused_request_does_not_stop_the_follow_up(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, sent = Loop(), []
+    monkeypatch.setattr(shown._thread, "_loop", loop)
+    monkeypatch.setattr(shown.view, "send_details", lambda: sent.append(shown.trial.knobs))
+    turn(shown, "batch", "32")
+    loop.run()
+    for delay, action in loop.later:
+        if delay == 1:  # the time without a browser
+            action()
+    loop.later.clear()
+    turn(shown, "frozen", "nowhere")
+    loop.run()
+    assert shown.knobs == Knobs(batch=32)
+    assert sent == [Knobs(batch=32)]
+    assert len(shown.view._tabs[tabs.HISTORY]["rows"]) == 2
+
+
+def test_drag_that_ends_where_it_began_leaves_nothing(shown: Explorer) -> None:
+    for batch in ("32", "16", "64"):
+        turn(shown, "batch", batch, drag="first")
+    assert shown.history == (Knobs(),)
+    assert not shown.message()["can_undo"]
+    # and goes on from there
+    for batch in ("8", "4"):
+        turn(shown, "batch", batch, drag="first")
+    assert shown.history == (Knobs(), Knobs(batch=4))
+    send(shown, "undo")
+    assert (shown.trial.knobs, shown.message()["can_undo"]) == (Knobs(), False)
+
+
+def test_refused_position_in_a_drag_leaves_one_entry(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_step = shown._run_step
+
+    def run(knobs: Knobs) -> Any:
+        if knobs.batch == 16:
+            raise ValueError("no batch of 16")
+        return run_step(knobs)
+
+    monkeypatch.setattr(shown, "_run_step", run)
+    for batch in ("32", "16", "8"):
+        turn(shown, "batch", batch, drag="first")
+    assert shown.history == (Knobs(), Knobs(batch=8))
+    send(shown, "undo")
+    assert (shown.trial.knobs, shown.message()["can_undo"]) == (Knobs(), False)
+
+
 def test_click_in_the_advice_uses_a_setting(shown: Explorer) -> None:
     send(shown, "search")
     rows = shown.view._tabs[tabs.ADVICE]["rows"]
