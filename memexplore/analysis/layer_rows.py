@@ -218,7 +218,9 @@ class _Tree:
     def place(self, names: list[str], row_name: str, label: str, *, one_by_one: bool = False) -> _Place:
         """Return the place of some layers of the same structure, with those below; `one_by_one` adds each of them."""
         has_own = any(name in self.own for name in names)
-        runs = self._runs([child for child in self.children[names[0]] if child in self.used])
+        # The layers have the same sublayers, of which some may allocate in one of them only.
+        parts = ((child, _tail(child)) for child in self.children[names[0]])
+        runs = self._runs([child for child, tail in parts if any(self._child(one, tail) in self.used for one in names)])
         is_root = not self.parents[names[0]]
         children = []
         for tails in runs:

@@ -258,7 +258,9 @@ def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) 
 
     alive = live_rows(tape, row)
     alive = alive[tape.size[alive] > 0]
-    lines = np.array([*(user_line(stack) for stack in tape.stacks), ""], dtype=object)
+    lines = np.full(len(tape.stacks) + 1, "", dtype=object)
+    for number in np.unique(tape.stack[alive]).tolist():
+        lines[number] = user_line(tape.stacks[number]) if number >= 0 else ""
     forms = np.array([*(_NUMBER.sub("#", name) for name in tape.modules), ""], dtype=object)
     modules, ops = np.array([*tape.modules, ""], dtype=object), np.array([*tape.ops, ""], dtype=object)
     kinds = np.array([category.text for category in Category], dtype=object)

@@ -252,5 +252,5 @@ def image(tape: Tape, width: int = 900) -> str:
     Raises ValueError for a tape that is not placed.
     """
     data = base64.b64encode(svg(tape, width).encode()).decode()
-    alternative = f"Timeline of the allocated memory, peak {size_text(peak(tape)[0])}"
+    alternative = f"Timeline of the allocated memory, peak {size_text(peak(picture(tape))[0])}"
     return f'<img style="max-width:100%" alt="{alternative}" src="data:image/svg+xml;base64,{data}">'

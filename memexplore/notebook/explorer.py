@@ -70,7 +70,7 @@ class Explorer:
         self._is_working = False
         self._last_knob: Knob | None = None
         self._follow_up = IdleWork(self._thread, lambda: not self._is_requested)
-        self._static_display: Any = None
+        self._static_displays: list[Any] = []
         self.view = View(self._shown.trial.tape)
         self._layers = Layers.of(step, self.view.tape, self._static_reasons)
         self._search = Search(search, no_search, self._thread, self.view.lock, self._on_search)
@@ -320,8 +320,10 @@ class Explorer:
         yield
         self.view.put_tabs(self._tabs(result))
         yield
-        if self._static_display is not None:
-            self._static_display.update(self.view.static_output(self._sentence()), raw=True)
+        if self._static_displays:
+            output = self.view.static_output(self._sentence())
+            for shown in self._static_displays:
+                shown.update(output, raw=True)
             yield
         self._thread.run_after(_SECONDS_BEFORE_PREFETCH, lambda: self._prefetch(result))
 
@@ -384,4 +386,6 @@ class Explorer:
     def _ipython_display_(self) -> None:
         data, metadata = self.view.live_bundle(f"Explorer of a tape of {len(self.view.tape):,} events")
         display(data, raw=True, metadata=metadata)
-        self._static_display = display(self.view.static_output(self._sentence()), raw=True, display_id=True)
+        shown = display(self.view.static_output(self._sentence()), raw=True, display_id=True)
+        if shown is not None:
+            self._static_displays.append(shown)

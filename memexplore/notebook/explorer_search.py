@@ -12,6 +12,7 @@ from memexplore.notebook.main_thread import MainThread
 from memexplore.search.advice import Advice
 from memexplore.search.beside import Ended, Found, Report, SearchProcess
 from memexplore.search.turns import SearchInTurns
+from memexplore.search.workers import UnsendableStepError
 from memexplore.steps.step import Step
 
 Stop = Callable[[], None]
@@ -128,8 +129,8 @@ def search_step(step: Step, gpu: str, report: Report, thread: MainThread, *, rel
     if thread.is_kernel:
         try:
             return SearchProcess(step, gpu, report, release=release, os=os).stop
-        except TypeError:
-            pass  # the step cannot be sent
+        except UnsendableStepError:
+            pass
     turns = SearchInTurns(step, gpu, report, release=release, os=os)
     if not thread.is_kernel:
         try:

@@ -184,7 +184,9 @@ def fit_text(outcome: Outcome) -> str:
     """Return whether a setting fits, and by how much."""
     if outcome.fits:
         return f"yes, {size_text(outcome.margin)} to spare"
-    return f"no, {size_text(max(-outcome.margin, 0))} too much"
+    if outcome.margin >= 0:
+        return "no: there is memory, but no piece of it is large enough"
+    return f"no, {size_text(-outcome.margin)} too much"
 
 
 def _as_written(outcomes: Sequence[Outcome]) -> Outcome | None:

@@ -56,7 +56,7 @@ class SearchProcess:
 
     `report` is called in a thread with each `Found`, and once with `Ended`. For the other arguments see `advise`.
 
-    Raises TypeError for a step that cannot be sent to another process.
+    Raises `workers.UnsendableStepError` for a step that cannot be sent to another process.
     """
 
     def __init__(self, step: Step, gpu: str, report: Report, *, release: str | None, os: str = Os.LINUX) -> None:

@@ -66,6 +66,8 @@ class SearchInTurns:
 
     def _search(self) -> None:
         self._may_choose.acquire()
+        if self._is_stopped:
+            return
         try:
             advice = advise(**self._arguments, progress=self._on_progress, found=self._on_advice, run_setting=self._run)
             ended = Ended(advice, None)

@@ -109,10 +109,14 @@ def _fake_tensor(shape: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
     return fake
 
 
+class UnsendableStepError(TypeError):
+    """A step cannot be sent to another process."""
+
+
 def pack_step(step: Step) -> bytes:
     """Return a step as bytes for another process; weights and large batches are packed as shapes.
 
-    Raises TypeError for a step that cannot be pickled.
+    Raises UnsendableStepError for a step that cannot be pickled.
     """
     min_bytes: dict[int, int] = {}
     if isinstance(step.model, torch.nn.Module):
@@ -124,7 +128,7 @@ def pack_step(step: Step) -> bytes:
     try:
         _Pickler(file, min_bytes).dump(step)
     except Exception as error:
-        raise TypeError(
+        raise UnsendableStepError(
             f"this step cannot be sent to another process ({type(error).__name__}: {error}): let its model be a "
             "function that builds it, and its loss a function that holds no file, lock or connection"
         ) from error

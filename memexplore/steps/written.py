@@ -5,6 +5,7 @@ In: a step, its model and the tape of its run as written. Out: a text for each f
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from memexplore.steps.step import Step
 from memexplore.tape import Category, Phase, Tape
 
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+_OTHER_COUNT = re.compile(r"batches|(^|_)(n|num|number|count|i|id|idx|index|micro)(_|$)")
+"""Variables of a cell with another number than that of the samples of a batch."""
 
 
 def written_texts(step: Step, model: nn.Module, tape: Tape) -> dict[str, str]:
@@ -29,7 +32,7 @@ def written_texts(step: Step, model: nn.Module, tape: Tape) -> dict[str, str]:
         "inplace": inplace_text(model),
         "checkpoint": checkpoint_text(tape),
         "optimizer": "" if optimizer is None else optimizer_text(optimizer),
-        "update": "" if optimizer is None else update_text(optimizer),
+        "update": "" if optimizer is None else update_text(optimizer, tape.meta.device),
         "zero_grad": "gradients to None",
     }
     return {field: text for field, text in texts.items() if text}
@@ -74,8 +77,10 @@ def optimizer_text(optimizer: torch.optim.Optimizer) -> str:
     return f"{name} with momentum" if name == "SGD" and optimizer.defaults.get("momentum") else name
 
 
-def update_text(optimizer: torch.optim.Optimizer) -> str:
-    """Return the implementation of the update of an optimizer of torch on a GPU, empty for those of other libraries.
+def update_text(optimizer: torch.optim.Optimizer, device: str = "") -> str:
+    """Return the implementation of the update of an optimizer of torch, empty for those of other libraries.
+
+    `device` is ``cpu`` or the name of a GPU; the default of torch is "per tensor" on the CPU.
 
     Source of the default: `torch.optim.optimizer._default_to_fused_or_foreach`; Adafactor and optimizers without the
     argument `foreach` iterate over the parameters.
@@ -90,7 +95,7 @@ def update_text(optimizer: torch.optim.Optimizer) -> str:
         return "fused"
     foreach = defaults.get("foreach")
     if foreach is None and "foreach" in defaults:
-        foreach = not isinstance(optimizer, torch.optim.Adafactor)
+        foreach = device != "cpu" and not isinstance(optimizer, torch.optim.Adafactor)
     return "foreach" if foreach else "per tensor"
 
 
@@ -107,10 +112,10 @@ def written_optimizer(step: Step) -> torch.optim.Optimizer | None:
 def assigned_batch(assigned: dict[str, Any]) -> tuple[str, int] | None:
     """Return the variable of a cell that seems to be its batch size, with its value.
 
-    >>> assigned_batch({"rate": 0.1, "batch_size": 8})
+    >>> assigned_batch({"rate": 0.1, "num_batches": 100, "batch_size": 8})
     ('batch_size', 8)
     """
     for name, value in assigned.items():
-        if "batch" in name.lower() and type(value) is int:
+        if type(value) is int and "batch" in name.lower() and not _OTHER_COUNT.search(name.lower()):
             return name, value
     return None

@@ -94,6 +94,21 @@ def test_equal_numbered_layers_share_a_row():
     assert [(row.name, row.total) for row in group.members] == [("h.0", 30), ("h.1", 30), ("h.2", 30)]
 
 
+def test_part_that_allocates_in_one_of_several_equal_layers_has_a_row():
+    names = {"Net": "Net", "h.0": "Block", "h.0.act": "GELU", "h.1": "Block", "h.1.act": "GELU"}
+    columns = {
+        "address": [0, 512, 1024],
+        "size": [10, 10, 5],
+        "category": [Category.ACTIVATION] * 3,
+        "module": [list(names).index(name) for name in ("h.0", "h.1", "h.1.act")],
+    }
+    tape = Tape.from_columns(columns, modules=list(names), classes=list(names.values()), meta=CPU)
+    (blocks,) = held_layers(tape, 2)[0].children
+    # 10 in each block itself, and 5 in the activation of the second
+    assert (blocks.layers, blocks.total) == (2, 25)
+    assert shown(blocks.children) == [("act", 2, 5), (ITSELF, 2, 20)]
+
+
 def test_layers_of_other_sizes_have_their_own_rows():
     net = held_layers(tape_of(("Net", 1), ("0", 10), ("1", 20), ("2", 20)), 3)[0]
     assert [(row.name, row.layers) for row in net.children] == [("0", 1), ("1–2", 2), ("Net", 1)]

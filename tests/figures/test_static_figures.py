@@ -53,6 +53,11 @@ def test_image_of_a_run_that_did_not_fit_ends_with_the_request():
     assert "backward" not in labels
 
 
+def test_text_alternative_has_the_peak_of_the_picture():
+    whole = training_tape()
+    assert 'peak 3.21 GiB"' in static.image(unwound_tape().replace(whole=whole))
+
+
 def test_image_has_an_area_for_each_category():
     root = ET.fromstring(static.svg(small_tape()))
     fills = [element.get("fill") for element in root.iter(f"{SVG}path") if element.get("fill") != "none"]

@@ -1,8 +1,9 @@
-"""A small step in an explorer, and the requests of a person at its page."""
+"""A small step in an explorer, the requests of a person at its page, and an event loop that a test drives."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,3 +53,30 @@ def turn(explorer: Explorer, name: str, label: str, drag: str = "") -> None:
 def sentence(explorer: Explorer) -> str:
     """The sentence about the setting shown."""
     return explorer._sentence()
+
+
+class Loop:
+    """An event loop that runs its callbacks on request."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], Any]] = []
+        self.later: list[tuple[float, Callable[[], Any]]] = []
+
+    def add_callback(self, action: Callable[[], Any]) -> None:
+        self.waiting.append(action)
+
+    def call_later(self, seconds: float, action: Callable[[], Any]) -> None:
+        self.later.append((seconds, action))
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+    def pass_time(self, seconds: float) -> None:
+        """Run the callbacks that are due some seconds after they were scheduled."""
+        self.run()
+        due = [action for after, action in self.later if after <= seconds]
+        self.later = [(after, action) for after, action in self.later if after > seconds]
+        for action in due:
+            action()
+        self.run()

@@ -1,56 +1,23 @@
-"""Background work of the explorer: the follow-up of a run, runs ahead of a request, and the search."""
+"""Background work of the explorer: the follow-up of a run, and runs ahead of a request."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from memexplore.knobs.knobs import Knobs
+from memexplore.notebook import explorer as explorer_module
 from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
-from memexplore.notebook.explorer_search import Stop
 from memexplore.notebook.main_thread import MainThread
-from memexplore.search.advice import Advice
-from memexplore.search.advise import advise
-from memexplore.search.beside import Found, Report
-from memexplore.search.progress import Progress
-from tests.notebook.explorer_actions import row, send, step, turn
+from tests.notebook.explorer_actions import Loop, row, send, step, turn
 
 
 @pytest.fixture
 def shown() -> Explorer:
     return explore(step())
-
-
-class Loop:
-    """An event loop that runs its callbacks on request."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], Any]] = []
-        self.later: list[tuple[float, Callable[[], Any]]] = []
-
-    def add_callback(self, action: Callable[[], Any]) -> None:
-        self.waiting.append(action)
-
-    def call_later(self, seconds: float, action: Callable[[], Any]) -> None:
-        self.later.append((seconds, action))
-
-    def run(self) -> None:
-        while self.waiting:
-            self.waiting.pop(0)()
-
-    def pass_time(self, seconds: float) -> None:
-        """Run the callbacks that are due some seconds after they were scheduled."""
-        self.run()
-        due = [action for after, action in self.later if after <= seconds]
-        self.later = [(after, action) for after, action in self.later if after > seconds]
-        for action in due:
-            action()
-        self.run()
 
 
 def test_only_the_last_of_several_changes_is_run(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,80 +189,6 @@ def test_refused_position_in_a_drag_leaves_one_entry(shown: Explorer, monkeypatc
     assert (shown.trial.knobs, shown.message()["can_undo"]) == (Knobs(), False)
 
 
-def test_click_in_the_advice_uses_a_setting(shown: Explorer) -> None:
-    send(shown, "search")
-    rows = shown.view._tabs[tabs.ADVICE]["rows"]
-    assert rows
-    assert shown.message()["search"]["state"] == "done"
-    send(shown, "tab click", tab=tabs.ADVICE, row=len(rows) - 1)
-    assert str(shown.trial.knobs) == rows[-1]["cells"][0]
-
-
-class SlowSearch:
-    """A search whose reports the test makes."""
-
-    def __init__(self) -> None:
-        self.is_stopped = False
-
-    def start(self, knobs: Knobs, report: Report, thread: MainThread) -> Stop:
-        self.report = report
-
-        def stop() -> None:
-            self.is_stopped = True
-
-        return stop
-
-    def find(self, done: int, advice: Advice) -> None:
-        self.report(Found(Progress(done, 0, 10, 1.0, 2.0), advice))
-
-
-def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
-    shown: Explorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, advice = SlowSearch(), advise(step(), budget=3, progress=None)
-    monkeypatch.setattr(shown._search, "_begin", slow.start)
-    send(shown, "search")
-    assert shown.message()["search"]["state"] == "running"
-    slow.find(1, advice)
-    rows = shown.view._tabs[tabs.ADVICE]["rows"]
-    assert [cells["cells"][0] for cells in rows] == [str(option.knobs) for option in advice.options]
-    turn(shown, "batch", "32")
-    assert not slow.is_stopped
-    slow.find(4, advice)
-    assert shown.message()["search"]["text"] == "4 of about 10 settings run, about 2 s left"
-    send(shown, "stop")
-    assert slow.is_stopped
-    assert shown.message()["search"] == {
-        "state": "stopped",
-        "done": 4,
-        "planned": 10,
-        "seconds_left": None,
-        "text": "Stopped after 4 settings",
-    }
-    # a report that was under way changes nothing
-    slow.find(5, advice)
-    assert shown.message()["search"]["state"] == "stopped"
-    assert [row["cells"] for row in shown.view._tabs[tabs.ADVICE]["rows"]] == [row["cells"] for row in rows]
-
-
-def test_stop_during_the_start_of_a_second_search_stops_it(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = SlowSearch(), SlowSearch()
-    monkeypatch.setattr(shown._search, "_begin", first.start)
-    send(shown, "search")
-    send(shown, "stop")
-    first.is_stopped = False
-
-    def start(knobs: Knobs, report: Report, thread: MainThread) -> Stop:
-        # The message arrives in another thread while the search starts.
-        send(shown, "stop")
-        return second.start(knobs, report, thread)
-
-    monkeypatch.setattr(shown._search, "_begin", start)
-    send(shown, "search")
-    assert (first.is_stopped, second.is_stopped) == (False, True)
-    assert shown.message()["search"]["state"] == "stopped"
-
-
 def test_request_that_is_sent_again_is_done_once(shown: Explorer) -> None:
     for number in (1, 2, 2, 1):
         send(shown, "layer action", field="frozen", layer=f"{number - 1}", number=number, view="a")
@@ -329,71 +222,24 @@ def test_click_in_the_history_is_received_like_a_knob(shown: Explorer) -> None:
     assert shown.knobs == Knobs()
 
 
-def test_click_on_a_row_that_has_moved_means_the_setting_that_was_clicked(
-    shown: Explorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, advice = SlowSearch(), advise(step(), budget=1, progress=None)
-    (first,) = advice.options
-    second = first._replace(outcome=first.outcome._replace(knobs=Knobs(batch=32)))
-    monkeypatch.setattr(shown._search, "_begin", slow.start)
-    send(shown, "search")
-    for options in ((second, first), (first, second)):
-        slow.find(6, dataclasses.replace(advice, options=options))
-    send(shown, "tab click", tab=tabs.ADVICE, row=0, label="batch 32")
-    assert shown.trial.knobs == Knobs(batch=32)
+def test_every_still_picture_follows_the_setting(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Display:
+        def __init__(self) -> None:
+            self.texts: list[str] = []
 
+        def update(self, output: dict[str, str], raw: bool) -> None:
+            self.texts.append(output["text/plain"])
 
-def test_advice_for_another_gpu_stays_on_that_gpu(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn(shown, "gpu", "A100 40GB · 39.0 GiB")
-    slow, advice = SlowSearch(), advise(step(), "A100 40GB", budget=1, progress=None)
-    (first,) = advice.options
-    second = first._replace(outcome=first.outcome._replace(knobs=Knobs(batch=32)))
-    monkeypatch.setattr(shown._search, "_begin", slow.start)
-    send(shown, "search")
-    slow.find(3, dataclasses.replace(advice, options=(first, second)))
-    rows = shown.view._tabs[tabs.ADVICE]["rows"]
-    assert [row["cells"][0] for row in rows if row["current"]] == ["as written"]
-    send(shown, "tab click", tab=tabs.ADVICE, row=0, label="batch 32")
-    assert shown.trial.knobs == Knobs(batch=32, gpu="A100 40GB")
-    assert [row["cells"][0] for row in shown.view._tabs[tabs.ADVICE]["rows"] if row["current"]] == ["batch 32"]
+    made: list[Display] = []
 
+    def display(data: Any, *, display_id: bool = False, **options: Any) -> Display | None:
+        if not display_id:
+            return None
+        made.append(Display())
+        return made[-1]
 
-def test_trade_offs_have_the_settings_of_the_present_gpu(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn(shown, "gpu", "A100 40GB · 39.0 GiB")
-    slow, advice = SlowSearch(), advise(step(), "A100 40GB", budget=3, progress=None)
-    monkeypatch.setattr(shown._search, "_begin", slow.start)
-    send(shown, "search")
-    slow.find(3, advice)
-    send(shown, "stop")
-    ids = {name for trace in shown.view._tabs[tabs.TRADE_OFFS]["figure"]["data"] for name in trace.get("ids", ())}
-    same = {str(knobs.replace(gpu="A100 40GB")) for knobs in advice.same_training}
-    assert ids == same
-    assert len(ids) > 1
-
-
-def test_click_on_a_point_that_has_moved_means_the_setting_that_was_clicked(
-    shown: Explorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, advice = SlowSearch(), advise(step(), budget=4, progress=None)
-    monkeypatch.setattr(shown._search, "_begin", slow.start)
-    send(shown, "search")
-    slow.find(4, advice)
-    send(shown, "stop")
-    (fits,) = (one for one in shown.view._tabs[tabs.TRADE_OFFS]["figure"]["data"] if one["name"] == "fits")
-    number, label = fits["customdata"][-1], fits["ids"][-1]
-    # A setting that is shown takes a number before those of the search.
+    monkeypatch.setattr(explorer_module, "display", display)
+    for _ in range(2):
+        shown._ipython_display_()
     turn(shown, "batch", "32")
-    send(shown, "tab click", tab=tabs.TRADE_OFFS, row=number, label=label)
-    assert str(shown.trial.knobs) == label
-    # one that the chart has lost means nothing
-    send(shown, "tab click", tab=tabs.TRADE_OFFS, row=0, label="batch 5")
-    assert str(shown.trial.knobs) == label
-
-
-def test_second_request_of_a_search_keeps_its_advice(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, advice = SlowSearch(), advise(step(), budget=1, progress=None)
-    monkeypatch.setattr(shown._search, "_begin", slow.start)
-    send(shown, "search")
-    slow.find(1, advice)
-    send(shown, "search")
-    assert shown.view._tabs[tabs.ADVICE]["rows"]
+    assert [["Batch of 32" in text for text in one.texts] for one in made] == [[True], [True]]

@@ -53,6 +53,12 @@ def test_columns_of_sizes_have_one_unit_and_are_right_aligned(outcome: Outcome) 
     assert set(tab["align"][1:]) == {"right"}
 
 
+def test_setting_that_only_fragmentation_stops_lacks_no_bytes(outcome: Outcome) -> None:
+    stopped = of(outcome, peak_reserved=9 * GIB, capacity=10 * GIB, fits=False)
+    assert tabs.fit_text(stopped) == "no: there is memory, but no piece of it is large enough"
+    assert tabs.fit_text(of(stopped, peak_reserved=12 * GIB)) == "no, 2.00 GiB too much"
+
+
 def test_largest_batches_are_a_second_view(outcome: Outcome) -> None:
     outcomes = [outcome, of(outcome, knobs=Knobs(precision="fp16"))]
     assert "views" not in tabs.trade_offs(outcomes, Knobs())

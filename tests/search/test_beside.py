@@ -113,6 +113,13 @@ def test_stopped_turns_run_nothing_more() -> None:
     assert len(events) == 1
 
 
+def test_turns_that_are_stopped_before_the_first_end_their_thread() -> None:
+    turns = SearchInTurns(step_with_lock(), "T4", print, release=None)
+    turns.stop()
+    turns._thread.join(60)
+    assert not turns._thread.is_alive()
+
+
 def test_advice_so_far_is_advice_about_the_runs_so_far() -> None:
     sizes: list[int] = []
     whole = advise(step(), "24MiB", budget=5, progress=None, found=lambda advice: sizes.append(len(advice.tried)))
