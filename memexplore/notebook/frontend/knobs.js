@@ -91,9 +91,6 @@ function isGpu({ field }) {
  * @param {ExplorerState["hidden"]} hidden
  */
 export function hiddenText(hidden) {
-  /** @type {Map<string, string[]>} */
-  const labels = new Map();
-  for (const { label, reason } of hidden) labels.set(reason, [...(labels.get(reason) ?? []), label]);
-  const parts = [...labels].map(([reason, names]) => `${names.join(", ")} (${reason})`);
+  const parts = hidden.map(({ label, reason }) => `${label} (${reason})`);
   return parts.length ? `Not shown: ${parts.join("; ")}.` : "";
 }

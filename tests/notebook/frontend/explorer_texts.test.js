@@ -28,8 +28,8 @@ test("changes are given against the step as written and the pinned setting", () 
   assert.equal(comparison({ written: "", pinned: "" }), "");
 });
 
-test("knobs that do not apply are listed by reason", () => {
-  const hidden = [["Batch", "a"], ["Micro-batches", "a"], ["Size", "b"]].map(([label, reason]) => ({ label, reason }));
+test("knobs that do not apply are listed with their reasons", () => {
+  const hidden = [["Batch, Micro-batches", "a"], ["Size", "b"]].map(([label, reason]) => ({ label, reason }));
   assert.equal(hiddenText([]), "");
   assert.equal(hiddenText(hidden), "Not shown: Batch, Micro-batches (a); Size (b).");
 });
