@@ -16,7 +16,7 @@ from memexplore.notebook.idle_work import IdleWork
 from memexplore.notebook.knob import Knob
 from memexplore.notebook.layers import Layers
 from memexplore.notebook.main_thread import MainThread
-from memexplore.notebook.results import Result, Run, RunCancelled, failing_knob, run_ahead
+from memexplore.notebook.results import Result, Run, RunCancelled, failing_knob, forget_old, run_ahead
 from memexplore.notebook.view import View
 from memexplore.steps import sentences
 from memexplore.steps.step import Step
@@ -278,6 +278,7 @@ class Explorer:
     def _show(self, run: State, result: Result) -> None:
         with self.view.lock:
             self._state, self._shown = explorer_state.drawn(self._state, run), result
+            forget_old(self._results, {*self._state.history, self._state.baseline, run.knobs})
             self._draw()
 
     def _draw(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from memexplore.knobs.knobs import Knobs
@@ -23,6 +23,17 @@ class Result(NamedTuple):
 
 
 Run = Callable[[Knobs], tuple[Trial, Outcome]]
+
+
+_MAX_OTHERS = 64
+"""Results kept of settings that are not in the history, the latest: positions of drags, and runs ahead of a request."""
+
+
+def forget_old(results: dict[Knobs, Result], kept: Collection[Knobs]) -> None:
+    """Remove the oldest results beyond a number, except those of the settings in `kept`."""
+    others = [knobs for knobs in results if knobs not in kept]
+    for knobs in others[: max(len(others) - _MAX_OTHERS, 0)]:
+        del results[knobs]
 
 
 class RunCancelled(BaseException):

@@ -8,7 +8,7 @@ import pytest
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import explorer as explorer_module
-from memexplore.notebook import tabs
+from memexplore.notebook import results, tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.main_thread import MainThread
@@ -158,6 +158,18 @@ def test_refused_request_does_not_stop_the_follow_up(shown: Explorer, monkeypatc
     assert shown.knobs == Knobs(batch=32)
     assert sent == [Knobs(batch=32)]
     assert len(shown.view._tabs[tabs.HISTORY]["rows"]) == 2
+
+
+def test_old_results_outside_of_the_history_are_forgotten(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_MAX_OTHERS", 2)
+    for batch in ("1", "2", "4", "8", "16"):
+        turn(shown, "batch", batch, drag="first")
+        if batch == "1":
+            send(shown, "pin")
+    # as written, the pinned one, the last two on the way, and the last of the drag
+    assert [knobs.batch for knobs in shown._results] == [None, 1, 4, 8, 16]
+    send(shown, "undo")
+    assert shown.trial.knobs == Knobs()
 
 
 def test_drag_that_ends_where_it_began_leaves_nothing(shown: Explorer) -> None:
