@@ -22,6 +22,8 @@ _BEYOND = 2
 _LABEL_LENGTH = 28
 _LABEL_SPACE = 0.4, 0.09
 """Smallest distance of two labels, as shares of the width and the height; labels nearer than both are omitted."""
+_RIGHT = 0.55
+"""Share of the width from which a name is on the left of its point."""
 _HEADROOM = 1.15
 """End of both axes relative to the largest value."""
 
@@ -124,18 +126,7 @@ def tradeoff(
     ]
     marked = [number for number in valid if points[number].setting in ("as written", chosen)]
     names = [number for number in (*marked, *best) if points[number].peak_reserved <= ceiling]
-    for number in _apart(names, [(xs[n] / (edge * _HEADROOM), ys[n] / top) for n in range(len(points))]):
-        is_right = xs[number] > 0.6 * edge
-        annotations.append(
-            _note(
-                escaped(_shortened(points[number].setting)),
-                x=xs[number],
-                y=ys[number],
-                xanchor="right" if is_right else "left",
-                xshift=-9 if is_right else 9,
-                yshift=9,
-            )
-        )
+    annotations += _names(points, names, xs, ys, edge * _HEADROOM, top)
     values, texts = byte_ticks(top)
     sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
     measured = str(Source.MEASURED) in sources
@@ -197,21 +188,8 @@ def largest_batches(
         capacity, max((min(points[n].peak_reserved, ceiling) for n in shown), default=1)
     )
     end = max((batches[number] for number in shown), default=1) * _HEADROOM
-    places = [
-        (batch / end, min(point.peak_reserved, ceiling) / top) for point, batch in zip(points, batches, strict=True)
-    ]
-    for number in _apart([shown[index] for index in best], places):
-        is_right = places[number][0] > 0.6
-        annotations.append(
-            _note(
-                escaped(_shortened(points[number].setting)),
-                x=batches[number],
-                y=min(points[number].peak_reserved, ceiling),
-                xanchor="right" if is_right else "left",
-                xshift=-9 if is_right else 9,
-                yshift=9,
-            )
-        )
+    ys = [min(point.peak_reserved, ceiling) for point in points]
+    annotations += _names(points, [shown[index] for index in best], batches, ys, end, top)
     values, texts = byte_ticks(top)
     figure.update_layout(
         shapes=shapes,
@@ -252,6 +230,27 @@ def _ceiling(sizes: Sequence[int], capacity: int | None) -> int:
 
 def _shortened(setting: str) -> str:
     return setting if len(setting) <= _LABEL_LENGTH else setting[: _LABEL_LENGTH - 1] + "…"
+
+
+def _names(
+    points: Sequence[Point], numbers: Sequence[int], xs: Sequence[float], ys: Sequence[float], right: float, top: float
+) -> list[dict[str, Any]]:
+    """Return the names of some settings as annotations, where there is space; `right` and `top` are the axes' ends."""
+    shares = [(x / right, y / top) for x, y in zip(xs, ys, strict=True)]
+    found = []
+    for number in _apart(numbers, shares):
+        is_right = shares[number][0] > _RIGHT
+        found.append(
+            _note(
+                escaped(_shortened(points[number].setting)),
+                x=xs[number],
+                y=ys[number],
+                xanchor="right" if is_right else "left",
+                xshift=-9 if is_right else 9,
+                yshift=9,
+            )
+        )
+    return found
 
 
 def _apart(numbers: Sequence[int], places: Sequence[tuple[float, float]]) -> list[int]:
