@@ -66,6 +66,14 @@ def test_memory_that_a_program_allocates_once_and_keeps_is_no_leak() -> None:
     assert len(groups.growth(program.tape())) == 0
 
 
+def test_a_step_whose_rows_lie_between_those_of_others_ends_once() -> None:
+    # Each row allocates a block of 512 B; step 2 ends in row 3, step 3 in row 4 and step 4 in row 5.
+    steps = [1, 2, 3, 2, 3, 4]
+    columns = {"address": [512 * row for row in range(6)], "size": [512] * 6, "step": steps}
+    table = groups.growth(Tape.from_columns(columns, meta=Meta(Source.MEASURED, "cpu")))
+    assert table[[2, 3, 4, "grew"]].to_numpy().tolist() == [[2048, 2560, 3072, 1024]]
+
+
 def test_growth_of_two_steps_is_empty() -> None:
     assert len(groups.growth(leaking_tape(2))) == 0
 
