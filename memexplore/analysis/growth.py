@@ -168,9 +168,9 @@ def _step_ends(tape: Tape) -> list[int]:
     inside = np.flatnonzero(tape.step > 0)
     if not len(inside):
         return []
-    numbers = tape.step[inside]
-    last = np.flatnonzero(np.append(numbers[1:] != numbers[:-1], True))
-    ends: list[int] = inside[last].tolist()
+    # The rows of a step need not be one behind the other: a thread has the step of its own.
+    _, from_end = np.unique(tape.step[inside][::-1], return_index=True)
+    ends: list[int] = np.sort(inside[len(inside) - 1 - from_end]).tolist()
     held_after = curve(tape)
     if len(ends) > 1:
         phases = [set(np.unique(tape.phase[tape.step == tape.step[row]]).tolist()) for row in ends[-2:]]

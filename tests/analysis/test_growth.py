@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore.analysis import growth
-from memexplore.tape import Category, Phase, Tape
+from memexplore.tape import Category, Meta, Phase, Source, Tape
 from tests.sample_tapes import CPU, GIB, MIB, T4, Program, leaking_tape, training_tape
 
 
@@ -41,6 +41,14 @@ def test_memory_that_a_program_allocates_once_and_keeps_is_not_in_the_table() ->
         if step == 3:
             program.alloc(400, Category.OPTIMIZER_STATE, "zeros_like", "discriminator", 12)
     assert len(growth.growth(program.tape())) == 0
+
+
+def test_a_step_whose_rows_lie_between_those_of_others_ends_once() -> None:
+    # Each row allocates a block of 512 B; step 2 ends in row 3, step 3 in row 4 and step 4 in row 5.
+    steps = [1, 2, 3, 2, 3, 4]
+    columns = {"address": [512 * row for row in range(6)], "size": [512] * 6, "step": steps}
+    table = growth.growth(Tape.from_columns(columns, meta=Meta(Source.MEASURED, "cpu")))
+    assert table[[2, 3, 4, "grew"]].to_numpy().tolist() == [[2048, 2560, 3072, 1024]]
 
 
 def test_growth_of_two_steps_is_empty() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from memexplore.virtual_gpu.dispatch import planning
 from tests.small import allocated, batch, network, on_a_t4
 
 GIB = 1024**3
@@ -246,6 +247,27 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     model(torch.randn(8, 64, device="cuda")).sum().backward()
     optimizer.step()
     assert _large(optimizer) == (128 + 64) * 4
+
+
+def test_step_sizes_of_an_optimizer_make_no_new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    # AdamW divides by 1 - beta ** step: other scalars in each step.
+    made: list[Any] = []
+    make_plan = planning.make_plan
+
+    def counted(func: Any, *arguments: Any) -> Any:
+        made.append(func)
+        return make_plan(func, *arguments)
+
+    monkeypatch.setattr(planning, "make_plan", counted)
+    model = network().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(2):
+        loss_of(model).backward()
+        optimizer.step()
+    made.clear()
+    loss_of(model).backward()
+    optimizer.step()
+    assert made == []
 
 
 def test_schedulers_step() -> None:

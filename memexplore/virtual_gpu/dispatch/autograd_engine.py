@@ -98,11 +98,11 @@ def accumulates(args: Any) -> bool:
         and old.shape == new.shape
         and old.dtype is new.dtype
         and _reference_counts(old) == sole_owner_counts()
-        and _is_non_overlapping_and_dense(old)
+        and is_non_overlapping_and_dense(old)
     )
 
 
-def _is_non_overlapping_and_dense(tensor: torch.Tensor) -> bool:
+def is_non_overlapping_and_dense(tensor: torch.Tensor) -> bool:
     """Return whether the strides are those of a permuted contiguous tensor."""
     expected = 1
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

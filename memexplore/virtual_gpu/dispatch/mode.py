@@ -157,7 +157,12 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         key: list[Any] = [func, _default_dtype()]
         tensors: list[torch.Tensor] = []
         try:
-            plans.extend_key(key, tensors, args)
+            if traits.scalars_last and len(args) == traits.scalars_last:
+                plans.extend_key(key, tensors, args[:-1])
+                scalars = args[-1]
+                key.append(tuple(map(type, scalars)) if isinstance(scalars, list | tuple) else type(scalars))
+            else:
+                plans.extend_key(key, tensors, args)
             if kwargs:
                 for name, value in kwargs.items():
                     key.append(name)

@@ -29,6 +29,13 @@ _FACTORIES = {
 _UNCACHED_NAMES = ("resize_", "set_", "resize_as_", "_resize_output_", "rename_", "swap_tensors")
 
 
+def _count_to_scalars(schema: Any) -> int:
+    """Return the number of positional arguments if the last one is a scalar or a list of scalars, else 0."""
+    arguments = schema.arguments
+    is_scalar = str(arguments[-1].type) in ("number", "List[number]") and not arguments[-1].kwarg_only
+    return len(arguments) if is_scalar else 0
+
+
 class OpTraits:
     """Facts about an op that the dispatch mode needs."""
 
@@ -42,6 +49,7 @@ class OpTraits:
         "lane",
         "makes_zeros",
         "reads_engine",
+        "scalars_last",
         "settings",
     )
 
@@ -69,3 +77,8 @@ class OpTraits:
         self.settings = table.find(func, Kind.SETTINGS)
         """A function that returns the global settings of torch on which a plan depends, or None."""
         self.makes_zeros = func in MAKES_ZEROS
+        self.scalars_last = _count_to_scalars(schema) if name.startswith("_foreach_") and name.endswith("_") else 0
+        """Number of arguments if the op writes to lists of tensors and the last one is a scalar, or a list of them.
+
+        The plan depends on their types only: an optimizer passes other step sizes in each step.
+        """

@@ -18,6 +18,7 @@ import torch
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import cpu_ops, value_errors
+from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
 from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, VirtualTensor
@@ -308,13 +309,9 @@ def _forget_written(traits: LaneTraits, args: Any, kwargs: Any) -> None:
 
 def _fills_storage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements are all bytes of its storage, each once."""
-    count = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1:
-            if stride != count:
-                return False
-            count *= length
-    return count * tensor.element_size() == untyped_storage(tensor).nbytes()
+    if not is_non_overlapping_and_dense(tensor):
+        return False
+    return tensor.numel() * tensor.element_size() == untyped_storage(tensor).nbytes()
 
 
 def _on_cpu(name: str, value: Any) -> Any:
