@@ -73,6 +73,8 @@ class VerdictContent(NamedTuple):
     """Peak reserved of the whole run; of a run that stopped at least."""
     device: str
     """Short name, such as ``T4``."""
+    grows: Place | None = None
+    """The user's line whose memory grows from step to step."""
 
     @property
     def text(self) -> str:
@@ -130,6 +132,7 @@ def _content(
     details: list[str],
     where: tuple[Place, ...] = (),
     needed: int | None = None,
+    grows: Place | None = None,
 ) -> VerdictContent:
     used = peak(tape, "reserved")[0]
     return VerdictContent(
@@ -141,6 +144,7 @@ def _content(
         tape.meta.capacity,
         used if needed is None else needed,
         _short_name(tape),
+        grows,
     )
 
 
@@ -184,7 +188,7 @@ def _growing(tape: Tape) -> VerdictContent | None:
     )
     so_far = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
     details = [kept, so_far, _shares(tape, lever=False), _source(tape)]
-    return _content(tape, Level.GROWING, headline, details, where)
+    return _content(tape, Level.GROWING, headline, details, where, grows=where[0] if where else None)
 
 
 def about(number: int) -> int:
@@ -224,6 +228,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         details,
         (*_places(tape, row), *where_grows),
         max(needed or 0, least),
+        where_grows[0] if where_grows else None,
     )
 
 

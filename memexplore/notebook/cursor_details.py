@@ -20,18 +20,20 @@ class Line(NamedTuple):
 
     location: str
     code: str
+    path: str
+    """``file:line``, by which the browser finds the line again."""
 
 
 def code_line(line: str) -> Line:
     """Return the line of code at ``file:line``; a cell of this notebook is named as in tracebacks.
 
     >>> code_line("train.py:7")
-    Line(location='train.py, line 7', code='')
+    Line(location='train.py, line 7', code='', path='train.py:7')
     >>> code_line("")
-    Line(location='', code='')
+    Line(location='', code='', path='')
     """
     found = place(line)
-    return Line(found.text, found.code)
+    return Line(*found)
 
 
 def cursor_text(tape: Tape, row: int) -> str:
@@ -82,7 +84,7 @@ def _layer(row: LayerRow) -> dict[str, Any]:
 def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]:
     """Return the tensors alive after a row in groups of equal ones, the largest groups first.
 
-    `bytes` is the total of a group; all other values are text: size, each, category, colour, layer, op, location, code.
+    `bytes` is the total of a group; all other values are text: size, each, category, colour, layer, op, and a `Line`.
     """
     if row < 0:
         return []
@@ -103,7 +105,7 @@ def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]
 def live_lines(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]:
     """Return the lines of code with the most memory alive after a row.
 
-    `bytes` is a number; all other values are text: size, blocks, category, colour, location and code.
+    `bytes` is a number; all other values are text: size, blocks, category, colour, and a `Line`.
     """
     if row < 0:
         return []

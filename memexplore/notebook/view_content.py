@@ -46,8 +46,10 @@ def tape_content(scene: Scene) -> dict[str, Any]:
     """Return verdict, notes and timeline traces of the tape."""
     happened = scene.tape if scene.happened is None else scene.happened
     verdict = verdict_content(happened)
+    places = [place._asdict() for place in verdict.where]
+    grows = None if verdict.grows is None else verdict.grows._asdict()
     return {
-        "verdict": {**verdict._asdict(), "where": [place._asdict() for place in verdict.where]},
+        "verdict": {**verdict._asdict(), "where": places, "grows": grows},
         "notes": [name_cells(note) for note in (*happened.meta.notes, placement_note(happened)) if note],
         "pictures": _pictures(scene, happened),
         "data": _traces(scene),

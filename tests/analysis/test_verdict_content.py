@@ -185,6 +185,7 @@ def test_leak_is_the_headline_and_has_its_line() -> None:
         "Fits now, but grows 100 MiB a step: full at about step 140",
     )
     assert found.where[0].text == "train.py, line 9"
+    assert found.grows == found.where[0]
     assert found.detail.startswith("Activation memory allocated at train.py, line 9 is kept from step to step")
 
 
@@ -205,6 +206,11 @@ def test_leak_that_ends_out_of_memory_replaces_the_lever() -> None:
         in found.detail
     )
     assert [place.text for place in found.where][::2] == ["train.py, line 6", "train.py, line 9"]
+    assert found.grows == found.where[-1]
+
+
+def test_run_without_growth_names_no_growing_line() -> None:
+    assert verdict_content(small_tape()).grows is None
 
 
 @pytest.mark.parametrize(("number", "rounded"), [(7, 7), (96, 96), (134, 130), (896, 900), (12_345, 12_000)])

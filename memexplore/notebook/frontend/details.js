@@ -3,12 +3,23 @@ import { Blocks } from "./blocks.js";
 import { element } from "./dom.js";
 import { Layers } from "./layers.js";
 import { MemoryTable } from "./memory_tables.js";
-import { fillMemoryTable } from "./tables.js";
+import { fillMemoryTable, showMarked } from "./tables.js";
 
 const AT_CURSOR = ["Layers", "Tensors", "Lines", "Blocks"]; // tabs about the row of the cursor
 const SEARCHED = ["Layers", "Tensors", "Lines"];
 
 /** @typedef {import("./layers.js").Handlers & { onSelectBlock: (row: number) => void }} Handlers */
+
+/** @typedef {import("./types").DetailsContent["growth"]} Growth */
+
+/**
+ * Return the tab that shows a line: the growth from step to step if it has the line, else the lines at the cursor.
+ * @param {string} line `file:line`
+ * @param {Pick<import("./types").GrowthRow, "path">[]} growing
+ */
+export function tabOfLine(line, growing) {
+  return growing.some(({ path }) => path === line) ? "Growth" : "Lines";
+}
 
 export class Details {
   /**
@@ -32,14 +43,15 @@ export class Details {
     this.blocks = new Blocks(context, tabs.add("Blocks"), handlers.onSelectBlock);
     this.growthText = element("p", "caption");
     this.growth = element("table", "growth");
+    /** @type {Growth} */
+    this.grown = { text: "", steps: [], rows: [] };
+    this.marked = ""; // `file:line` of the growth that the verdict names
     tabs.add("Growth").append(this.growthText, this.growth);
     this.search = element("input", "search");
     this.search.type = "search";
     this.search.placeholder = "Search layers, tensors, lines";
     this.search.setAttribute("aria-label", this.search.placeholder);
-    this.search.addEventListener("input", () => {
-      for (const part of [this.layers, this.tensors, this.lines]) part.setSearch(this.search.value);
-    });
+    this.search.addEventListener("input", () => this.applySearch());
     // JupyterLab has shortcuts for single letters.
     this.search.addEventListener("keydown", (event) => event.stopPropagation());
   }
@@ -58,11 +70,34 @@ export class Details {
     this.lines.setRows(lines);
   }
 
-  /** @param {import("./types").DetailsContent["growth"]} growth */
-  drawGrowth({ text, steps, rows }) {
+  applySearch() {
+    for (const part of [this.layers, this.tensors, this.lines]) part.setSearch(this.search.value);
+  }
+
+  /**
+   * Open the tab that shows a line, with its rows marked.
+   * @param {string} line `file:line`
+   */
+  showLine(line) {
+    const name = tabOfLine(line, this.grown.rows);
+    this.marked = line;
+    this.lines.mark(line);
+    this.drawGrowth(this.grown);
+    if (this.search.value) {
+      this.search.value = ""; // it could hide the line
+      this.applySearch();
+    }
+    this.tabs.open(name);
+    showMarked(name === "Growth" ? this.growth : this.lines.table);
+  }
+
+  /** @param {Growth} growth */
+  drawGrowth(growth) {
+    const { text, steps, rows } = growth;
+    this.grown = growth;
     this.growthText.textContent = text;
     this.tabs.setVisible("Growth", rows.length > 0);
     const titles = ["Grew", "Category", "Layer", ...steps, "Line"];
-    fillMemoryTable(this.growth, titles, rows, ({ grew, layer, sizes }) => [grew, layer, ...sizes]);
+    fillMemoryTable(this.growth, titles, rows, ({ grew, layer, sizes }) => [grew, layer, ...sizes], this.marked);
   }
 }

@@ -37,6 +37,7 @@ export class MemoryTable {
     /** @type {Row[]} */
     this.rows = [];
     this.search = "";
+    this.marked = ""; // `file:line`
     this.column = 0;
     this.isReversed = false;
     this.table = element("table", name);
@@ -56,6 +57,12 @@ export class MemoryTable {
     this.draw();
   }
 
+  /** @param {string} line `file:line` */
+  mark(line) {
+    this.marked = line;
+    this.draw();
+  }
+
   draw() {
     const texts = (/** @type {Row} */ row) => {
       const [size, ...others] = this.cells(row);
@@ -64,7 +71,8 @@ export class MemoryTable {
     const rows = arranged(this.rows, texts, this.search, this.column, this.isReversed);
     this.empty.hidden = rows.length > 0 || !this.search;
     const focused = this.headings().indexOf(/** @type {HTMLElement} */ (document.activeElement));
-    fillMemoryTable(this.table, this.titles, rows, (row) => /** @type {[string, ...string[]]} */ (this.cells(row)));
+    const cells = (/** @type {Row} */ row) => /** @type {[string, ...string[]]} */ (this.cells(row));
+    fillMemoryTable(this.table, this.titles, rows, cells, this.marked);
     [...this.table.querySelectorAll("th")].forEach((head, column) => {
       const button = element("button", "sort", head.textContent ?? "");
       button.type = "button";

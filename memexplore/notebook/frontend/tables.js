@@ -41,19 +41,39 @@ function lineCell(row) {
 }
 
 /**
- * Fill a table: the cells of a row, among them its category, then its line of code.
+ * Fill a table: the cells of a row, among them its category, then its line of code. The rows of the line `marked`
+ * (`file:line`) are marked; empty marks none.
  * @template {MemoryRow} Row
  * @param {HTMLTableElement} table
  * @param {string[]} titles
  * @param {Row[]} rows
  * @param {(row: Row) => [string, ...string[]]} cells size, then the cells after the category
+ * @param {string} marked
  */
-export function fillMemoryTable(table, titles, rows, cells) {
+export function fillMemoryTable(table, titles, rows, cells, marked) {
   const lines = rows.map((row) => {
     const line = element("tr");
     const [size, ...others] = cells(row).map((cell) => element("td", "", cell));
     line.append(size, categoryCell(row), ...others, lineCell(row));
+    if (marked && row.path === marked) markRow(line);
     return line;
   });
   table.replaceChildren(...parts(titles, lines));
+}
+
+/** @param {HTMLTableRowElement} row */
+function markRow(row) {
+  row.classList.add("memexplore-marked");
+  row.setAttribute("aria-current", "true");
+  row.tabIndex = -1; // `showMarked` moves the focus to it
+}
+
+/**
+ * Scroll to the first marked row of a table, and move the focus to it.
+ * @param {HTMLTableElement} table
+ */
+export function showMarked(table) {
+  const row = /** @type {HTMLElement | null} */ (table.querySelector(".memexplore-marked"));
+  row?.scrollIntoView({ block: "nearest" });
+  row?.focus({ preventScroll: true });
 }

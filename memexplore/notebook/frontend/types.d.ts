@@ -131,6 +131,8 @@ export interface MemoryRow {
   colour: string;
   location: string;
   code: string;
+  /** `file:line`, empty if unknown. */
+  path: string;
 }
 /** Equal tensors; `bytes` and `size` of all of them together, `each` such as "24 × 64.0 MiB", empty for a single one. */
 export type TensorRow = MemoryRow & { bytes: number; size: string; each: string; layer: string; op: string };
@@ -196,13 +198,22 @@ export interface CursorContent {
   lines: LineRow[];
 }
 
+/** A line of code: `Cell In[3], line 4`, its source, and `file:line`. */
+export interface Place {
+  text: string;
+  code: string;
+  path: string;
+}
+
 /** Whether a run fits, in one sentence. Sizes in bytes. */
 export interface Verdict {
   level: "fits" | "tight" | "oom" | "error" | "growing" | "none";
   headline: string;
   detail: string;
   /** Places in the code that the verdict is about: the user's own first. */
-  where: { text: string; code: string; path: string }[];
+  where: Place[];
+  /** The user's line whose memory grows from step to step, null without growth. */
+  grows: Place | null;
   used: number;
   /** Null if unknown. */
   capacity: number | null;

@@ -19,12 +19,19 @@ export function barShares({ used, needed, capacity }) {
 }
 
 export class VerdictBar {
-  constructor() {
+  /** @param {{ onLine: (line: string) => void }} handlers `onLine` is called with the `file:line` that was clicked */
+  constructor({ onLine }) {
     this.root = element("div", "verdict");
     this.mark = element("span", "mark");
     this.mark.setAttribute("aria-hidden", "true");
     this.headline = element("p", "headline", "\u00a0");
     this.detail = element("p", "detail", "\u00a0");
+    this.grows = element("button", "grows");
+    this.grows.type = "button";
+    this.grows.hidden = true;
+    const showLine = () => this.grows.hidden || onLine(this.grows.dataset.line ?? "");
+    this.grows.addEventListener("click", showLine);
+    this.headline.addEventListener("click", showLine); // by keyboard the button below it
     this.where = disclosure("where");
     this.notes = disclosure("notes");
     this.applied = disclosure("applied");
@@ -44,7 +51,7 @@ export class VerdictBar {
     this.meter.append(this.bar, this.device);
     this.side.append(this.meter);
     const more = element("span", "verdict-more");
-    more.append(this.where, this.notes, this.applied);
+    more.append(this.grows, this.where, this.notes, this.applied);
     this.text = element("div", "verdict-text");
     this.text.append(this.headline, this.detail, more);
     this.root.append(this.mark, this.text, this.side);
@@ -67,7 +74,17 @@ export class VerdictBar {
     fill(this.where, "Where", verdict.where.map(whereEntry));
     const kind = notes.every((note) => note.startsWith("assumed: ")) ? "assumption" : "note";
     fill(this.notes, countText(notes.length, kind), notes.map((note) => element("li", "", note)));
+    this.drawGrows(verdict.grows);
     this.drawBar(verdict);
+  }
+
+  /** @param {Verdict["grows"]} place the line whose memory grows */
+  drawGrows(place) {
+    this.grows.hidden = place === null;
+    if (place === null) return;
+    this.grows.dataset.line = place.path;
+    this.grows.title = `Show what grows at ${place.path}`;
+    this.grows.replaceChildren(`Grows at ${place.text}`, ...(place.code ? [element("code", "", place.code)] : []));
   }
 
   /**

@@ -56,7 +56,7 @@ export class View {
     this.requests = new Requests((request) => this.send(request), uniqueId());
     this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
     this.zoom = new Zoom(() => this.requestTimeline(), () => this.updateBusy());
-    this.verdict = new VerdictBar();
+    this.verdict = new VerdictBar({ onLine: (line) => this.details.showLine(line) });
     this.live = new LiveRegion();
     this.tabs = new Tabs("At the cursor", (name) => this.onOpen(name));
     this.side = new Tabs("Settings and results", (name) => this.onOpen(name));
