@@ -100,6 +100,24 @@ def test_leak_is_in_the_verdict_with_its_line(notebook: Callable[..., Any]) -> N
     assert found["where"][0] == "Cell In[2], line 6kept.append(loss.detach() * 1)"
 
 
+def test_leak_leads_to_its_line_by_mouse_and_by_keyboard(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, LEAKING)
+    book.run(0)
+    shown(book, 1)
+    book.settle()
+    page = book.page
+    link = page.get_by_role("button", name="Grows at Cell In[2], line 6")
+    assert link.inner_text().endswith("kept.append(loss.detach() * 1)")
+    marked = page.locator(".memexplore tr[aria-current]:visible")
+    for open_line in (page.locator(".memexplore-headline").click, lambda: link.press("Enter")):
+        page.get_by_role("tab", name="Layers").click()
+        assert marked.count() == 0
+        open_line()
+        assert page.get_by_role("tab", name="Growth").get_attribute("aria-selected") == "true"
+        assert "Cell In[2], line 6" in marked.inner_text()
+        assert page.evaluate("() => document.activeElement.matches('tr[aria-current]')")
+
+
 def test_out_of_memory_is_said_once_with_the_users_line_first(notebook: Callable[..., Any]) -> None:
     book = notebook(CHOICE, STOPPING)
     book.run(0)
