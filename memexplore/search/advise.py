@@ -15,7 +15,7 @@ from memexplore.search.advice import Advice, Option
 from memexplore.search.candidates import Candidate, LargestBatch
 from memexplore.search.executors import open_runner
 from memexplore.search.larger_gpus import smallest_larger_gpu
-from memexplore.search.progress import Progress, print_progress
+from memexplore.search.progress import Reporting, report_of
 from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import Outcome, RunSetting, run_unlimited
 from memexplore.steps.step import Step
@@ -37,7 +37,7 @@ def advise(
     os: str = Os.LINUX,
     executor: Executor | None = None,
     budget: int = 60,
-    progress: Callable[[Progress], object] | None = print_progress,
+    progress: Reporting = "shown",
     found: Callable[[Advice], object] | None = None,
     run_setting: RunSetting = run_unlimited,
 ) -> Advice:
@@ -79,7 +79,8 @@ def advise(
         expected_runs=budget,
         run_setting=run_setting,
     ) as run_all:
-        log = RunLog(run_all, step, device, progress, found and (lambda log: found(_advice(log, step, log.options()))))
+        report = report_of(progress)
+        log = RunLog(run_all, step, device, report, found and (lambda log: found(_advice(log, step, log.options()))))
         log.expected_runs = budget
         log.run([Knobs()])
         if Knobs() in log.errors:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 from memexplore import ipython_shell
 from memexplore.figures.palette import FITS
@@ -67,21 +68,38 @@ def progress_text(progress: Progress) -> str:
     return text + (f", about {progress.left:.0f} s left" if progress.left else "")
 
 
-_handles: list[Any] = []
-"""The output of the bar shown last in this notebook; empty before the first."""
+Report = Callable[[Progress], object]
+"""A function that is called after every setting."""
+Reporting = Report | Literal["shown"] | None
+"""How a search reports its progress: it shows it, calls a function, or is silent."""
 
 
-def print_progress(progress: Progress) -> None:
-    """Show the progress: as a bar in an output of its own in a notebook, else as a line on standard error.
+def report_of(reporting: Reporting) -> Report | None:
+    """Return the function that one search calls after every setting."""
+    return shown_progress() if reporting == "shown" else reporting
 
-    The line is redrawn in a terminal; elsewhere only its end is written.
+
+def shown_progress() -> Report:
+    """Return a function that shows the progress of one search.
+
+    In a notebook it shows a bar in an output of its own, else a line on standard error. The line is redrawn in a
+    terminal; elsewhere only its end is written.
     """
-    if ipython_shell.is_notebook():
-        if progress.done > 1 and _handles:
-            _handles[-1].update(ProgressBar(progress))
+    if not ipython_shell.is_notebook():
+        return _write_line
+    output: Any = None
+
+    def show_bar(progress: Progress) -> None:
+        nonlocal output
+        if output is None:
+            output = ipython_shell.display_in_place(ProgressBar(progress))
         else:
-            _handles[:] = [ipython_shell.display_in_place(ProgressBar(progress))]
-        return
+            output.update(ProgressBar(progress))
+
+    return show_bar
+
+
+def _write_line(progress: Progress) -> None:
     stream, ended = sys.stderr, progress.done == progress.total
     redraws = stream.isatty()
     if redraws or ended:

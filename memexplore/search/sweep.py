@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from memexplore.analysis.tradeoffs import Point
 from memexplore.knobs.adapters import check_names
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.executors import open_runner
-from memexplore.search.progress import Progress, estimate_seconds_left, print_progress
+from memexplore.search.progress import Progress, Reporting, estimate_seconds_left, report_of
 from memexplore.search.results_table import Line, html_table, text_table
 from memexplore.search.workers import Done, Failed, Result
 from memexplore.steps.outcome import Outcome, extra_flops, point, slow_down
@@ -128,7 +128,7 @@ def sweep(
     release: str | None = None,
     os: str = Os.LINUX,
     executor: Executor | None = None,
-    progress: Callable[[Progress], object] | None = print_progress,
+    progress: Reporting = "shown",
 ) -> Sweep:
     """Run a step with each of some settings, and as written for comparison.
 
@@ -139,8 +139,8 @@ def sweep(
     `executor` is any `concurrent.futures.Executor` whose workers are processes, here or on other machines. Without one,
     settings run in this process, and in one new process per processor as soon as that saves time: after two runs, where
     at least two are left and take longer than the start of a process (a few seconds). Equal settings are run once.
-    `progress` is called after every setting; None is silent. An interrupt (Ctrl-C, or the notebook's stop button) ends
-    the sweep, which then holds the settings that have run.
+    `progress` is a function that is called after every setting; None is silent. An interrupt (Ctrl-C, or the notebook's
+    stop button) ends the sweep, which then holds the settings that have run.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
@@ -156,15 +156,16 @@ def sweep(
     every = list(dict.fromkeys([Knobs(), *wanted]))
     results: dict[Knobs, Result] = {}
     finished: list[float] = []
+    report = report_of(progress)
     cancelled, start = False, time.monotonic()
     try:
         for result in stream(step, every, gpu=gpu, release=release, os=os, executor=executor):
             results[_knobs(result)] = result
             finished.append(time.monotonic() - start)
-            if progress is not None:
+            if report is not None:
                 failed = sum(isinstance(result, Failed) for result in results.values())
                 seconds_left = estimate_seconds_left(finished, len(every))
-                progress(Progress(len(results), failed, len(every), finished[-1], seconds_left))
+                report(Progress(len(results), failed, len(every), finished[-1], seconds_left))
     except KeyboardInterrupt:
         cancelled = True
     done = {knobs: one for knobs in wanted if isinstance(one := results.get(knobs), Done)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import nn
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import executors, progress
-from memexplore.search.progress import Progress, estimate_seconds_left, print_progress
+from memexplore.search.progress import Progress, estimate_seconds_left, shown_progress
 from memexplore.search.sweep import stream, sweep
 from memexplore.steps.outcome import extra_flops, run_outcome, slow_down
 from memexplore.steps.step import Step
@@ -129,8 +132,9 @@ def test_progress_is_reported_after_every_setting():
 
 
 def test_outside_a_terminal_only_the_end_is_printed(capsys):
-    print_progress(Progress(1, 0, 2, 1.0, 1.0))
-    print_progress(Progress(2, 1, 2, 3.0, 0.0))
+    show = shown_progress()
+    show(Progress(1, 0, 2, 1.0, 1.0))
+    show(Progress(2, 1, 2, 3.0, 0.0))
     assert capsys.readouterr().err == "2 of 2 settings run, 1 failed in 3 s\n"
 
 
@@ -144,15 +148,41 @@ class Handle:
         self.shown.append(value)
 
 
-def test_a_notebook_shows_one_bar_for_each_search(monkeypatch, capsys):
-    outputs = []
+@pytest.fixture
+def outputs(monkeypatch):
+    """The outputs that a notebook shows."""
+    shown = []
     monkeypatch.setattr(progress.ipython_shell, "is_notebook", lambda: True)
     monkeypatch.setattr(
-        progress.ipython_shell, "display_in_place", lambda value: outputs.append(Handle(value)) or outputs[-1]
+        progress.ipython_shell, "display_in_place", lambda value: shown.append(Handle(value)) or shown[-1]
     )
+    return shown
+
+
+def test_an_interrupted_sweep_leaves_no_output_behind(outputs, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Handle, "update", interrupt)
+    assert sweep(step(), [Knobs(batch=2), Knobs(batch=3)]).cancelled
+    output = weakref.ref(outputs.pop())
+    gc.collect()
+    assert output() is None
+
+
+def test_searches_that_alternate_have_a_bar_each(outputs):
+    one, other = shown_progress(), shown_progress()
+    for done in (1, 2):
+        one(Progress(done, 0, 3, 1.0, None))
+        other(Progress(done, 0, 2, 1.0, None))
+    assert [[value.progress.total for value in output.shown] for output in outputs] == [[3, 3], [2, 2]]
+
+
+def test_a_notebook_shows_one_bar_for_each_search(outputs, capsys):
     for _ in range(2):
-        print_progress(Progress(1, 0, 2, 1.0, None))
-        print_progress(Progress(2, 1, 2, 3.0, 0.0))
+        show = shown_progress()
+        show(Progress(1, 0, 2, 1.0, None))
+        show(Progress(2, 1, 2, 3.0, 0.0))
     assert [len(output.shown) for output in outputs] == [2, 2]
     page = outputs[0].shown[1]._repr_html_()
     assert 'aria-valuenow="2"' in page
