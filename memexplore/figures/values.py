@@ -208,6 +208,21 @@ def tape_html(tape: Tape) -> str:
     return form([verdict.headline, verdict.detail, *lines], sparkline(drawn), table(titles, rows) if rows else "")
 
 
+def changes_html(code: str, changed: Sequence[tuple[str, str, str]], unchanged: Sequence[str]) -> str:
+    """Return settings as HTML: their line of code, and each changed one with its value and the value as written.
+
+    The names of the `unchanged` settings are behind a disclosure.
+
+    >>> "batch" in changes_html("Knobs(batch=4)", [("batch", "4", "as written")], ["precision"])
+    True
+    """
+    rows = [[words(name), words(value), words(written)] for name, value, written in changed]
+    title = f'<p style="margin:0 0 0.3em"><code>{html.escape(code)}</code></p>'
+    names = ", ".join(html.escape(name) for name in unchanged)
+    rest = f"<details><summary>{len(unchanged)} as written</summary>{names}</details>" if unchanged else ""
+    return form([], title, table(("knob", "changed to", "written"), rows) if rows else "", rest)
+
+
 def difference_html(difference: Difference) -> str:
     """Return the table of `diff` as HTML, with bars to the left for less memory and to the right for more."""
     changed = difference[difference["difference"] != 0]

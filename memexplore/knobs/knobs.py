@@ -267,8 +267,16 @@ class Knobs:
 
     def __repr__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        texts = [f"{name}={_argument(value)!r}" for name, value in given.items() if value != getattr(type(self), name)]
+        texts = [f"{name}={_code(value)}" for name, value in given.items() if value != getattr(type(self), name)]
         return f"Knobs({', '.join(texts)})"
+
+    def _repr_html_(self) -> str:
+        from memexplore.figures.values import changes_html
+
+        changed = self.changed()
+        written = {field.name: _value_text(field.name, field.default) for field in dataclasses.fields(self)}
+        rows = [(name, _value_text(name, value), written[name]) for name, value in changed.items()]
+        return changes_html(repr(self), rows, [name for name in written if name not in changed])
 
 
 Knobs.CHOICES = {
@@ -349,14 +357,22 @@ def _variables(value: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(found, key=lambda pair: pair[0])) if isinstance(value, Mapping) else found
 
 
-def _argument(value: Any) -> Any:
-    """Return the value of a field as a user writes it: the text of a choice."""
+def _code(value: Any) -> str:
+    """Return the value of a field as a user writes it: a choice as its text."""
     if isinstance(value, enum.Enum):
-        return value.value
-    # Only names of layers without spaces can be written as one text.
-    if isinstance(value, Checkpoint) and " ".join(value.layers).split() == list(value.layers):
-        return str(value)
-    return value
+        return repr(value.value)
+    if isinstance(value, Checkpoint):
+        # Only names of layers without spaces can be written as one text.
+        if " ".join(value.layers).split() == list(value.layers):
+            return repr(str(value))
+        return f"Checkpoint(CheckpointKind.LAYERS, layers={value.layers!r})"
+    return repr(value)
+
+
+def _value_text(name: str, value: Any) -> str:
+    """Return the value of a field as text without its name; a field that changes nothing is as written."""
+    text = "" if value is None or value == () else _text(name, value)
+    return text.removeprefix(f"{name.replace('_', ' ')} ") or "as written"
 
 
 def _text(name: str, value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,26 @@ def test_rank_given_as_lora_is_sent_to_lora_rank():
 
 def test_integers_of_numpy_are_integers():
     assert Knobs(batch=np.int64(4)) == Knobs(batch=4)
+
+
+def test_layers_with_spaces_in_their_names_are_written_as_code() -> None:
+    knobs = Knobs(checkpoint=Checkpoint(CheckpointKind.LAYERS, layers=("a b",)))
+    assert eval(repr(knobs), {"Knobs": Knobs, "Checkpoint": Checkpoint, "CheckpointKind": CheckpointKind}) == knobs
+
+
+def test_html_form_has_the_code_and_each_changed_knob_beside_what_is_written() -> None:
+    page = Knobs(precision="bf16", batch=4, frozen="a<b")._repr_html_()
+    assert "<code>Knobs(precision=&#x27;bf16&#x27;, batch=4, frozen=(&#x27;a&lt;b&#x27;,))</code>" in page
+    rows = [re.sub(r"(<[^>]*>)+", "|", row).strip("|") for row in page.split("<tr>")[1:]]
+    assert rows[0] == "knob|changed to|written"
+    assert rows[1:3] == ["precision|bf16|as written", "batch|4|as written"]
+    assert rows[3].startswith("frozen|a&lt;b|as written|")
+    # 18 fields, of which 3 are changed
+    assert "<summary>15 as written</summary>inplace, checkpoint, accumulation, " in page
+
+
+def test_html_form_of_a_step_as_written_has_no_table() -> None:
+    page = Knobs()._repr_html_()
+    assert "<code>Knobs()</code>" in page
+    assert "<table" not in page
+    assert "18 as written" in page
