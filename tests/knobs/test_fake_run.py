@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +11,15 @@ import torch
 from memexplore.knobs.inplace.fake_run import fake_run
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, also where pytest was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_waits_until_the_fake_run_has_ended() -> None:
     linear, before, calls = torch.nn.Linear(2, 2), signal.getsignal(signal.SIGINT), []
 
