@@ -169,7 +169,8 @@ def advice(advice: Advice, current: Knobs | None = None, gpu: str | None = None)
         }
         rows.append(row)
     titles = ["Setting", f"Reserved, {unit}", f"Left, {left}", "Time", "FLOPs", "Largest batch"]
-    text = " ".join((*advice.sentences, *(["Click a setting to use it."] if rows else [])))
+    sentences = [sentence.removesuffix(":").removesuffix(".") + "." for sentence in advice.sentences]
+    text = " ".join((*sentences, *(["Click a setting to use it."] if rows else [])))
     return {"kind": "table", "titles": titles, "align": _ALIGN, "rows": rows, "text": text}
 
 

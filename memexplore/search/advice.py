@@ -240,7 +240,8 @@ class Advice:
     def _title(self) -> Iterator[str]:
         same_gpu = [option for option in self.options if option.knobs.gpu is None]
         if any(option.knobs.batch is None for option in same_gpu):
-            yield f"{len(self.tried)} settings were run. These fit, cheapest first:"
+            count = len(self.tried)
+            yield f"{'1 setting was' if count == 1 else f'{count} settings were'} run. These fit, cheapest first:"
         elif same_gpu:
             yield "With another batch or GPU these fit, cheapest first:"
         elif self.options:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from memexplore import gpu_catalogue
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import tabs
+from memexplore.search.advice import Advice, Option
 from memexplore.search.candidates import LargestBatch
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
@@ -66,6 +68,14 @@ def test_largest_batches_are_a_second_view(outcome: Outcome) -> None:
     assert [view["label"] for view in tab["views"]] == ["Time", "Largest batch"]
     (points,) = tab["views"][1]["figure"]["data"]
     assert (list(points["x"]), list(points["customdata"])) == ([64], [1])
+
+
+def test_text_over_the_rows_of_advice_has_whole_sentences(outcome: Outcome) -> None:
+    fitting = of(outcome, peak_reserved=GIB, capacity=16 * GIB, fits=True)
+    option = Option(fitting, 1.0, 0.0, frozenset(), None, "")
+    found = Advice(gpu_catalogue.find("T4"), fitting, (option,), (fitting,), {}, {}, frozenset({Knobs()}))
+    text = tabs.advice(found)["text"]
+    assert text.endswith("1 setting was run. These fit, cheapest first. Click a setting to use it.")
 
 
 def test_code_is_shown_as_a_diff() -> None:
