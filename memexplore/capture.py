@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -66,6 +66,15 @@ class Recording:
         if self._recorder is None:
             raise RuntimeError("the recording has ended: its tape has all events")
         return self._recorder.events
+
+    def tensors(self) -> Mapping[int, str]:
+        """Return the shape and dtype of the tensor that a row of `events` is for, by row (`tensor_text`).
+
+        Raises RuntimeError after the block has ended.
+        """
+        if self._recorder is None:
+            raise RuntimeError("the recording has ended: its tape has all tensors")
+        return self._recorder.tensors
 
     def end_stacks_at(self, frame: FrameType) -> None:
         """Cut all stacks at a frame: the frames that called it are not part of the recorded code."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -152,6 +151,7 @@ COLUMNS: dict[str, Any] = {
     "op": np.int32,
     "module": np.int32,
     "stack": np.int32,
+    "tensor": np.int32,
 }
 
 
@@ -175,9 +175,10 @@ class Tape:
 
     ``size`` is the **requested** size in bytes (in segment rows the size of the segment). ``address`` is -1 in rows
     without an address (marks, out of memory). ``op``, ``module`` and ``stack`` are indices into ``ops``, ``modules``
-    and ``stacks``, -1 for none. An ``alloc`` (or ``preexisting``) row pairs with the next free rows of the same
-    address: ``free_requested`` when the program frees the block, ``free_completed`` when the allocator can reuse it.
-    ``time`` is in ns since the start, or the row number for a tape without a clock.
+    and ``stacks``, -1 for none; ``tensor`` is one into ``tensor_texts`` in the rows of requests for a tensor. An
+    ``alloc`` (or ``preexisting``) row pairs with the next free rows of the same address: ``free_requested`` when the
+    program frees the block, ``free_completed`` when the allocator can reuse it. ``time`` is in ns since the start, or
+    the row number for a tape without a clock.
 
     The methods `peak`, `layers`, `tensors`, `by_line` and `by_category` are shorthand for functions of
     `memexplore.analysis`. A tape is *placed* when its alloc rows have addresses; analysis of a tape that is not
@@ -195,12 +196,15 @@ class Tape:
     op: NDArray[np.int32]
     module: NDArray[np.int32]
     stack: NDArray[np.int32]
+    tensor: NDArray[np.int32]
     ops: tuple[str, ...]
     modules: tuple[str, ...]
     stacks: tuple[tuple[Frame, ...], ...]
     meta: Meta
     classes: tuple[str, ...] = ()
     """Class name of each entry of `modules`, "" where unknown; empty if no class is known."""
+    tensor_texts: tuple[str, ...] = ()
+    """Shapes and dtypes such as `float32[8, 1024]`: of the tensor that a block was allocated for, not of its views."""
     whole: Tape | None = None
     """Of a run that ended out of memory: the whole run as if there were room (`analysis.picture`), None if unknown.
 
@@ -217,6 +221,7 @@ class Tape:
         modules: Sequence[str] = (),
         stacks: Sequence[tuple[Frame, ...]] = (),
         classes: Sequence[str] = (),
+        tensor_texts: Sequence[str] = (),
     ) -> Tape:
         """Build a Tape from some of its columns; missing columns get a neutral value, `time` the row number.
 
@@ -234,7 +239,7 @@ class Tape:
         if len(lengths) > 1:
             raise ValueError(f"the columns have different lengths {sorted(lengths)}; give columns of one length")
         count = lengths.pop() if lengths else 0
-        neutral = {"address": -1, "op": -1, "module": -1, "stack": -1, "size": 0, "stream": 0, "step": 0}
+        neutral = {"address": -1, "op": -1, "module": -1, "stack": -1, "tensor": -1, "size": 0, "stream": 0, "step": 0}
         neutral |= {"category": Category.UNKNOWN, "phase": Phase.OTHER, "action": Action.ALLOC}
         arrays: dict[str, Any] = {}
         for name, dtype in COLUMNS.items():
@@ -246,7 +251,8 @@ class Tape:
                 array = np.full(count, neutral[name], dtype=dtype)
             array.flags.writeable = False
             arrays[name] = array
-        for name, table in (("op", ops), ("module", modules), ("stack", stacks)):
+        tables = (("op", ops), ("module", modules), ("stack", stacks), ("tensor", tensor_texts))
+        for name, table in tables:
             column = arrays[name]
             if count and (column.max() >= len(table) or column.min() < -1):
                 raise ValueError(
@@ -261,6 +267,7 @@ class Tape:
             stacks=tuple(stacks),
             meta=meta,
             classes=tuple(classes),
+            tensor_texts=tuple(tensor_texts),
         )
 
     def __len__(self) -> int:
@@ -287,7 +294,8 @@ class Tape:
         >>> tape.equals(tape[:]), tape.equals(tape[:0])
         (True, False)
         """
-        same_tables = (self.ops, self.modules, self.stacks) == (other.ops, other.modules, other.stacks)
+        tables = ("ops", "modules", "stacks", "tensor_texts")
+        same_tables = all(getattr(self, name) == getattr(other, name) for name in tables)
         columns = (name for name in COLUMNS if name != "time")
         return same_tables and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
 
@@ -363,27 +371,15 @@ class Tape:
         ):
             frame[name] = pandas.Categorical.from_codes(frame[name].to_numpy(np.int64), words)
         lines = [f"{stack[0].filename}:{stack[0].line}" if stack else "" for stack in self.stacks]
-        for name, table in (("op", self.ops), ("module", self.modules), ("stack", lines)):
+        tables = (("op", self.ops), ("module", self.modules), ("stack", lines), ("tensor", self.tensor_texts))
+        for name, table in tables:
             words_and_none = np.array([*table, ""], dtype=object)
             frame[name] = words_and_none[getattr(self, name)]
         return frame
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tape to a Parquet file; tables and metadata go into the metadata of the file."""
-        import pyarrow
-        import pyarrow.parquet
-
-        # Files repeat in every stack, so frames are stored once and stacks point at them.
-        frames: dict[Frame, int] = {}
-        stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in self.stacks]
-        tables = {"ops": self.ops, "modules": self.modules, "frames": list(frames), "stacks": stacks}
-        tables |= {"classes": self.classes} if self.classes else {}
-        meta = self.meta._asdict() | {"versions": dict(self.meta.versions)}
-        table = pyarrow.table({name: getattr(self, name) for name in COLUMNS})
-        table = table.replace_schema_metadata(
-            {"memexplore.tape": json.dumps(meta), "memexplore.tables": json.dumps(tables)}
-        )
-        pyarrow.parquet.write_table(table, os.fspath(path), compression="zstd")
+        importlib.import_module("memexplore.tape_file").write_tape(self, os.fspath(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tape:

@@ -1,7 +1,8 @@
-"""Tapes from Parquet files: a path goes in, a Tape comes out.
+"""Parquet files of tapes: a Tape goes in, a file comes out, and back.
 
-The file may come from anybody, so nothing of it is believed: its rows and pages are bounded by its length before they
-are read, every code and index must be one of the tape's, and every text and number of the metadata has its type.
+A file that is read may come from anybody, so nothing of it is believed: its rows and pages are bounded by its length
+before they are read, every code and index must be one of the tape's, and every text and number of the metadata has its
+type.
 """
 
 from __future__ import annotations
@@ -19,16 +20,38 @@ from numpy.typing import NDArray
 from memexplore.allocator.settings import Settings
 from memexplore.parquet_file import Footer, expanded_size, read_footer
 from memexplore.tape import COLUMNS, Action, Category, Ending, Frame, Meta, Os, Phase, Source, Tape
+from memexplore.tensor_text import is_tensor_text
 from memexplore.texts import clean_text, shown
 
 _ROWS_PER_BYTE = 4  # a tape has less than one, because its time column grows
 _ROWS = 100_000
-_BYTES_PER_ROW = 80  # the columns have 47
+_BYTES_PER_ROW = 80  # the columns have 51
 _BYTES = 32 << 20
 _LARGEST = 1 << 62
+_LATER_COLUMNS = ("tensor",)
+"""Columns that files of earlier releases lack."""
 _WRITER = "parquet-cpp-arrow version "
 _CODES: dict[str, type[enum.IntEnum]] = {"action": Action, "category": Category, "phase": Phase}
 _RELEASE = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}(?![0-9])")
+
+
+def write_tape(tape: Tape, path: str) -> None:
+    """Write a tape to a Parquet file; tables and metadata go into the metadata of the file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    # Files repeat in every stack, so frames are stored once and stacks point at them.
+    frames: dict[Frame, int] = {}
+    stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in tape.stacks]
+    tables = {"ops": tape.ops, "modules": tape.modules, "frames": list(frames), "stacks": stacks}
+    tables |= {"classes": tape.classes} if tape.classes else {}
+    tables |= {"tensors": tape.tensor_texts}
+    meta = tape.meta._asdict() | {"versions": dict(tape.meta.versions)}
+    table = pyarrow.table({name: getattr(tape, name) for name in COLUMNS})
+    table = table.replace_schema_metadata(
+        {"memexplore.tape": json.dumps(meta), "memexplore.tables": json.dumps(tables)}
+    )
+    pyarrow.parquet.write_table(table, path, compression="zstd")
 
 
 def read_tape(path: str) -> Tape:
@@ -54,6 +77,7 @@ def read_tape(path: str) -> Tape:
                 modules=_texts(tables.get("modules")),
                 stacks=_stacks(tables.get("frames"), tables.get("stacks")),
                 classes=_texts(tables.get("classes", [])),  # files of earlier releases have none
+                tensor_texts=_texts(tables.get("tensors", []), _tensor_text),
             )
         except (ValueError, pyarrow.ArrowException, OSError, OverflowError) as error:
             text = clean_text(" ".join(str(error).split()), 300).rstrip(".")
@@ -62,7 +86,8 @@ def read_tape(path: str) -> Tape:
 
 def _check_size(footer: Footer, file: BinaryIO, length: int) -> None:
     """Refuse a file of another program, and one that expands to more than a tape of its length can hold."""
-    if not footer.writer.startswith(_WRITER) or footer.columns != tuple(COLUMNS):
+    earlier = tuple(name for name in COLUMNS if name not in _LATER_COLUMNS)
+    if not footer.writer.startswith(_WRITER) or footer.columns not in (tuple(COLUMNS), earlier):
         raise ValueError("it is a Parquet file of another program")
     if footer.rows > _ROWS_PER_BYTE * length + _ROWS:
         raise ValueError(f"it declares {footer.rows} rows in {length} bytes")
@@ -75,20 +100,21 @@ def _columns(file: BinaryIO, footer: Footer) -> dict[str, NDArray[Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    dtypes = {name: COLUMNS[name] for name in footer.columns}
     if not footer.rows:
-        return {name: np.empty(0, dtype=dtype) for name, dtype in COLUMNS.items()}
+        return {name: np.empty(0, dtype=dtype) for name, dtype in dtypes.items()}
     file.seek(0)
     with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as parquet:
         schema = parquet.schema_arrow
-        for name, dtype in COLUMNS.items():
+        for name, dtype in dtypes.items():
             fields = schema.get_all_field_indices(name)
             if len(fields) != 1 or schema.field(fields[0]).type != pyarrow.from_numpy_dtype(dtype):
                 raise ValueError(f"it has no column {name!r} of {np.dtype(dtype)}")
-        table = parquet.read(columns=list(COLUMNS), use_threads=False)
+        table = parquet.read(columns=list(dtypes), use_threads=False)
     if table.num_rows != footer.rows:
         raise ValueError("it has fewer rows than it declares")
     columns = {}
-    for name in COLUMNS:
+    for name in dtypes:
         column = table.column(name)
         if column.null_count:
             raise ValueError(f"column {name!r} lacks values")
@@ -137,6 +163,13 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise ValueError(f"expected a text, not {shown(value)}")
     return clean_text(value)
+
+
+def _tensor_text(value: Any) -> str:
+    text = _text(value)
+    if not is_tensor_text(text):
+        raise ValueError(f"{shown(text)} is not the shape and dtype of a tensor")
+    return text
 
 
 def _lines(value: Any) -> str:

@@ -16,6 +16,7 @@ LEVELS = [
     {
         "units",
         "texts",
+        "tensor_text",
         "ipython_shell",
         "result_files",
         "thrift",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from memexplore.allocator import replay
 from memexplore.tape import Action, Category, Ending, Frame, Meta, Phase, Source, Tape
+from memexplore.tensor_text import interned
 
 MIB = 1024**2
 GIB = 1024**3
@@ -30,6 +33,7 @@ class Program:
         self.ops: dict[str, int] = {}
         self.modules: dict[str, int] = {}
         self.stacks: dict[tuple[Frame, ...], int] = {}
+        self.tensors: dict[int, str] = {}
         self.step, self.phase = 0, Phase.OTHER
         self.address = 0
         self.held: dict[int, tuple[int, ...]] = {}
@@ -39,8 +43,11 @@ class Program:
         self.step, self.phase = step, phase
         self.rows.append((Action.MARK, -1, 0, Category.UNKNOWN, phase, step, -1, -1, -1))
 
-    def alloc(self, size: int, category: Category, op: str = "", module: str = "", line: int = 0) -> int:
-        """Allocate a block and return its address for `free`."""
+    def alloc(
+        self, size: int, category: Category, op: str = "", module: str = "", line: int = 0, tensor: str = ""
+    ) -> int:
+        """Allocate a block and return its address for `free`; `tensor` is a shape and dtype as `float32[2, 3]`."""
+        self.tensors[len(self.rows)] = tensor
         stack = (Frame("/env/site-packages/torch/nn/modules/conv.py", 548, "forward"), Frame("train.py", line, "step"))
         names = (
             self.ops.setdefault(op, len(self.ops)) if op else -1,
@@ -68,10 +75,12 @@ class Program:
     def tape(self, meta: Meta = CPU) -> Tape:
         """Return the tape so far, not placed by the allocator model."""
         names = ("action", "address", "size", "category", "phase", "step", "op", "module", "stack")
-        columns = dict(zip(names, np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True))
-        return Tape.from_columns(
-            columns, meta=meta, ops=list(self.ops), modules=list(self.modules), stacks=list(self.stacks)
+        columns: dict[str, Any] = dict(
+            zip(names, np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True)
         )
+        columns["tensor"], texts = interned(self.tensors.get(row, "") for row in range(len(self.rows)))
+        tables = {"ops": list(self.ops), "modules": list(self.modules), "stacks": list(self.stacks)}
+        return Tape.from_columns(columns, meta=meta, tensor_texts=texts, **tables)
 
 
 def small_tape() -> Tape:
@@ -127,7 +136,8 @@ def training_tape(steps: int = 3, depth: int = 4, pixels: int = 256, batch: int 
             if name.endswith("conv"):
                 workspace = program.alloc(32 * MIB, Category.WORKSPACE, "convolution", name, 30)
                 scratch = program.alloc(size // 4, Category.TEMPORARY, "convolution", name, 30)
-            kept.append((name, size, program.alloc(size, Category.ACTIVATION, name.split(".")[-1], name, 31)))
+            text = f"float32[{batch}, {channels}, {side}, {side}]"
+            kept.append((name, size, program.alloc(size, Category.ACTIVATION, name.split(".")[-1], name, 31, text)))
             if name.endswith("conv"):
                 program.free(scratch, workspace)
         program.mark(step, Phase.BACKWARD)

@@ -111,6 +111,7 @@ COLUMNS: dict[str, tuple[str, Any, str]] = {
     "a negative size": ("size", np.int64(-1), "column 'size' has a value that no tape has"),
     "an address below -1": ("address", np.int64(-2), "column 'address' has a value that no tape has"),
     "an op outside the table": ("op", np.int32(1000), "index outside its table"),
+    "a tensor outside the table": ("tensor", np.int32(1000), "index outside its table"),
     "fractions": ("size", np.float64(0.5), "not a column of whole numbers"),
     "another width": ("step", np.int64(0), "it has no column 'step' of int32"),
 }
@@ -217,3 +218,44 @@ def test_a_tape_without_addresses_is_opened_with_one_sentence(
     [line] = capsys.readouterr().err.splitlines()
     advice = "call memexplore.replay(tape) first, which assigns every address"
     assert line == f"memexplore: {file}: this tape is not placed: {advice}"
+
+
+def _with_tensor() -> Tape:
+    """The small tape, whose weight of 400 bytes is a tensor of 10 by 10 numbers."""
+    tape = sample_tapes.small_tape()
+    return tape.replace(
+        tensor=np.where(np.arange(len(tape)) == 0, 0, -1).astype(np.int32), tensor_texts=("float32[10, 10]",)
+    )
+
+
+def test_tensors_are_kept(tmp_path: Path) -> None:
+    _with_tensor().save(tmp_path / "tape.parquet")
+    loaded = Tape.load(tmp_path / "tape.parquet")
+    assert loaded.equals(_with_tensor())
+    assert not loaded.equals(sample_tapes.small_tape())
+
+
+@pytest.mark.parametrize("rows", [17, 0])
+def test_files_of_earlier_releases_have_no_tensors(tmp_path: Path, rows: int) -> None:
+    file = tmp_path / "new.parquet"
+    _with_tensor()[:rows].save(file)
+    table = pyarrow.parquet.read_table(file).drop_columns(["tensor"])
+    tables = json.loads(table.schema.metadata[b"memexplore.tables"])
+    del tables["tensors"]
+    old = _written(
+        tmp_path, table.replace_schema_metadata(table.schema.metadata | {"memexplore.tables": json.dumps(tables)})
+    )
+    assert Tape.load(old).equals(sample_tapes.small_tape()[:rows])
+
+
+@pytest.mark.parametrize("text", ["<b>", "float32", "float32[3]\n", 3])
+def test_a_text_that_is_no_shape_is_refused(tmp_path: Path, text: Any) -> None:
+    file = _with_metadata(tmp_path, "memexplore.tables", lambda content: content.update(tensors=[text]))
+    with pytest.raises(ValueError, match=r"is not the shape and dtype of a tensor|expected a text"):
+        Tape.load(file)
+
+
+@pytest.mark.parametrize("name", ["size", "stack"])
+def test_a_file_without_another_column_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="of another program"):
+        Tape.load(_written(tmp_path, _table(tmp_path).drop_columns([name])))

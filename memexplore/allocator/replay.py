@@ -282,6 +282,9 @@ class _Replay:
             name: getattr(tape, name)[source] for name in ("time", "category", "phase", "step", "op", "module", "stack")
         }
         address = np.frombuffer(self.new_address, dtype=np.int64)
+        # Of the inserted rows only a request that failed is for a tensor.
+        tensor = np.where(inserted[:, 1] == Action.OOM, tape.tensor[inserted[:, 0]], -1)
+        columns["tensor"] = np.concatenate((tensor, tape.tensor[rows]))[order]
         columns["action"] = np.concatenate((inserted[:, 1], tape.action[rows]))[order]
         columns["address"] = np.concatenate((inserted[:, 2], address[rows]))[order]
         columns["size"] = np.concatenate((inserted[:, 3], tape.size[rows]))[order]
@@ -293,5 +296,11 @@ class _Replay:
             # The request that ended the program succeeds here: what the program would do next is unknown.
             meta = meta._replace(ending=Ending.UNKNOWN, error="")
         return Tape.from_columns(
-            columns, meta=meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks, classes=tape.classes
+            columns,
+            meta=meta,
+            ops=tape.ops,
+            modules=tape.modules,
+            stacks=tape.stacks,
+            classes=tape.classes,
+            tensor_texts=tape.tensor_texts,
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.curves import Rows, block_bytes, by_category, curve, lifetimes, live_rows, peak
 from memexplore.tape import Category, Frame, Phase, Tape
+from memexplore.tensor_text import dtype_of, shape_of
 
 if TYPE_CHECKING:
     import pandas
@@ -204,7 +205,8 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
     """Return the `count` largest tensors alive after a row (default: the peak allocated), largest first, none empty.
 
     Index `row` (the alloc row of each tensor); columns `size` (requested bytes), `allocated` (bytes of its block),
-    `category`, `layer`, `op`, `phase`, `step`, `line` (`user_line`) and `stack` (innermost frame first).
+    `dtype` ("" if unknown), `shape` (a tuple, None if unknown), `category`, `layer`, `op`, `phase`, `step`, `line`
+    (`user_line`) and `stack` (innermost frame first).
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -223,10 +225,13 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
     def names_of(column: NDArray[Any], table: list[str]) -> list[str]:
         return [table[number] if number >= 0 else "" for number in column[alive].tolist()]
 
+    texts = names_of(tape.tensor, list(tape.tensor_texts))
     return pandas.DataFrame(
         {
             "size": tape.size[alive],
             "allocated": block_bytes(tape)[alive],
+            "dtype": list(map(dtype_of, texts)),
+            "shape": pandas.Series(list(map(shape_of, texts)), index=alive, dtype=object),
             "category": names_of(tape.category, [category.text for category in Category]),
             "layer": names_of(tape.module, list(tape.modules)),
             "op": names_of(tape.op, list(tape.ops)),
@@ -242,9 +247,10 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
 def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) -> pandas.DataFrame:
     """Return the tensors alive after a row (default: the peak allocated) in groups of equal ones, largest group first.
 
-    Tensors are equal if they have the same size, category, op and line, and layers that differ only in numbers.
-    Columns: `size` (requested bytes of each), `count`, `total` (their product), `category`, `layer` (`h.0–11.mlp` for
-    numbers without gaps, `h.*.mlp` with gaps), `op`, `line`. At most `count` groups.
+    Tensors are equal if they have the same size, dtype, shape, category, op and line, and layers that differ only in
+    numbers. Columns: `size` (requested bytes of each), `count`, `total` (their product), `dtype` ("" if unknown),
+    `shape` (a tuple, None if unknown), `category`, `layer` (`h.0–11.mlp` for numbers without gaps, `h.*.mlp` with
+    gaps), `op`, `line`. At most `count` groups.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512, 1024], "size": [10, 10, 25], "module": [0, 1, -1]},
@@ -262,11 +268,14 @@ def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) 
     for number in np.unique(tape.stack[alive]).tolist():
         lines[number] = user_line(tape.stacks[number]) if number >= 0 else ""
     forms = np.array([*(_NUMBER.sub("#", name) for name in tape.modules), ""], dtype=object)
-    modules, ops = np.array([*tape.modules, ""], dtype=object), np.array([*tape.ops, ""], dtype=object)
+    modules, ops, texts = (
+        np.array([*names, ""], dtype=object) for names in (tape.modules, tape.ops, tape.tensor_texts)
+    )
     kinds = np.array([category.text for category in Category], dtype=object)
     table = pandas.DataFrame(
         {
             "size": tape.size[alive],
+            "tensor": texts[tape.tensor[alive]],
             "category": kinds[tape.category[alive]],
             "form": forms[tape.module[alive]],
             "op": ops[tape.op[alive]],
@@ -274,12 +283,14 @@ def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) 
             "layer": modules[tape.module[alive]],
         }
     )
-    keys = ["size", "category", "form", "op", "line"]
+    keys = ["size", "tensor", "category", "form", "op", "line"]
     groups = table.groupby(keys, sort=False)["layer"].agg(count="size", layers="unique").reset_index()
     groups["total"] = groups["size"] * groups["count"]
     groups = groups.sort_values("total", ascending=False, kind="stable", ignore_index=True).head(count)
     groups["layer"] = [_layers_text(list(layers)) for layers in groups["layers"]]
-    return groups[["size", "count", "total", "category", "layer", "op", "line"]]
+    groups["dtype"] = [dtype_of(text) for text in groups["tensor"]]
+    groups["shape"] = pandas.Series([shape_of(text) for text in groups["tensor"]], dtype=object)
+    return groups[["size", "count", "total", "dtype", "shape", "category", "layer", "op", "line"]]
 
 
 def _layers_text(names: list[str]) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from memexplore.tensor_text import tensor_text
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ def _largest_tensors(tape: Tape) -> list[str]:
     """Return a table of the largest tensors at the peak, without columns that are empty."""
     from memexplore.analysis import tables
 
-    table = tables.tensors(tape, count=10)[["size", "category", "op", "layer", "line"]]
+    table = tables.tensors(tape, count=10)
+    table["tensor"] = [
+        tensor_text(shape, dtype) if dtype else "" for shape, dtype in zip(table["shape"], table["dtype"], strict=True)
+    ]
+    table = table[["size", "category", "tensor", "op", "layer", "line"]]
     table["size"] = table["size"].map(size_text)
     table["line"] = table["line"].map(_relative)
     table = table.loc[:, (table != "").any()]

@@ -216,6 +216,8 @@ def _block_text(tape: Tape, addresses: AddressMap, block: int, lines: list[str])
     requested = int(addresses.requested[block])
     if requested != addresses.size[block]:
         parts.append(f"{size_text(requested)} requested")
+    if tape.tensor[row] >= 0:
+        parts.append(escaped(tape.tensor_texts[int(tape.tensor[row])]))
     if addresses.pending[block]:
         parts.append("freed, waiting for another stream")
     for name, table, number in (("layer", tape.modules, tape.module[row]), ("op", tape.ops, tape.op[row])):

@@ -16,9 +16,10 @@ from memexplore.units import size_text
 
 
 def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
-    """Return a text for each of some ascending rows: the event, its layer and op, and the bytes of each category.
+    """Return a text for each of some ascending rows: the event, tensor, layer and op, and the bytes of each category.
 
-    The text of a free has the layer and op that allocated the block. Only measured tapes with a clock have times.
+    The text of a free has the tensor, layer and op that its block was allocated for. Only measured tapes with a clock
+    have times.
     """
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):
@@ -29,7 +30,7 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
     alloc_rows = _alloc_rows(tape)[rows].tolist()
     # Sizes such as those of the parameters repeat in most rows.
     cached_size_text, kinds = functools.cache(size_text), [(kind, kind.text) for kind in reversed(Category)]
-    modules, ops = [escaped(name) for name in tape.modules], [escaped(name) for name in tape.ops]
+    modules, ops, tensors = ([*map(escaped, names)] for names in (tape.modules, tape.ops, tape.tensor_texts))
     texts = []
     for row, alloc_row, sizes in zip(rows.tolist(), alloc_rows, by_kind.T.tolist(), strict=True):
         step, phase = int(tape.step[row]), Phase(int(tape.phase[row]))
@@ -37,6 +38,8 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
         if is_timed:
             location.append(f"{tape.time[row] / 1e6:.1f} ms")
         lines = [", ".join(location), _event_text(tape, row, alloc_row)]
+        if tape.tensor[alloc_row] >= 0:
+            lines.append(tensors[tape.tensor[alloc_row]])
         for name, table, number in (("layer", modules, tape.module[alloc_row]), ("op", ops, tape.op[alloc_row])):
             if number >= 0 and table[number]:
                 lines.append(f"{name}: {table[number]}")

@@ -10,6 +10,7 @@ from memexplore.analysis.growth import growth, shown_steps
 from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
+from memexplore.tensor_text import tensor_text
 from memexplore.units import size_text
 
 _FRAMES = 60
@@ -32,14 +33,16 @@ def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
     rows = []
     for entry in table.to_dict("records"):
         stack = "\n".join(f"{frame.filename}:{frame.line} {frame.function}" for frame in entry["stack"][:_FRAMES])
+        text = tensor_text(entry["shape"], entry["dtype"]) if entry["dtype"] else ""
         step = f"{entry['step']}, {entry['phase']}" if entry["step"] else "set-up"
         rows.append(
             f'<tr><td class="number" data-value="{entry["size"]}">{size_text(entry["size"])}</td>'
             f'<td class="short">{_swatch(entry["category"])}{html.escape(entry["category"])}</td>'
+            f'<td class="short">{_code(text)}</td>'
             f'<td>{_code(entry["layer"])}</td><td>{_code(entry["op"])}</td><td class="short">{step}</td>'
             f'<td title="{html.escape(stack)}">{_code(_short(entry["line"]))}</td></tr>'
         )
-    return _table(("size", "category", "layer", "op", "step", "line"), rows)
+    return _table(("size", "category", "tensor", "layer", "op", "step", "line"), rows)
 
 
 def categories_table(tape: Tape) -> str:

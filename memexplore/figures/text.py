@@ -13,6 +13,7 @@ from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.tape import Category, Tape
+from memexplore.tensor_text import tensor_text
 from memexplore.units import size_text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -84,10 +85,12 @@ def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
     Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     table = tensors(tape, row, count)
-    rows = [
-        (size_text(int(entry.size_)), entry.category, entry.layer or "–", entry.op or "–", entry.line or "–")
-        for entry in table.rename(columns={"size": "size_"}).itertuples()
-    ]
+    any_known = bool((table["dtype"] != "").any())
+    rows = []
+    for entry in table.to_dict("records"):
+        text = tensor_text(entry["shape"], entry["dtype"]) if entry["dtype"] else "–"
+        origin = (entry["layer"] or "–", entry["op"] or "–", entry["line"] or "–")
+        rows.append((size_text(int(entry["size"])), entry["category"], *([text] if any_known else []), *origin))
     return "\n\n".join([verdict_content(tape).text, *([_columns(rows)] if rows else [])])
 
 

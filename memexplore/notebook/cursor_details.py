@@ -10,6 +10,7 @@ from memexplore.analysis.places import place
 from memexplore.figures.layers import NOT_IN_A_LAYER, each_text
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Phase, Tape
+from memexplore.tensor_text import tensor_text
 from memexplore.units import size_text
 
 _COLOUR_OF = {category.text: COLOURS[category] for category in Category}
@@ -84,7 +85,8 @@ def _layer(row: LayerRow) -> dict[str, Any]:
 def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]:
     """Return the tensors alive after a row in groups of equal ones, the largest groups first.
 
-    `bytes` is the total of a group; all other values are text: size, each, category, colour, layer, op, and a `Line`.
+    `bytes` is the total of a group; all other values are text: size, each, tensor (shape and dtype), category, colour,
+    layer, op, and a `Line`.
     """
     if row < 0:
         return []
@@ -93,6 +95,7 @@ def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]
             "bytes": group.total,
             "size": size_text(group.total),
             "each": f"{group.count:,} × {size_text(group.size)}" if group.count > 1 else "",
+            "tensor": tensor_text(group.shape, group.dtype) if group.dtype else "",
             **_category(group.category),
             "layer": group.layer,
             "op": group.op,

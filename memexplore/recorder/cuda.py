@@ -19,11 +19,10 @@ import torch
 
 from memexplore import gpu_catalogue, snapshot
 from memexplore.gpu_catalogue import Gpu
-from memexplore.tape import Action, Category, Meta, Os, Source, Tape
+from memexplore.tape import COLUMNS, Action, Category, Meta, Os, Source, Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY
 
 MAX_EVENTS = 4_000_000
-COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
 
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
@@ -108,6 +107,7 @@ def annotate(history: Tape, recorded: Tape) -> Tape:
     columns["op"][:] = -1
     columns["module"][:] = -1
     columns["op"][matched], columns["module"][matched] = recorded.op[rows], recorded.module[rows]
+    columns["tensor"][matched] = recorded.tensor[rows]
     offset = len(history.stacks)
     has_stack = recorded.stack[rows] >= 0
     columns["stack"][matched[has_stack]] = recorded.stack[rows][has_stack] + offset
@@ -120,6 +120,7 @@ def annotate(history: Tape, recorded: Tape) -> Tape:
         modules=recorded.modules,
         classes=recorded.classes,
         stacks=[*history.stacks, *recorded.stacks],
+        tensor_texts=recorded.tensor_texts,
     )
     return _with_marks(tape, recorded, match)
 
@@ -203,5 +204,11 @@ def _with_marks(tape: Tape, recorded: Tape, match: Any) -> Tape:
         columns[name][inside] = columns[name][last_mark[inside]]
     columns["time"] = np.maximum.accumulate(columns["time"])
     return Tape.from_columns(
-        columns, meta=tape.meta, ops=tape.ops, modules=tape.modules, stacks=tape.stacks, classes=tape.classes
+        columns,
+        meta=tape.meta,
+        ops=tape.ops,
+        modules=tape.modules,
+        stacks=tape.stacks,
+        classes=tape.classes,
+        tensor_texts=tape.tensor_texts,
     )

@@ -17,8 +17,7 @@ import torch
 from memexplore import snapshot
 from memexplore.allocator.settings import SMALL
 from memexplore.analysis.curves import lifetimes
-from memexplore.recorder.cuda import COLUMNS
-from memexplore.tape import Action, Tape
+from memexplore.tape import COLUMNS, Action, Tape
 from memexplore.torch_internals.cuda import clear_cublas_workspaces
 
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)

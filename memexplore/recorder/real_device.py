@@ -12,8 +12,9 @@ import torch
 from memexplore.recorder import cuda, isolation
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Category, Meta, Source, Tape
+from memexplore.tensor_text import tensor_text
 from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode
-from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.torch_internals.tensors import base_of, storage_key, untyped_storage
 from memexplore.units import size_text
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
 
@@ -69,13 +70,17 @@ class RealMode(TorchDispatchMode):
         size = storage.nbytes()
         if ref is not None and ref.size == size and ref.address == storage.data_ptr():
             return
-        if ref is None and func is not _LIFT and _shares(storage_key(storage), args):
-            self.adopt(output)
-            return
+        if ref is None and func is not _LIFT:
+            argument = _argument_in(storage_key(storage), args)
+            if argument is not None:
+                self.adopt(argument)
+                return
         if ref is not None:
             self._release(ref)
         if size:
-            self.recorder.alloc(storage.data_ptr(), size, func, args, index, _UNKNOWN)
+            # A storage that was resized may have been seen first through a view of its tensor.
+            text = tensor_text(output.shape, output.dtype) if ref is None else _text_of_whole(output, size)
+            self.recorder.alloc(storage.data_ptr(), size, func, args, index, _UNKNOWN, text)
             self._keep(storage, size)
 
     def adopt(self, tensor: torch.Tensor) -> StorageRef | None:
@@ -86,7 +91,7 @@ class RealMode(TorchDispatchMode):
         size = storage.nbytes()
         if not size:
             return None
-        self.recorder.preexisting(storage.data_ptr(), size, None)
+        self.recorder.preexisting(storage.data_ptr(), size, None, tensor=_text_of_whole(tensor, size))
         return self._keep(storage, size)
 
     def _keep(self, storage: Any, size: int) -> StorageRef:
@@ -116,14 +121,30 @@ class CudaMode(RealMode):
                 self.record_arguments(value)
 
 
-def _shares(key: int, args: Any) -> bool:
+def _text_of_whole(tensor: torch.Tensor, size: int) -> str:
+    """Return shape and dtype of the tensor that a storage of `size` bytes was made for, empty if `tensor` is a part.
+
+    The tensor is the base of a view. A view without a base, such as `x.t().detach()`, is recognised by its gaps or by
+    the order of its dimensions in memory.
+    """
+    base = base_of(tensor)
+    base = tensor if base is None else base
+    is_whole = base.numel() * base.element_size() == size and base.storage_offset() == 0
+    is_in_order = base.is_contiguous() or base.is_contiguous(memory_format=torch.channels_last)
+    return tensor_text(base.shape, base.dtype) if is_whole and is_in_order else ""
+
+
+def _argument_in(key: int, args: Any) -> torch.Tensor | None:
+    """Return the first of an op's tensor arguments in a storage, those in lists included; None without one."""
     for value in args:
         if isinstance(value, torch.Tensor):
             if value.layout is torch.strided and storage_key(untyped_storage(value)) == key:
-                return True
-        elif isinstance(value, tuple | list) and _shares(key, value):
-            return True
-    return False
+                return value
+        elif isinstance(value, tuple | list):
+            found = _argument_in(key, value)
+            if found is not None:
+                return found
+    return None
 
 
 @contextlib.contextmanager

@@ -59,6 +59,8 @@ class Recorder:
         """Row -> category of parameters, gradients, optimizer state and inputs, which need not be derived."""
         self.owners: dict[int, int] = {}
         """Row -> number of the module whose parameter, gradient or state the block holds."""
+        self.tensors: dict[int, str] = {}
+        """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
@@ -103,10 +105,13 @@ class Recorder:
         elif func is COPY and not here.calls:
             self.copies.copied(*args[:2])
 
-    def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category) -> None:
-        """Record an allocated block."""
+    def alloc(
+        self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = ""
+    ) -> None:
+        """Record an allocated block, with the `tensor_text` of the tensor that it is for."""
         phase, module, stack, grad, call = self._attribution(func, args, index)
         row = self.open_rows[address] = len(self.events)
+        self.tensors[row] = tensor
         if category == _UNKNOWN and phase == _BACKWARD and call == -2:
             self.tags[row] = Category.GRADIENT
             call = -1
@@ -116,20 +121,21 @@ class Recorder:
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 
     def preexisting(
-        self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN
+        self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN, tensor: str = ""
     ) -> None:
         """Record a block older than the recording."""
-        self._from_before(_PREEXISTING, 0, address, size, origin, category)
+        self._from_before(_PREEXISTING, 0, address, size, origin, category, tensor)
 
-    def reallocated(self, address: int, size: int, origin: Origin | None) -> None:
+    def reallocated(self, address: int, size: int, origin: Origin | None, tensor: str = "") -> None:
         """Record an earlier block that is placed on this device only now."""
         now = time.perf_counter_ns() - self._epoch
-        self._from_before(_ALLOC, now, address, size, origin, Category.UNKNOWN)
+        self._from_before(_ALLOC, now, address, size, origin, Category.UNKNOWN, tensor)
 
     def _from_before(
-        self, action: int, now: int, address: int, size: int, origin: Origin | None, category: Category
+        self, action: int, now: int, address: int, size: int, origin: Origin | None, category: Category, tensor: str
     ) -> None:
-        self.open_rows[address] = len(self.events)
+        row = self.open_rows[address] = len(self.events)
+        self.tensors[row] = tensor
         op = module = stack = -1
         if origin is not None:
             op = self.ops.setdefault(origin.op, len(self.ops)) if origin.op else -1
@@ -166,9 +172,10 @@ class Recorder:
                 (time.perf_counter_ns() - self._epoch, action, address, size, phase, step, -1, -1, -1, 0, -1, _UNKNOWN)
             )
 
-    def out_of_memory(self, size: int, func: Any, args: Any) -> None:
+    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "") -> None:
         """Record a request that did not fit."""
         phase, module, stack, grad, _ = self._attribution(func, args, 0)
+        self.tensors[len(self.events)] = tensor
         now = time.perf_counter_ns() - self._epoch
         number = self._op_number(func)
         self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))

@@ -11,6 +11,7 @@ from memexplore.recorder import categories
 from memexplore.recorder.events import Event, Origin
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Frame, Meta, Tape
+from memexplore.tensor_text import interned
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
 _OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
@@ -28,6 +29,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
     stacks, stack_of = _stacks(recorder)
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
+    tensor, tensor_texts = _tensors(recorder, len(table))
 
     # A free has the row of its block as `call` and repeats its category, so that a tape can be cut anywhere.
     block = np.where(is_free, field["call"], -1)
@@ -49,12 +51,14 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "op": field["op"][rows],
             "module": module[rows],
             "stack": stack[rows],
+            "tensor": tensor[rows],
         },
         meta=meta,
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,
         classes=list(recorder.names.classes),
+        tensor_texts=tensor_texts,
     )
 
 
@@ -77,6 +81,7 @@ def _in_order(recorder: Recorder) -> Any:
     recorder.tags = {int(new_row[row]): category for row, category in recorder.tags.items()}
     recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
+    recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
     # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
@@ -130,6 +135,15 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
         if category[row] == kind and row not in recorder.owners:
             module[row] = module[source]
     return category, module
+
+
+def _tensors(recorder: Recorder, count: int) -> tuple[Any, tuple[str, ...]]:
+    """The index of each event in the table of shapes and dtypes, and the table."""
+    known = sorted(recorder.tensors.items())
+    numbers, texts = interned(text for _, text in known)
+    column = np.full(count, -1, dtype=np.int64)
+    column[[row for row, _ in known]] = numbers
+    return column, texts
 
 
 def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:

@@ -10,6 +10,7 @@ where the same kernels run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 
 from memexplore.allocator import Settings, assign_addresses
 from memexplore.recorder.events import Event
-from memexplore.tape import Action, Category, Meta, Phase, Tape
+from memexplore.tape import COLUMNS, Action, Category, Meta, Phase, Tape
+from memexplore.tensor_text import interned
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}
 _COMPARED = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
 _SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
-_COLUMNS = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
 
 
 class FirstStep(NamedTuple):
@@ -34,10 +35,12 @@ class FirstStep(NamedTuple):
     """Action, phase, step, op, module, stack, gradients on or off, and the row that a free refers to."""
     size: NDArray[np.int64]
     in_optimizer: NDArray[np.bool_]
+    tensor: NDArray[np.object_]
+    """Shape and dtype of the tensor of each request (`tensor_text`), empty without one."""
 
 
-def first_step(events: list[tuple[int, ...]]) -> FirstStep:
-    """Return the first step from the events of a recorder so far."""
+def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> FirstStep:
+    """Return the first step from the events of a recorder so far, and the shape and dtype of their tensors by row."""
     table = np.array(events, dtype=np.int64).reshape(len(events), len(_FIELD))
     kept = ~np.isin(table[:, _FIELD["action"]], _SEGMENTS)
     row_of_event = np.cumsum(kept) - 1
@@ -45,7 +48,9 @@ def first_step(events: list[tuple[int, ...]]) -> FirstStep:
     is_free = (table[:, _FIELD["action"]] == Action.FREE_REQUESTED) & (call >= 0)
     call[is_free] = row_of_event[call[is_free]]
     compared = np.column_stack((table[:, _COMPARED], call))[kept]
-    return FirstStep(compared, table[kept, _FIELD["size"]], table[kept, _FIELD["phase"]] == Phase.OPTIMIZER)
+    in_optimizer = table[kept, _FIELD["phase"]] == Phase.OPTIMIZER
+    texts = np.array([tensors.get(row, "") for row in range(len(events))], dtype=object)
+    return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +62,9 @@ class Trace:
     """Without segments; a free is two rows."""
     size_source: NDArray[np.int64]
     """For each row of `tape` the row of `first` that it is, or whose size it has; -1 where it keeps its own size."""
+    tensor_source: NDArray[np.int64]
+    """For each row of `tape` the row of `first` whose tensor has the same shape and dtype; -1 where the row keeps its
+    own, and the number of rows of `first` where the new ones are unknown."""
 
     def resized(self, first: FirstStep) -> Trace | None:
         """Return the trace of a run whose first step is `first`; None if that run has to be traced."""
@@ -65,8 +73,16 @@ class Trace:
             return None
         if not np.array_equal(first.size[first.in_optimizer], before.size[before.in_optimizer]):
             return None
+        if not np.array_equal(first.tensor[first.in_optimizer], before.tensor[first.in_optimizer]):
+            return None
         size = np.where(self.size_source >= 0, first.size[self.size_source], self.tape.size)
-        return Trace(first, self.tape.replace(size=size), self.size_source)
+        if np.array_equal(first.tensor, before.tensor):
+            return Trace(first, self.tape.replace(size=size), self.size_source, self.tensor_source)
+        own = np.array([*self.tape.tensor_texts, ""], dtype=object)[self.tape.tensor]
+        source = self.tensor_source
+        numbers, texts = interned(np.where(source >= 0, np.append(first.tensor, "")[source], own).tolist())
+        tape = self.tape.replace(size=size, tensor=np.array(numbers, dtype=np.int32), tensor_texts=texts)
+        return Trace(first, tape, self.size_source, self.tensor_source)
 
     def on_allocator(self, meta: Meta, settings: Settings) -> Tape | None:
         """Return the tape for the capacity of `meta` and allocator settings; None if a request does not fit.
@@ -86,18 +102,20 @@ def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
 
     `first` is the first step of the same run. A request of the second step is matched with the request of the first
     step that has the same op, layer and line, in order where several have; where their sizes differ, nothing is reused.
-    Requests of the optimizer depend on the parameters only, and keep their sizes.
+    Requests of the optimizer depend on the parameters only, and keep their sizes and shapes. Where only the shapes of a
+    match differ, the shape is unknown in other runs.
     """
     if np.isin(tape.action, (*_RELEASED, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
         return None
     rows = np.flatnonzero(~np.isin(tape.action, _SEGMENTS))
     kept = Tape.from_columns(
-        {name: getattr(tape, name)[rows] for name in _COLUMNS},
+        {name: getattr(tape, name)[rows] for name in COLUMNS},
         meta=tape.meta,
         ops=tape.ops,
         modules=tape.modules,
         stacks=tape.stacks,
         classes=tape.classes,
+        tensor_texts=tape.tensor_texts,
     )
     # A free is one event and two rows.
     is_event = kept.action != Action.FREE_COMPLETED
@@ -106,7 +124,9 @@ def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
     size_source = np.where(number < count, number, -1)
     later = np.flatnonzero((kept.action == Action.ALLOC) & (number >= count))
     matched = _matched(kept, number, count)
+    tensor_source = _tensor_source(first, kept, later, number, matched)
     by_parameters = kept.phase[later] == Phase.OPTIMIZER
+    tensor_source[later[by_parameters]] = -1
     matched[by_parameters] = -1
     if ((matched < 0) & ~by_parameters).any():
         return None
@@ -114,7 +134,7 @@ def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
     if not np.array_equal(kept.size[later[has_match]], kept.size[matched[has_match]]):
         return None
     size_source[later[has_match]] = number[matched[has_match]]
-    return Trace(first, kept, _with_frees(kept, size_source))
+    return Trace(first, kept, _with_frees(kept, size_source), tensor_source)
 
 
 def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -133,6 +153,20 @@ def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.in
     early["nth"], late["nth"] = early.groupby(keys).cumcount(), late.groupby(keys).cumcount()
     pairs = late.merge(early, on=[*keys, "nth"], how="left", suffixes=("", "_of"))
     return pairs["row_of"].fillna(-1).to_numpy(np.int64).copy()
+
+
+def _tensor_source(
+    first: FirstStep, tape: Tape, later: NDArray[np.int64], number: NDArray[np.int64], matched: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return `Trace.tensor_source` of a tape.
+
+    `number` is the event of each row, `later` the requests of the second step, `matched` their rows in the first.
+    """
+    count = len(first.tensor)
+    result = np.where((number < count) & (tape.tensor >= 0), number, -1)
+    alike = (matched >= 0) & (tape.tensor[later] == tape.tensor[matched])
+    result[later] = np.where(alike, number[matched], count)
+    return result
 
 
 def _with_frees(tape: Tape, size_source: NDArray[np.int64]) -> NDArray[np.int64]:

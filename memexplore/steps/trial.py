@@ -198,7 +198,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             yield 0
         cost = meter.total()
         if record is not None:
-            begun = first_step(recording.events())
+            begun = first_step(recording.events(), recording.tensors())
             trace = record.similar(knobs, target, begun)
         if trace is None:
             yield 1

@@ -208,7 +208,7 @@ class VirtualGpu:
             recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE)
         placed = [storage for storage in list(live_storages.values()) if storage.address]
         for storage in sorted(placed, key=lambda storage: storage.address):
-            recorder.preexisting(storage.address, storage.size, storage.origin)
+            recorder.preexisting(storage.address, storage.size, storage.origin, tensor=storage.tensor)
         ends = underivable_ends(self.allocator.live.values())
         for address in ends:
             recorder.preexisting(address, 0, None)

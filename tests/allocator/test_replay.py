@@ -56,6 +56,17 @@ def test_an_inserted_row_shares_the_op_of_its_request() -> None:
     assert [replayed.ops[op] if op >= 0 else "" for op in replayed.op] == ["", "aten::add", "aten::add"]
 
 
+def test_only_requests_have_the_tensor() -> None:
+    columns = {"action": [Action.ALLOC] * 2, "address": [1, 2], "size": [30 * MIB, 90 * MIB], "tensor": [0, 1]}
+    texts = ["int8[30, 1048576]", "int8[90, 1048576]"]
+    meta = Meta(Source.PREDICTED, "virtual", capacity=80 * MIB)
+    replayed = replay(Tape.from_columns(columns, meta=meta, tensor_texts=texts))
+    # the segment, the block in it, and the second request, which does not fit
+    assert rows_of(replayed) == [("segment_alloc", 30 * MIB), ("alloc", 30 * MIB), ("oom", 90 * MIB)]
+    assert replayed.tensor.tolist() == [-1, 0, 1]
+    assert replayed.tensor_texts == tuple(texts)
+
+
 def test_other_settings_give_other_segments() -> None:
     replayed = replay(tape(("alloc", 1, 15 * MIB)), Settings(expandable_segments=True))
     assert rows_of(replayed) == [("segment_map", 20 * MIB), ("alloc", 15 * MIB)]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from memexplore.analysis import curves, summary, tables
 from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.tape import Action, Category, Frame, Meta, Tape
+from memexplore.tensor_text import interned
 from tests.sample_tapes import CPU, GIB, MIB, T4, leaking_tape, oom_tape, small_tape, training_tape
 
 ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
@@ -228,6 +229,37 @@ def test_tensors_have_their_origin():
     assert tensor[["category", "layer", "op", "phase", "step", "line"]].tolist() == [
         "activation", "fc", "addmm", "forward", 1, "train.py:6",
     ]  # fmt: skip
+
+
+def with_tensors(tape: Tape, texts: dict[int, str]) -> Tape:
+    """Return a tape whose rows have tensors of some shapes and dtypes."""
+    numbers, table = interned(texts.get(row, "") for row in range(len(tape)))
+    return tape.replace(tensor=np.array(numbers, dtype=np.int32), tensor_texts=table)
+
+
+def test_tensors_have_their_shape_and_dtype():
+    # 10 * 10 * 4 = 400 bytes, 4 * 25 * 2 = 200
+    tape = with_tensors(small_tape(), {0: "float32[10, 10]", 3: "bfloat16[4, 25]", 4: "int8[]"})
+    table = tables.tensors(tape)
+    assert table["dtype"].tolist() == ["float32", "bfloat16", "", "int8"]
+    assert table["shape"].tolist() == [(10, 10), (4, 25), None, ()]
+
+
+def test_equal_tensors_have_the_same_shape_and_dtype():
+    # Six blocks of 400 bytes in layers of one form: 4 * 100, 4 * 10 * 10 and 2 * 20 * 10 bytes are three kinds.
+    texts = ["float32[100]", "float32[10, 10]", "float32[10, 10]", "float16[20, 10]", "float32[10, 10]", ""]
+    tape = Tape.from_columns(
+        {"address": np.arange(6) * 512, "size": [400] * 6, "module": range(6)},
+        modules=[f"h.{number}" for number in range(6)],
+        meta=CPU,
+    )
+    groups = tables.tensor_groups(with_tensors(tape, dict(enumerate(texts))))
+    assert groups[["count", "total", "dtype", "shape", "layer"]].to_numpy().tolist() == [
+        [3, 1200, "float32", (10, 10), "h.*"],  # 3 * 400
+        [1, 400, "float32", (100,), "h.0"],
+        [1, 400, "float16", (20, 10), "h.3"],
+        [1, 400, "", None, "h.5"],
+    ]
 
 
 def test_tensors_after_another_row():

@@ -82,6 +82,20 @@ def test_search_filters_layers_tensors_and_lines(shown: Any) -> None:
     shown.page.get_by_text("Nothing matches.").first.wait_for()
 
 
+def test_tensors_have_their_shape_and_are_found_by_it(shown: Any) -> None:
+    shown.page.get_by_role("tab", name="Tensors", exact=True).click()
+    rows = shown.page.locator(".memexplore-tensors tbody tr")
+    count = rows.count()
+    # batch 8, 64 channels, 256 by 256 pixels; other tensors alive at the peak have other shapes
+    shown.page.get_by_role("searchbox").fill("float32[8, 64, 256, 256]")
+    shown.page.wait_for_function(
+        "count => document.querySelectorAll('.memexplore-tensors tbody tr').length < count", arg=count
+    )
+    found = [text.split("\t")[3] for text in rows.all_inner_texts()]
+    assert found
+    assert set(found) == {"float32[8, 64, 256, 256]"}
+
+
 def test_run_that_does_not_fit_is_drawn_whole(notebook: Callable[..., Any]) -> None:
     book = notebook(OUT_OF_MEMORY, "view", "print(len(view.drawn), len(view.tape))")
     book.run(0)

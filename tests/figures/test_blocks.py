@@ -23,7 +23,7 @@ def two_segments() -> Tape:
     """Two requests of 700 B in a small segment of 2 MiB, the first freed, and one of 12 MiB in its own segment."""
     program = Program()
     first = program.alloc(700, Category.PARAMETER, "empty", "fc", 3)
-    program.alloc(700, Category.GRADIENT, "mm", "conv", 4)
+    program.alloc(700, Category.GRADIENT, "mm", "conv", 4, "float32[175]")
     program.alloc(12 * MIB, Category.ACTIVATION, "mm", "conv", 5)
     program.free(first)
     return replay(program.tape(GPU))
@@ -111,7 +111,7 @@ def test_figure_has_a_line_per_segment_and_a_trace_per_category() -> None:
     (gradient,) = (trace for trace in figure.data if trace.name == "gradient")
     assert (gradient.base[0], gradient.x[0]) == (1024, 1024)
     assert gradient.text[0].startswith(
-        "<b>1.00 KiB gradient</b><br>700 B requested<br>layer: conv<br>op: mm<br>train.py:4"
+        "<b>1.00 KiB gradient</b><br>700 B requested<br>float32[175]<br>layer: conv<br>op: mm<br>train.py:4"
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import static, tables, text
+from memexplore.figures.hover import hover_texts
 from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import COLOURS
 from memexplore.figures.timeline import timeline
@@ -109,6 +111,24 @@ def test_layers_as_text_are_sorted_by_size():
 def test_tensors_as_text():
     lines = text.tensors_text(small_tape(), count=2).splitlines()[3:]
     assert lines == ["400 B  parameter   fc  empty  train.py:3", "200 B  activation  fc  addmm  train.py:6"]
+
+
+def test_tensors_as_text_with_shapes():
+    program = Program()
+    program.alloc(400, Category.PARAMETER, "empty", "fc", 3, "float32[10, 10]")
+    program.alloc(200, Category.WORKSPACE, "addmm", "fc", 3)
+    lines = text.tensors_text(program.tape()).splitlines()[-2:]
+    assert lines == [
+        "400 B  parameter  float32[10, 10]  fc  empty  train.py:3",
+        "200 B  workspace  –                fc  addmm  train.py:3",
+    ]
+    assert "<code>float32[10, 10]</code>" in tables.tensors_table(program.tape())
+
+
+def test_hover_has_the_tensor_of_the_block():
+    program = Program()
+    program.free(program.alloc(400, Category.PARAMETER, "empty", "fc", 3, "float32[10, 10]"))
+    assert all("<br>float32[10, 10]<br>" in hover for hover in hover_texts(program.tape(), np.arange(3)))
 
 
 def test_tensors_table_has_bytes_as_sort_key_and_escapes_names():

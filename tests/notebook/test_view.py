@@ -18,8 +18,8 @@ from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.timeline import timeline
 from memexplore.notebook.cursor_details import cursor_text, live_tensors
 from memexplore.notebook.view import View, view
-from memexplore.tape import Tape
-from tests.sample_tapes import CPU, big_tape, oom_tape, small_tape, training_tape, unwound_tape
+from memexplore.tape import Category, Tape
+from tests.sample_tapes import CPU, Program, big_tape, oom_tape, small_tape, training_tape, unwound_tape
 
 PEAK_ROW = 4  # of small_tape: 400 + 100 + 200 + 50
 
@@ -174,6 +174,17 @@ def test_tensor_has_layer_and_line() -> None:
         "addmm",
         "train.py, line 6",
     )
+
+
+def test_equal_tensors_have_their_shape_and_dtype() -> None:
+    program = Program()
+    for layer in ("h.0", "h.1"):
+        # 8 * 1024 * 4 = 32 KiB each, 64 KiB together
+        program.alloc(32 << 10, Category.ACTIVATION, "mm", layer, 6, "float32[8, 1024]")
+    program.alloc(512, Category.WORKSPACE, "mm", "h.1", 6)
+    first, second = live_tensors(program.tape(), 2)
+    assert (first["size"], first["each"], first["tensor"]) == ("64.0 KiB", "2 × 32.0 KiB", "float32[8, 1024]")
+    assert second["tensor"] == ""
 
 
 def test_tensor_made_in_a_cell_names_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,14 @@ def _cut(whole: Tape) -> tuple[Tape, Tape]:
     )  # fmt: skip
     segments = np.isin(whole.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
     kept = ~segments & (whole.category != Category.WORKSPACE)
-    names = ("time", "action", "address", "size", "category", "phase", "step", "op", "module", "stack")
+    names = ("time", "action", "address", "size", "category", "phase", "step", "op", "module", "stack", "tensor")
     noted = Tape.from_columns(
         {name: getattr(whole, name)[kept] for name in names},
         meta=whole.meta,
         ops=whole.ops,
         modules=whole.modules,
         stacks=whole.stacks,
+        tensor_texts=whole.tensor_texts,
     )
     assert len(noted) < count
     return history, noted
@@ -63,7 +64,7 @@ def test_rows_of_the_allocator_are_unchanged(whole, annotated, name):
     assert np.array_equal(getattr(annotated, name), getattr(whole, name))
 
 
-@pytest.mark.parametrize("name", ["op", "module", "phase", "step", "category"])
+@pytest.mark.parametrize("name", ["op", "module", "phase", "step", "category", "tensor"])
 def test_noted_blocks_keep_their_annotation(whole, annotated, name):
     noted = (whole.action == Action.ALLOC) & (whole.category != Category.WORKSPACE)
     assert np.array_equal(getattr(annotated, name)[noted], getattr(whole, name)[noted])

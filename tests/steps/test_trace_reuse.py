@@ -15,7 +15,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.recorder.recorder import Recorder
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run, traced
-from memexplore.tape import Action, Phase
+from memexplore.tape import Action, Phase, Tape
 from tests.families import FAMILIES
 
 pytest.importorskip("transformers")
@@ -145,6 +145,43 @@ def test_a_second_step_with_other_requests_than_the_first_is_always_traced() -> 
     run(step, gpu=GPU)
     assert len(calls) == 2
     same(step, Knobs(batch=16))
+
+
+def texts(tape: Tape, step: int) -> list[str]:
+    """Shape and dtype of the tensor of each request of a step, "" where unknown."""
+    rows = (tape.action == Action.ALLOC) & (tape.step == step)
+    return [tape.tensor_texts[number] if number >= 0 else "" for number in tape.tensor[rows].tolist()]
+
+
+def test_reused_steps_have_the_shapes_of_their_batch() -> None:
+    step = deep()
+    run(step, gpu=GPU)
+    for number in (1, 2):
+        found = texts(run(step, Knobs(batch=16), gpu=GPU).tape, number)
+        assert "float32[16, 64]" in found
+        assert "float32[8, 64]" not in found
+
+
+def test_shape_is_unknown_where_the_two_traced_steps_have_different_ones() -> None:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        calls.append(len(batch))
+        # Every second call has a tensor of the same size and of another shape.
+        shape = (len(batch), 6) if len(calls) % 2 else (6, len(batch))
+        return model(batch).mean() + torch.ones(shape, device=batch.device).mean()
+
+    step = Step(deep().model, torch.zeros(8, 64), compute_loss=loss)
+    first = run(step, gpu=GPU).tape
+    assert "float32[8, 6]" in texts(first, 1)
+    assert "float32[6, 8]" in texts(first, 2)
+    tape = run(step, Knobs(batch=16), gpu=GPU).tape
+    assert len(calls) == 3  # step 2 of the second run is not traced
+    assert "float32[16, 6]" in texts(tape, 1)
+    assert not {"float32[16, 6]", "float32[6, 16]", "float32[6, 8]"} & set(texts(tape, 2))
+    size = 16 * 6 * 4
+    unknown = (tape.step == 2) & (tape.action == Action.ALLOC) & (tape.size == size)
+    assert tape.tensor[unknown].tolist() == [-1]
 
 
 def test_optimizer_state_is_allocated_in_the_first_step_only() -> None:

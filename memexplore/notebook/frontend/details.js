@@ -33,8 +33,8 @@ export class Details {
     this.layers = new Layers(tabs.add("Layers"), handlers);
     /** @type {MemoryTable<import("./types").TensorRow>} */
     this.tensors = new MemoryTable(
-      tabs.add("Tensors"), "tensors", ["Size", "Category", "Each", "Layer", "Op", "Line"],
-      ({ size, each, layer, op }) => [size, each, layer, op],
+      tabs.add("Tensors"), "tensors", ["Size", "Category", "Each", "Tensor", "Layer", "Op", "Line"],
+      ({ size, each, tensor, layer, op }) => [size, each, tensor, layer, op],
     );
     /** @type {MemoryTable<import("./types").LineRow>} */
     this.lines = new MemoryTable(

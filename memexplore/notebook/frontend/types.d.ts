@@ -134,8 +134,16 @@ export interface MemoryRow {
   /** `file:line`, empty if unknown. */
   path: string;
 }
-/** Equal tensors; `bytes` and `size` of all of them together, `each` such as "24 × 64.0 MiB", empty for a single one. */
-export type TensorRow = MemoryRow & { bytes: number; size: string; each: string; layer: string; op: string };
+/** Equal tensors; `bytes` and `size` of all of them together, `each` such as "24 × 64.0 MiB", empty for a single one,
+ * `tensor` such as "float32[8, 1024]", empty if unknown. */
+export type TensorRow = MemoryRow & {
+  bytes: number;
+  size: string;
+  each: string;
+  tensor: string;
+  layer: string;
+  op: string;
+};
 export type LineRow = MemoryRow & { bytes: number; size: string; blocks: string };
 export type GrowthRow = MemoryRow & { grew: string; layer: string; sizes: string[] };
 

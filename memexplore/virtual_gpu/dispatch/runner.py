@@ -7,6 +7,7 @@ events to the observer. A storage that dies frees its block (`StorageRef`).
 from __future__ import annotations
 
 import collections
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 
 from memexplore.allocator import Allocator, OutOfMemory
 from memexplore.tape import Category
+from memexplore.tensor_text import dtype_of, shape_of, tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans
 from memexplore.virtual_gpu.dispatch.work import Work
@@ -26,8 +28,6 @@ from memexplore.virtual_gpu.kernels.plan import (
     OptionalScratch,
     Output,
     Plan,
-    PlannedOutput,
-    Requests,
     Scratch,
     View,
 )
@@ -38,19 +38,19 @@ from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storag
 class Observer(Protocol):
     """Receiver of memory events: a recorder. `func` and `args` are the op that runs, `index` the output."""
 
-    def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category) -> None:
-        """A block was allocated."""
+    def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str) -> None:
+        """A block was allocated for a tensor of a shape and dtype (`tensor_text`), empty for another purpose."""
 
     def free(self, address: int, size: int) -> None:
         """A block was freed."""
 
-    def reallocated(self, address: int, size: int, origin: Any) -> None:
+    def reallocated(self, address: int, size: int, origin: Any, tensor: str) -> None:
         """A storage of an earlier virtual GPU was allocated on this one."""
 
     def op(self, func: Any, args: Any) -> None:
         """An op of the forward or backward pass is about to run."""
 
-    def out_of_memory(self, size: int, func: Any, args: Any) -> None:
+    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str) -> None:
         """A request did not fit."""
 
     def tag_at(self, address: int) -> Any:
@@ -149,11 +149,13 @@ class PlanRunner:
             if plan.requests is None:
                 for index, output in enumerate(outputs):
                     if type(output) is NewTensor and output.size and not output.host:
-                        addresses[index] = self._allocate(output.size, func, args, index, Category.UNKNOWN)
+                        addresses[index] = self._allocate(
+                            output.size, func, args, index, Category.UNKNOWN, plan.texts[index]
+                        )
                 if plan.uses_cublas:
                     self._keep_workspace(func, args)
             else:
-                self._run_requests(plan.requests, outputs, addresses, func, args, plan.uses_cublas)
+                self._run_requests(plan, addresses, func, args)
         except torch.OutOfMemoryError:
             for index, address in reversed(addresses.items()):
                 self._free(address, outputs[index].size)  # type: ignore[union-attr]
@@ -164,7 +166,7 @@ class PlanRunner:
             if kind is NewTensor:
                 result: Any = plans.build(output)  # type: ignore[arg-type]
                 if index in addresses:
-                    self._watch(untyped_storage(result), addresses[index], output.size)  # type: ignore[union-attr]
+                    self._watch(untyped_storage(result), addresses[index], output.size, plan.texts[index])  # type: ignore[union-attr]
             elif kind is Argument:
                 result = tensors[output.source]  # type: ignore[union-attr]
             elif kind is View:
@@ -193,7 +195,7 @@ class PlanRunner:
             except OutOfMemory as error:
                 raise torch.OutOfMemoryError(str(error)) from None
             if self.observer is not None:
-                self.observer.reallocated(ref.address, ref.size, ref.origin)
+                self.observer.reallocated(ref.address, ref.size, ref.origin, ref.tensor)
         return ref
 
     def resize(self, tensor: torch.Tensor, size_before: int, func: Any, args: Any) -> None:
@@ -202,16 +204,23 @@ class PlanRunner:
         size = storage.nbytes()
         ref = live_storages.get(storage_key(storage))
         if size != size_before and (ref is None or ref.size != size):
-            self.resize_storage(storage, size, func, args)
+            self.resize_storage(storage, size, func, args, tensor_text(tuple(tensor.shape), tensor.dtype))
 
-    def resize_storage(self, storage: torch.UntypedStorage, size: int, func: Any, args: Any) -> None:
+    def resize_storage(
+        self, storage: torch.UntypedStorage, size: int, func: Any, args: Any, tensor: str | None = None
+    ) -> None:
         """Give a storage a block of `size` bytes and free its old one; size 0 frees only.
+
+        `tensor` is the text of the resized tensor; None keeps that of the storage, if its tensor has `size` bytes.
 
         The new block is allocated first, also where it is smaller or of the same size: resize_bytes_cuda in
         aten/src/ATen/native/cuda/Resize.cpp. Raises torch.OutOfMemoryError, and then the old block stays.
         """
         observer = self.observer
-        address = self._allocate(size, func, args, 0, Category.UNKNOWN) if size else 0
+        ref = live_storages.get(storage_key(storage))
+        known = ref.tensor if tensor is None and ref is not None else tensor or ""
+        text = known if tensor or _nbytes(known) == size else ""
+        address = self._allocate(size, func, args, 0, Category.UNKNOWN, text) if size else 0
         ref = live_storages.get(storage_key(storage))
         tag = None
         if ref is not None:
@@ -219,31 +228,25 @@ class PlanRunner:
             self.has_shrunk_storages |= size < ref.size
             _free_dead_storage(ref)
         if size:
-            self._watch(storage, address, size)
+            self._watch(storage, address, size, text)
             if observer is not None and tag is not None:
                 observer.tag_block(address, tag)
         else:
-            self._watch(storage, 0, 0).tag = tag
+            self._watch(storage, 0, 0, known).tag = tag
 
-    def _run_requests(
-        self,
-        requests: Requests,
-        outputs: list[PlannedOutput],
-        addresses: dict[int, int],
-        func: Any,
-        args: Any,
-        uses_cublas: bool,
-    ) -> None:
+    def _run_requests(self, plan: Plan, addresses: dict[int, int], func: Any, args: Any) -> None:
         """Carry out requests in order, writing the addresses of outputs; scratch memory is freed at the end."""
         scratch: list[tuple[int, int]] = []
         try:
-            for request in requests:
+            for request in plan.requests or ():
                 kind = type(request)
                 if kind is Output:
-                    output: Any = outputs[request.number]  # type: ignore[union-attr]
+                    output: Any = plan.outputs[request.number]  # type: ignore[union-attr]
                     number: int = request.number  # type: ignore[union-attr]
                     if output.size and not output.host:
-                        addresses[number] = self._allocate(output.size, func, args, number, Category.UNKNOWN)
+                        addresses[number] = self._allocate(
+                            output.size, func, args, number, Category.UNKNOWN, plan.texts[number]
+                        )
                 elif kind is Scratch:
                     size, category = request  # type: ignore[misc]
                     scratch.append((self._allocate(size, func, args, 0, category), size))
@@ -252,7 +255,7 @@ class PlanRunner:
                 else:
                     self._free(*scratch[request.number])  # type: ignore[union-attr]
                     scratch[request.number] = (-1, 0)  # type: ignore[union-attr]
-            if uses_cublas:
+            if plan.uses_cublas:
                 self._keep_workspace(func, args)
         finally:
             for address, size in reversed(scratch):
@@ -265,7 +268,7 @@ class PlanRunner:
         try:
             address = self.allocator.malloc(request.size)
             if self.observer is not None:
-                self.observer.alloc(address, request.size, func, args, 0, request.category)
+                self.observer.alloc(address, request.size, func, args, 0, request.category, "")
         except OutOfMemory:
             return -1, 0
         finally:
@@ -279,16 +282,16 @@ class PlanRunner:
         if size:
             self.workspaces.keep(handle, self._allocate(size, func, args, 0, Category.WORKSPACE))
 
-    def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category) -> int:
+    def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = "") -> int:
         observer = self.observer
         self.busy = True
         try:
             address = self.allocator.malloc(size)
             if observer is not None:
-                observer.alloc(address, size, func, args, index, category)
+                observer.alloc(address, size, func, args, index, category, tensor)
         except OutOfMemory as error:
             if observer is not None:
-                observer.out_of_memory(size, func, args)
+                observer.out_of_memory(size, func, args, tensor)
             raise torch.OutOfMemoryError(str(error)) from None
         finally:
             self.busy = False
@@ -305,9 +308,9 @@ class PlanRunner:
         finally:
             self.busy = False
 
-    def _watch(self, storage: Any, address: int, size: int) -> StorageRef:
+    def _watch(self, storage: Any, address: int, size: int, tensor: str) -> StorageRef:
         """Free a block when the storage that has it dies."""
-        return storage_ref(storage, address, size, _free_dead_storage)
+        return storage_ref(storage, address, size, _free_dead_storage, tensor)
 
 
 _active: PlanRunner | None = None
@@ -333,6 +336,12 @@ def free_waiting() -> None:
     """Free the blocks of the storages that died while they could not be freed. The caller has the lock."""
     while frees:
         _free_block(frees.popleft())
+
+
+def _nbytes(text: str) -> int:
+    """Return the bytes of the elements of a tensor, from the `tensor_text` of its shape and dtype; 0 if empty."""
+    shape = shape_of(text)
+    return 0 if shape is None else math.prod(shape) * int(getattr(torch, dtype_of(text)).itemsize)
 
 
 def _free_dead_storage(ref: StorageRef) -> None:

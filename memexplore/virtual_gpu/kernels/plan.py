@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from memexplore.tape import Category
+from memexplore.tensor_text import tensor_text
 from memexplore.virtual_gpu.tensors.value_hints import SetHints
 
 
@@ -87,7 +88,7 @@ Requests = list[Output | Scratch | OptionalScratch | Free]
 class Plan:
     """Outputs and memory requests of an op."""
 
-    __slots__ = ("notes", "outputs", "real_targets", "requests", "returns", "set_hints", "uses_cublas", "work")
+    __slots__ = ("notes", "outputs", "real_targets", "requests", "returns", "set_hints", "texts", "uses_cublas", "work")
 
     def __init__(
         self,
@@ -99,6 +100,10 @@ class Plan:
         real_targets: tuple[int, ...] = (),
     ) -> None:
         self.outputs: list[PlannedOutput] = outputs
+        self.texts = [
+            tensor_text(output.shape, output.dtype) if type(output) is NewTensor else "" for output in outputs
+        ]
+        """Shape and dtype of each output that gets a storage, for the tape."""
         self.returns = returns
         """The container of the outputs: tuple, list, or None for a single output."""
         self.requests = requests

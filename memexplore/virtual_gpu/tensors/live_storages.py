@@ -14,7 +14,7 @@ from memexplore.torch_internals.tensors import storage_key
 class StorageRef(weakref.ref[Any]):
     """A weak reference to a storage with its block on the device; its callback frees the block."""
 
-    __slots__ = ("address", "key", "origin", "size", "tag")
+    __slots__ = ("address", "key", "origin", "size", "tag", "tensor")
     address: int
     """Address of the block, 0 while the storage has no memory on the device that is on."""
     key: int
@@ -25,6 +25,8 @@ class StorageRef(weakref.ref[Any]):
     """Op, module and stack of its allocation, for recordings that begin later; None if it was not recorded."""
     tag: Any
     """Category and module that a recorder knows for the storage while it has no memory, or None."""
+    tensor: str
+    """Shape and dtype of the tensor that the storage was made for (`tensor_text`), empty if unknown."""
 
 
 live_storages: dict[int, StorageRef] = {}
@@ -32,11 +34,12 @@ live_storages: dict[int, StorageRef] = {}
 
 
 def storage_ref(
-    storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None]
+    storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None], tensor: str = ""
 ) -> StorageRef:
     """Enter a storage in `live_storages` and return its reference; `died` is called when the storage dies."""
     ref = StorageRef(storage, died)
     ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
+    ref.tensor = tensor
     # Last in the order of allocation, also where the storage had another block before.
     live_storages.pop(ref.key, None)
     live_storages[ref.key] = ref
