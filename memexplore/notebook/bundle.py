@@ -1,13 +1,26 @@
-"""ES modules joined into the source of one, since anywidget loads a widget from one string. Needs no node."""
+"""Sources for the browser: ES modules joined into one, as anywidget loads a widget from one string; and plotly.js.
+
+Needs no node.
+"""
 
 from __future__ import annotations
 
+import functools
+import gzip
 import re
 from pathlib import Path
+
+import plotly.offline
 
 _IMPORT = re.compile(r'^import \{(?P<names>[^}]*)\} from "\./(?P<file>\w+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|class|const) (?P<name>\w+))", re.MULTILINE)
 _OTHER = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
+
+
+@functools.cache
+def plotly_source() -> bytes:
+    """Return plotly.js of the installed plotly, compressed to a third for browsers far from the kernel."""
+    return gzip.compress(plotly.offline.get_plotlyjs().encode(), compresslevel=6)
 
 
 def bundle(entry: Path) -> str:

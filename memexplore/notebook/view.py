@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import gzip
 import pathlib
 import threading
 import uuid
@@ -28,7 +26,7 @@ from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
 from memexplore.notebook import view_content
-from memexplore.notebook.bundle import bundle
+from memexplore.notebook.bundle import bundle, plotly_source
 from memexplore.notebook.main_thread import receive_while_busy
 from memexplore.notebook.packing import pack
 from memexplore.notebook.static_output import image_html, static_output
@@ -39,12 +37,6 @@ FRONTEND = pathlib.Path(__file__).parent / "frontend"
 
 Tab = dict[str, Any]
 """Content of an added tab: `kind` ("figure", "table" or "code") and the fields of that kind (`frontend/types.d.ts`)."""
-
-
-@functools.cache
-def _plotly_source() -> bytes:
-    """Return plotly.js of the installed plotly, compressed to a third for browsers far from the kernel."""
-    return gzip.compress(plotly.offline.get_plotlyjs().encode(), compresslevel=6)
 
 
 class Screen(NamedTuple):
@@ -100,6 +92,8 @@ class View(anywidget.AnyWidget):
         self._tabs: dict[str, Tab] = {}
         self._controls: Controls | None = None
         self._on_drawn: Callable[[], None] | None = None
+        self._details_number = -1  # of the tape whose details were sent
+        self._asked: dict[str, Any] = {}  # the request being answered
         # Requests may be answered in another thread than the one that changes the tape or the controls.
         self.lock = threading.RLock()
         super().__init__(
@@ -170,15 +164,25 @@ class View(anywidget.AnyWidget):
         self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
         with self._silently():
             self.cursor, self.selection = cursor, self.selection if has_layer else None
-        scene = self._scene()
-        buffers = [*view_content.packed_tape_content(scene), *pack(view_content.scene_content(scene))]
-        self.send({"type": "tape", "tape": self._screen.tape_number}, buffers)
+        self.send(self._about_tape("tape") | self._sender(), self._packed_tape())
 
     def send_details(self) -> None:
         """Send tables, hover texts and the chart of layers of the tape that `show` has drawn."""
         with self.lock:
-            buffers = view_content.packed_details_content(self._scene())
-            self.send({"type": "details", "tape": self._screen.tape_number}, buffers)
+            self.send(self._about_tape("details"), view_content.packed_details_content(self._scene()))
+            self._details_number = self._screen.tape_number
+
+    def _about_tape(self, kind: str) -> dict[str, Any]:
+        return {"type": kind, "tape": self._screen.tape_number}
+
+    def _packed_tape(self) -> list[bytes]:
+        scene = self._scene()
+        return [*view_content.packed_tape_content(scene), *pack(view_content.scene_content(scene))]
+
+    def _sender(self) -> dict[str, Any]:
+        """Return the fields that identify the request being answered, in a message to all views."""
+        identity = _identity(self._asked)
+        return {"sender": identity["view"], "number": identity["number"]} if len(identity) == 2 else {}
 
     def put_tabs(self, tabs: dict[str, Tab]) -> None:
         """Add tabs after the built-in ones, in this order, or replace their content."""
@@ -228,32 +232,34 @@ class View(anywidget.AnyWidget):
     @traitlets.observe("cursor")
     def _send_cursor(self, _: Any) -> None:
         if self.comm is not None and not self._is_silent:  # the comm is None while the widget is constructed
-            self._send_packed("cursor", **view_content.cursor_content(self._scene()))
+            self._send_packed("cursor", self._sender(), **view_content.cursor_content(self._scene()))
 
     @traitlets.observe("selection")
     def _send_selection(self, _: Any) -> None:
         if not self._is_silent:
-            self._send_packed("selection", layer=self.selection)
+            self._send_packed("selection", self._sender(), layer=self.selection)
 
     # -- requests of the browser
 
     def _answer(self, _: Any, request: dict[str, Any], buffers: Any) -> None:
         with self.lock:
             try:
-                # A request about a tape that is no longer shown needs no answer.
-                is_current = request.get("tape", self._screen.tape_number) == self._screen.tape_number
-                is_taken = self._controls is not None and self._controls.receive(request)
-                if is_current and not is_taken:
+                self._asked = request
+                if self._controls is None or not self._controls.receive(request):
                     self._answer_request(request)
             except Exception as error:
                 # Jupyter shows no traceback of a message handler, so the widget shows the error.
                 self.send({"type": "error", "text": f"{type(error).__name__}: {error}", **_identity(request)})
                 raise
+            finally:
+                self._asked = {}
 
     def _answer_request(self, request: dict[str, Any]) -> None:
         kind = request["type"]
         if kind == "plotly":
-            self.send({"type": "plotly"}, [_plotly_source()])
+            self.send({"type": "plotly"}, [plotly_source()])
+        elif kind == "ping":
+            self.send({"type": "pong", **_identity(request)})
         elif kind == "everything":
             self._screen = self._screen._replace(window=None, width=request.get("width"))
             tab = "Layers" if any(self.tape.modules) else "Lines"
@@ -263,7 +269,27 @@ class View(anywidget.AnyWidget):
             content["explorer"] = None if self._controls is None else self._controls.message()
             message = {"type": "everything", "tape": self._screen.tape_number, **_identity(request)}
             self.send(message, pack(content))
-        elif kind == "timeline":
+            self._details_number = self._screen.tape_number
+        elif request.get("tape", self._screen.tape_number) == self._screen.tape_number:
+            self._answer_about_tape(request)
+        elif "again" in request:
+            self._send_again(request)
+        # Another request about an earlier tape needs no answer: the message with the present one is under way.
+
+    def _send_again(self, request: dict[str, Any]) -> None:
+        """Send the tape shown, and its details if they were sent before, to the view of a request."""
+        identity = _identity(request)
+        self.send(self._about_tape("tape") | identity, self._packed_tape())
+        if self._details_number == self._screen.tape_number:
+            self._send_details_again(request)
+
+    def _send_details_again(self, request: dict[str, Any]) -> None:
+        buffers = view_content.packed_details_content(self._scene())
+        self.send(self._about_tape("details") | _identity(request), buffers)
+
+    def _answer_about_tape(self, request: dict[str, Any]) -> None:
+        kind = request["type"]
+        if kind == "timeline":
             window = request["window"]
             window = (window[0], window[1]) if window else None
             x = XChoice(XAxis(request.get("axis", XAxis.EVENT)), request.get("folds", True))
@@ -274,8 +300,6 @@ class View(anywidget.AnyWidget):
             self._screen = self._screen._replace(happened=bool(request["happened"]))
             self._redraw(old)
             self.send_details()
-        elif kind == "ping":
-            self.send({"type": "pong", **_identity(request)})
         elif kind == "blocks":
             self._reply(request, **view_content.blocks_content(self._scene()))
         elif kind == "highest layers":
@@ -284,20 +308,31 @@ class View(anywidget.AnyWidget):
             on_drawn, self._on_drawn = self._on_drawn, None
             if on_drawn is not None:
                 on_drawn()
+            elif "again" in request and self._details_number == self._screen.tape_number:
+                self._send_details_again(request)
         elif kind == "cursor":
             # A click can be slightly left of the first row or right of the last one.
-            self.cursor = min(max(round(request["row"]), 0), len(self.drawn) - 1)
+            row = min(max(round(request["row"]), 0), len(self.drawn) - 1)
+            if row == self.cursor:
+                self._reply(request, **view_content.cursor_content(self._scene()))
+            self.cursor = row
         elif kind == "select":
-            self.selection = request["layer"]
+            self._select(request, request["layer"])
         elif kind == "block":
             module = int(self.drawn.module[request["row"]])
-            self.selection = (self.drawn.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER
+            self._select(request, (self.drawn.modules[module] or tables.NO_LAYER) if module >= 0 else tables.NO_LAYER)
+
+    def _select(self, request: dict[str, Any], layer: str | None) -> None:
+        if layer == self.selection:
+            # The view may have missed the message about the change.
+            self._reply({**request, "type": "selection"}, layer=layer)
+        self.selection = layer
 
     def _reply(self, request: dict[str, Any], **content: Any) -> None:
         self.send({"type": request["type"], **_identity(request)}, pack(content))
 
-    def _send_packed(self, kind: str, **content: Any) -> None:
-        self.send({"type": kind}, pack(content))
+    def _send_packed(self, kind: str, identity: dict[str, Any] | None = None, **content: Any) -> None:
+        self.send({"type": kind, **(identity or {})}, pack(content))
 
     def _scene(self) -> Scene:
         screen = self._screen

@@ -286,3 +286,49 @@ def test_each_layers_maximum_is_a_request(browser: Browser) -> None:
     (answer,) = browser.request(type="highest layers", number=1)
     # fc: weight 400, gradient 240 and optimizer state 80 at the end, more than weight and activation of 200
     assert answer["layers"]["rows"][0]["children"][0]["size"] == "720 B"
+
+
+# -- lost messages
+
+
+def test_every_request_about_the_cursor_or_the_selection_has_one_reply(browser: Browser) -> None:
+    requests = [
+        {"type": "cursor", "row": 2},
+        {"type": "cursor", "row": 2},  # where it is already
+        {"type": "select", "layer": "fc"},
+        {"type": "block", "row": 3},  # an activation of `fc`
+    ]
+    replies = []
+    for number, request in enumerate(requests, 1):
+        (reply,) = browser.request(**request, view="page", number=number)
+        replies.append((reply["type"], reply.get("sender"), reply.get("view"), reply["number"]))
+    # What changes goes to all views; what was already so only to the view that requested it.
+    assert replies == [
+        ("cursor", "page", None, 1),
+        ("cursor", None, "page", 2),
+        ("selection", "page", None, 3),
+        ("selection", None, "page", 4),
+    ]
+
+
+def test_repeated_request_about_an_earlier_tape_gets_the_tape_that_was_lost(browser: Browser) -> None:
+    browser.view.tape = oom_tape()  # number 1
+    earlier = {"type": "cursor", "row": 2, "view": "page", "number": 7, "tape": 0}
+    assert browser.request(**earlier) == []
+    answers = browser.request(**earlier, again=True)
+    assert [(one["type"], one["tape"], one["view"]) for one in answers] == [
+        ("tape", 1, "page"),
+        ("details", 1, "page"),
+    ]
+
+
+def test_details_are_sent_again_only_when_they_were_lost(browser: Browser) -> None:
+    drawn: list[str] = []
+    browser.view.show(oom_tape(), on_drawn=lambda: drawn.append("drawn"))
+    report = {"type": "drawn", "view": "page", "number": 1, "tape": 1}
+    assert browser.request(**report) == []
+    assert browser.request(**report, again=True) == []  # the details are still being made
+    browser.view.send_details()
+    (answer,) = browser.request(**report, again=True)
+    assert (answer["type"], answer["tape"], answer["view"]) == ("details", 1, "page")
+    assert drawn == ["drawn"]

@@ -1,40 +1,82 @@
 // Requests of one view to the kernel. All views of a widget share a comm, and every reply reaches every view: a request
-// carries the id of its view and a number, which the kernel echoes.
+// carries the id of its view and a number, which the kernel echoes. Of the requests about one topic only the latest
+// matters. It is sent again if its reply does not come although the kernel is idle, so what is drawn and what was wanted
+// cannot disagree for good.
 
 /** @typedef {import("./types").Message} Message */
+/** @typedef {Record<string, any> & { type: string, number: number, tape: number }} Request */
+/** @typedef {{ request: Request, isHeard: boolean, isSettled: boolean }} Topic */
+
+const RESEND_MS = 1500;
+const SLOWEST_MS = 12_000;
 
 export class Requests {
   /**
-   * @param {(request: Record<string, unknown>) => void} send
+   * @param {(request: Record<string, unknown>) => void} transmit
    * @param {string} view id of the view
+   * @param {() => boolean} canSend whether the kernel is known to be idle, so that a reply would have come
    */
-  constructor(send, view) {
-    this.transmit = send;
+  constructor(transmit, view, canSend) {
+    this.transmit = transmit;
     this.view = view;
+    this.canSend = canSend;
     this.tape = 0; // number of the tape on the screen: the kernel ignores requests about another one
-    /** @type {Map<string, { latest: number, settled: number }>} */
-    this.counters = new Map();
+    this.number = 0;
+    /** @type {Map<string, Topic>} the latest request about each topic */
+    this.topics = new Map();
+    this.delay = RESEND_MS;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
   }
 
   /**
-   * Send a request whose replies, if any, go to all views.
+   * Send a request, whose earlier replies about the same topic become stale.
    * @param {string} type
    * @param {Record<string, unknown>} [fields]
+   * @param {string} [topic]
    */
-  send(type, fields = {}) {
-    this.transmit({ ...fields, type, view: this.view, tape: this.tape });
+  send(type, fields = {}, topic = type) {
+    this.number += 1;
+    const request = { ...fields, type, view: this.view, tape: this.tape, number: this.number };
+    this.topics.set(topic, { request, isHeard: false, isSettled: false });
+    this.transmit(request);
+    this.delay = RESEND_MS;
+    this.schedule();
+  }
+
+  schedule() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.resend(), this.delay);
+  }
+
+  /** Send again what the kernel has not replied to. */
+  resend() {
+    const unheard = [...this.topics.values()].filter(({ isHeard, isSettled }) => !isHeard && !isSettled);
+    if (!unheard.length) return;
+    if (this.canSend()) {
+      for (const { request } of unheard) this.transmit({ ...request, again: true });
+      this.delay = Math.min(2 * this.delay, SLOWEST_MS);
+    }
+    this.schedule();
   }
 
   /**
-   * Send a request whose earlier replies become stale.
-   * @param {string} type
-   * @param {Record<string, unknown>} [fields]
+   * Note that a message has arrived, which is drawn later.
+   * @param {Message} message
    */
-  sendNumbered(type, fields = {}) {
-    const counter = this.counters.get(type) ?? { latest: 0, settled: 0 };
-    counter.latest += 1;
-    this.counters.set(type, counter);
-    this.send(type, { ...fields, number: counter.latest });
+  hear(message) {
+    for (const [name, topic] of this.topics) {
+      const isDetails = name === "details" && message.type === "details" && (message.tape ?? 0) >= topic.request.tape;
+      if (isDetails || this.isReply(message, topic.request)) topic.isHeard = true;
+    }
+  }
+
+  /**
+   * @param {Message} message
+   * @param {Request} request
+   */
+  isReply({ view, sender, number }, request) {
+    return (view ?? sender) === this.view && number === request.number;
   }
 
   /**
@@ -46,29 +88,35 @@ export class Requests {
   }
 
   /**
-   * Return whether a message replies to the latest request of its type.
+   * Return whether a message replies to the latest request about a topic.
    * @param {Message} message
+   * @param {string} [topic]
    */
-  isLatest(message) {
-    return this.concerns(message) && message.number === this.counters.get(message.type)?.latest;
+  isLatest(message, topic = message.type) {
+    const latest = this.topics.get(topic);
+    return latest !== undefined && this.isReply(message, latest.request);
   }
 
   /**
-   * Note that the latest reply of a type has been drawn.
-   * @param {string} type
+   * Note that the reply about a topic has been drawn.
+   * @param {string} topic
    */
-  settle(type) {
-    const counter = this.counters.get(type);
-    if (counter) counter.settled = counter.latest;
+  settle(topic) {
+    const latest = this.topics.get(topic);
+    if (latest) latest.isSettled = true;
   }
 
   /** Note that no reply to an earlier request will come. */
   settleAll() {
-    for (const type of this.counters.keys()) this.settle(type);
+    for (const topic of this.topics.keys()) this.settle(topic);
   }
 
   /** Whether a reply is still to come, or to be drawn. */
   get isWaiting() {
-    return [...this.counters.values()].some(({ latest, settled }) => settled < latest);
+    return [...this.topics.values()].some(({ isSettled }) => !isSettled);
+  }
+
+  close() {
+    clearTimeout(this.timer);
   }
 }

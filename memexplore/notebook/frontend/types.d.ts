@@ -261,11 +261,13 @@ export interface BlocksContent {
   text: string;
 }
 
-/** A message of the kernel before its buffers are unpacked. `view` and `number` identify the request it replies to. */
+/** A message of the kernel before its buffers are unpacked. `number` and `view`, or in a message to all views `sender`,
+ * identify the request it replies to. */
 export interface Message {
   type: string;
   tape?: number;
   view?: string;
+  sender?: string;
   number?: number;
   text?: string;
   explorer?: ExplorerState;

@@ -53,7 +53,8 @@ export class View {
       onIdle: () => this.updateBusy(),
       isRunning: () => this.explorer.isRunning,
     });
-    this.requests = new Requests((request) => this.send(request), uniqueId());
+    const canSend = () => this.kernel.isIdle && !this.explorer.isWaiting;
+    this.requests = new Requests((request) => this.send(request), uniqueId(), canSend);
     this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
     this.zoom = new Zoom(() => this.requestTimeline(), () => this.updateBusy());
     this.verdict = new VerdictBar({ onLine: (line) => this.details.showLine(line) });
@@ -61,7 +62,7 @@ export class View {
     this.tabs = new Tabs("At the cursor", (name) => this.onOpen(name));
     this.side = new Tabs("Settings and results", (name) => this.onOpen(name));
     this.layerActions = new LayerActions({
-      onClear: () => this.requests.send("select", { layer: null }),
+      onClear: () => this.request("select", { layer: null }, "selection"),
       onAction: (field, layer) => this.explorer.send({ type: "layer action", field, layer }),
     });
     this.explorer = new Explorer(this.requests, this.kernel, this.layerActions, {
@@ -73,14 +74,14 @@ export class View {
     });
     this.timeline = new Timeline(this.context, model.get("height"), {
       onZoom: (window) => this.zoom.show(window),
-      onCursor: (row) => this.requests.send("cursor", { row }),
+      onCursor: (row) => this.request("cursor", { row }),
       onAxis: (axis, folds) => this.chooseAxis(axis, folds),
-      onPicture: (happened) => this.requests.send("picture", { happened }),
+      onPicture: (happened) => this.request("picture", { happened }, "tape"),
     });
     this.details = new Details(this.context, this.tabs, {
-      onSelect: (layer) => this.requests.send("select", { layer }),
-      onHighest: () => this.requestHighest(),
-      onSelectBlock: (row) => this.requests.send("block", { row }),
+      onSelect: (layer) => this.request("select", { layer }, "selection"),
+      onHighest: () => this.request("highest layers"),
+      onSelectBlock: (row) => this.request("block", { row }, "selection"),
     });
     this.added = new AddedTabs(this.context, this.side, {
       onClick: (tab, row, label) => this.explorer.send({ type: "tab click", tab, row, label }),
@@ -92,7 +93,7 @@ export class View {
     this.cleanups = this.listen();
     this.staticTimer = setTimeout(() => this.root.classList.add("memexplore-late"), STATIC_AFTER_MS);
     this.labelledWidth = this.timeline.size().width;
-    this.send({ type: "everything", view: this.requests.view, width: this.labelledWidth });
+    this.requests.send("everything", { width: this.labelledWidth });
   }
 
   listen() {
@@ -100,6 +101,7 @@ export class View {
     resizes.observe(this.root);
     const listen = (/** @type {Message} */ message, /** @type {DataView[]} */ buffers) => {
       this.kernel.hear();
+      this.requests.hear(message);
       this.queue.add(() => this.receive(message, buffers));
     };
     this.model.on("msg:custom", listen);
@@ -109,6 +111,7 @@ export class View {
       () => this.model.off("msg:custom", listen),
       () => this.hold.close(),
       () => this.kernel.close(),
+      () => this.requests.close(),
       () => this.verdict.close(),
       () => this.explorer.close(),
       watchTheme(() => this.queue.add(() => this.recolour())),
@@ -196,7 +199,9 @@ export class View {
     else if (type === "open") this.open(content.tab);
     else if (type === "cursor") await this.drawCursor(content, true);
     else if (type === "selection") this.drawSelection(content.layer);
-    else if (type === "timeline" && this.requests.isLatest(message)) {
+    if (type === "cursor" || type === "selection") {
+      if (this.requests.isLatest(message)) this.requests.settle(type);
+    } else if (type === "timeline" && this.requests.isLatest(message)) {
       await this.hold.run(() => this.requests.isLatest(message) && this.timeline.drawFigure(content.timeline));
       this.requests.settle(type);
     } else if (type === "blocks" && this.requests.isLatest(message)) {
@@ -264,7 +269,10 @@ export class View {
    */
   reportDrawn(tape) {
     const report = () => {
-      if (tape === this.requests.tape) this.requests.send("drawn");
+      if (tape !== this.requests.tape) return;
+      this.request("drawn", {}, "details");
+      if (this.detailsTape >= tape) this.requests.settle("details"); // they came with the tape
+      this.updateBusy();
     };
     const timer = setTimeout(report, DRAWN_AFTER_MS);
     requestAnimationFrame(() => {
@@ -279,8 +287,9 @@ export class View {
     this.details.drawGrowth(content.growth);
     await this.hold.run(() => this.timeline.addHover(content.hover, this.zoom.window));
     await this.drawCursor(content);
-    if (this.details.layers.isHighest) this.requestHighest();
+    if (this.details.layers.isHighest) this.request("highest layers");
     this.detailsTape = content.tape;
+    this.requests.settle("details");
     this.updateBusy();
   }
 
@@ -317,19 +326,22 @@ export class View {
 
   requestTimeline() {
     this.labelledWidth = this.timeline.size().width;
-    this.requests.sendNumbered("timeline", { window: this.zoom.window, width: this.labelledWidth, ...this.axis });
-    this.updateBusy();
+    this.request("timeline", { window: this.zoom.window, width: this.labelledWidth, ...this.axis });
   }
 
   /** Request the map of blocks if it is visible: thousands of blocks are more than everything else. */
   requestBlocks() {
-    if (!this.tabs.isOpen("Blocks")) return;
-    this.requests.sendNumbered("blocks");
-    this.updateBusy();
+    if (this.tabs.isOpen("Blocks")) this.request("blocks");
   }
 
-  requestHighest() {
-    this.requests.sendNumbered("highest layers");
+  /**
+   * @param {string} type
+   * @param {Record<string, unknown>} [fields]
+   * @param {string} [topic] what the reply is about
+   */
+  request(type, fields = {}, topic = type) {
+    if (this.kernel.isGone) return; // no reply would come
+    this.requests.send(type, fields, topic);
     this.updateBusy();
   }
 
