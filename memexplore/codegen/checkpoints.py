@@ -19,6 +19,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from memexplore.codegen.block_names import blocks_expression
 from memexplore.codegen.region import NORMS, REGION, REGION_IMPORTS, SEGMENTS
 from memexplore.knobs.checkpoints import norms
 from memexplore.knobs.checkpoints.blocks import has_weights
@@ -118,7 +119,7 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
         keeping = "context_fn=functools.partial(create_selective_checkpoint_contexts, keep)"
         call = call._replace(options=f"{call.options}, {keeping}")
     if kind is CheckpointKind.LAYERS:
-        yield _for_names(checkpoint.layers, call)
+        yield _for_names(model, checkpoint.layers, call)
     elif model is None:
         every = f"[::{checkpoint.every}]" if checkpoint.every > 1 else ""
         yield (
@@ -129,7 +130,7 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
         chosen = pieces_of(model)[:: checkpoint.every]
         single = tuple(piece.name for piece in chosen if len(piece.modules) == 1)
         if single:
-            yield _for_names(single, call)
+            yield _for_names(model, single, call)
         yield from _in_sequentials([piece for piece in chosen if len(piece.modules) > 1], call)
 
 
@@ -170,7 +171,9 @@ def _keeps_cache(model: nn.Module | None) -> bool:
     return bool(getattr(getattr(model, "config", None), "use_cache", False))
 
 
-def _for_names(names: tuple[str, ...], call: _Call) -> str:
+def _for_names(model: nn.Module | None, names: tuple[str, ...], call: _Call) -> str:
+    if blocks := blocks_expression(model, names):
+        return f"for block in {blocks}:\n    {call.around_block}"
     return f"for name in {list(names)!r}:\n    block = model.get_submodule(name)\n    {call.around_block}"
 
 
@@ -247,7 +250,7 @@ def _sqrt(model: nn.Module | None, call: _Call) -> Iterator[str]:
     if single or runs:
         yield call.imported
     if single:
-        yield _for_names(single, call)
+        yield _for_names(model, single, call)
     yield from _in_sequentials(runs, call)
     if several:
         yield REGION
