@@ -34,7 +34,12 @@ from memexplore.steps import batches, optimizers
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import record_of
 
-_UPDATES = {Update.FOREACH: ", foreach=True", Update.FUSED: ", fused=True", Update.PER_TENSOR: ", foreach=False"}
+UPDATE_ARGUMENTS = {
+    Update.FOREACH: ("foreach", True),
+    Update.FUSED: ("fused", True),
+    Update.PER_TENSOR: ("foreach", False),
+}
+"""The argument of an optimizer for a value of the update knob."""
 _IN_BACKWARD = """\
 optimizers = {{weight: {made} for weight in model.parameters() if weight.requires_grad}}
 
@@ -81,10 +86,10 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     pieces = [*_before(knobs), *model_lines(model, knobs, sites), *_optimizer(step, knobs), *_loop(step, knobs)]
     if not pieces:
         return ""
-    imports = [piece for piece in pieces if piece.startswith("from ")]
+    from_imports = [piece for piece in pieces if piece.startswith("from ")]
     body = "\n".join(piece for piece in pieces if not piece.startswith("from "))
     used = [name for name in _SCRIPT_NAMES if re.search(rf"\b{name}\b", _code(body)) and f"{name} = " not in body]
-    return "\n".join([*_names_comment(used), *_imports(body), *imports, body])
+    return "\n".join([*_names_comment(used), *imports(body), *from_imports, body])
 
 
 def _model(step: Step | None) -> torch.nn.Module | None:
@@ -114,7 +119,8 @@ def _names_comment(names: list[str]) -> Iterator[str]:
         yield f"# {', '.join(first)} and {last} are yours." if first else f"# {last} is yours."
 
 
-def _imports(body: str) -> Iterator[str]:
+def imports(body: str) -> Iterator[str]:
+    """Yield the import statements of the modules that lines use."""
     for name in ("functools", "os", "sys", "torch", "weakref"):
         if re.search(rf"\b{name}\.", _code(body)):
             yield f"import {name}"
@@ -146,7 +152,8 @@ def optimizer_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
     kind, settings, groups = _optimizer_of(step, knobs)
     # Raises ValueError where the class does not have the update.
     optimizers.update_settings(kind, knobs.update)
-    given = "".join(f", {name}={_literal(value)}" for name, value in settings.items()) + _UPDATES.get(knobs.update, "")
+    arguments = [*settings.items(), *(UPDATE_ARGUMENTS[one] for one in (knobs.update,) if one in UPDATE_ARGUMENTS)]
+    given = "".join(f", {name}={literal(value)}" for name, value in arguments)
     home = f"torch.optim.{kind.__name__}"
     if getattr(torch.optim, kind.__name__, None) is not kind:
         home = kind.__name__
@@ -180,7 +187,8 @@ def _same(value: Any, other: Any) -> bool:
     return not isinstance(value, torch.Tensor) and value == other
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Return a value as code."""
     return f"torch.tensor({value.item()!r})" if isinstance(value, torch.Tensor) else repr(value)
 
 
