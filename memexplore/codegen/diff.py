@@ -1,16 +1,71 @@
 """Knobs as a diff: the lines of a training script as written, against those with the same effect as the knobs.
 
-In: a `Step` (or None) and `Knobs`. Out: lines with ``+``, ``-`` or a space before each.
+In: a `Step` (or None), `Knobs`, and a person's own code if it is known. Out: lines with ``+``, ``-`` or a space before
+each, and ``@`` before the place of those that follow.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from memexplore.codegen.lines import lines, loop_lines, optimizer_lines
+from memexplore.codegen.lines import lines, loop_lines, optimizer_lines, recorded_sites
+from memexplore.codegen.own_code import OwnCode
+from memexplore.codegen.own_lines import changed_source
+from memexplore.codegen.own_loop import Unclear
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.step import Step
+
+_GENERAL = "# With general names, as {}."
+_HUNK = re.compile(r"@@ -(?P<line>\d+)")
+
+
+class Code(NamedTuple):
+    """Lines to copy, and the same as a diff."""
+
+    text: str
+    diff: str
+
+
+def code(step: Step | None, knobs: Knobs, own: OwnCode | None = None) -> Code:
+    """Return the lines for knobs: the person's own code with changes if it is clear what to change, else general lines.
+
+    The general lines begin with a comment that says why. Both texts are empty if the knobs change nothing.
+
+    >>> own = OwnCode("size = 8\\nx = torch.ones(size)", title="Cell In[3]")
+    >>> print(code(None, Knobs(variables={"size": 16}), own).diff)
+    @ Cell In[3], line 1
+    - size = 8
+    + size = 16
+      x = torch.ones(size)
+
+    Raises the exceptions of `lines`.
+    """
+    text = lines(step, knobs).strip("\n")
+    if not text:
+        return Code("", "")
+    reason = "no source with a training loop of this model is known"
+    if own is not None:
+        try:
+            changed = changed_source(own, knobs, recorded_sites(step, knobs))
+            return Code(changed.strip("\n"), source_diff(own, changed))
+        except Unclear as error:
+            reason = f"it is not clear what to change in the code: {error}"
+    comment = _GENERAL.format(reason)
+    return Code(f"{comment}\n{text}", f"  {comment}\n{diff(step, knobs)}")
+
+
+def source_diff(own: OwnCode, changed: str) -> str:
+    """Return a changed source against the one as written: the lines that differ with three others around them."""
+    parts = []
+    for line in difflib.unified_diff(own.source.split("\n"), changed.split("\n"), lineterm="", n=3):
+        if hunk := _HUNK.match(line):
+            parts.append(f"@ {own.title + ', ' if own.title else ''}line {hunk['line']}")
+        elif line[:3] not in ("+++", "---") or parts:
+            parts.append(f"{line[:1]} {line[1:]}".rstrip())
+    return "\n".join(parts)
 
 
 def diff(step: Step | None, knobs: Knobs) -> str:

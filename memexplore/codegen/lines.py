@@ -82,7 +82,7 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     model = _model(step)
     if model is not None:
         adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
-    sites = sites or _recorded_sites(step, knobs)
+    sites = sites or recorded_sites(step, knobs)
     pieces = [*_before(knobs), *model_lines(model, knobs, sites), *_optimizer(step, knobs), *_loop(step, knobs)]
     if not pieces:
         return ""
@@ -99,7 +99,7 @@ def _model(step: Step | None) -> torch.nn.Module | None:
     return step.model if isinstance(step.model, torch.nn.Module) else record_of(step).virtual_model
 
 
-def _recorded_sites(step: Step | None, knobs: Knobs) -> Sites | None:
+def recorded_sites(step: Step | None, knobs: Knobs) -> Sites | None:
     """Return the in-place sites that a run of the step with these knobs has found (`trial.run`), else None."""
     if step is None or knobs.inplace is InPlace.AS_WRITTEN:
         return None

@@ -57,6 +57,8 @@ def changed_source(own: OwnCode, knobs: Knobs, sites: Sites | None = None) -> st
         raise Unclear(f"it is no plain Python: {error.msg}") from None
     except ValueError as error:
         raise Unclear(str(error)) from None
+    if text == own.source:
+        raise Unclear("it has no line to change")
     return text
 
 

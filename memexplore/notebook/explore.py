@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from memexplore import targets
+from memexplore.analysis.places import file_text
+from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.adapters import is_linear
 from memexplore.knobs.knobs import Knobs, conflicts
 from memexplore.notebook.explorer import Explorer
@@ -13,6 +16,7 @@ from memexplore.notebook.explorer_search import Stop, search_step
 from memexplore.notebook.knob import Knob
 from memexplore.notebook.knob_table import knob_table, variable_knob
 from memexplore.notebook.main_thread import MainThread
+from memexplore.notebook.own_source import own_code_of
 from memexplore.notebook.quiet import without_displays
 from memexplore.notebook.results import Result
 from memexplore.search.beside import Report
@@ -68,6 +72,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
         run,
         table,
         step=step,
+        own=own_code_of(step),
         search=None if is_cpu else search,
         no_search="A CPU has no GPU memory to fit: explore the step with gpu= the name of a GPU" if is_cpu else "",
         reasons=_reasons(step),
@@ -86,10 +91,12 @@ def explore_cell(
     *,
     release: str | None = None,
     os: str = Os.LINUX,
+    names: Mapping[str, Any] = MappingProxyType({}),
 ) -> Explorer:
     """Show a cell with its knobs, beginning with its run as written.
 
-    `sliders` maps variables of the cell to their values. `gpu`, `release` and `os` are as for `explore`.
+    `sliders` maps variables of the cell to their values; `names` are the variables after its run. `gpu`, `release` and
+    `os` are as for `explore`.
 
     Raises ValueError for a variable that the cell does not assign, and for an unknown GPU.
     """
@@ -116,6 +123,7 @@ def explore_cell(
     return Explorer(
         run,
         [*variables, *table],
+        own=OwnCode(cell.code, names, file_text(cell.filename)),
         no_search="A cell has no batch and no optimizer to search with: explore a Step instead",
         reasons=reasons,
         contradiction=lambda knobs: next(iter(conflicts(knobs)), ""),

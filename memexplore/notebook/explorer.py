@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.display import display
 
+from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import explorer_message, explorer_state, tabs
 from memexplore.notebook.explorer_message import against_text, reason_text
@@ -44,6 +45,7 @@ class Explorer:
         table: Sequence[Knob],
         *,
         step: Step | None = None,
+        own: OwnCode | None = None,
         search: StartSearch | None = None,
         no_search: str = "",
         reasons: Mapping[str, str],
@@ -55,9 +57,10 @@ class Explorer:
         """`reasons` say why knobs cannot be set, by name; `hidden` why knobs do not apply, by label.
 
         `contradiction` returns why a setting cannot be run, where that is known before. `no_search` says why there is
-        no search. `as_written` is the result of the step as written, if it was run.
+        no search. `own` is the code that the person runs, if it is known. `as_written` is the result of the step as
+        written, if it was run.
         """
-        self._run_step, self._step = run, step
+        self._run_step, self._step, self._own = run, step, own
         self._table, self._knob_named = list(table), {knob.name: knob for knob in table}
         self._static_reasons, self._hidden = dict(reasons), dict(hidden)
         self._neighbours, self._contradiction = neighbours, contradiction
@@ -364,7 +367,8 @@ class Explorer:
         shown, search = [self._results[knobs].outcome for knobs in self.history], self._search
         unsearched = tabs.UNSEARCHED if search.advice is None and search.state.state == "idle" else None
         current = result.trial.knobs
-        return tabs.explorer_tabs(self._step, shown, search.advice, current, gpu=search.gpu, unsearched=unsearched)
+        advice, gpu = search.advice, search.gpu
+        return tabs.explorer_tabs(self._step, shown, advice, current, gpu=gpu, unsearched=unsearched, own=self._own)
 
     def _on_tab_click(self, request: dict[str, Any]) -> None:
         """Want the setting of a row or point; nothing on a tab without settings."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
@@ -92,7 +95,7 @@ def finish(shell: InteractiveShell, profile: Profile, error: BaseException | Non
 
             # On a real GPU the tensors in the frames of the traceback would leave no memory for another run.
             without_locals(error)
-        show_explorer(profile.replay, tape, profile.options)
+        show_explorer(profile.replay, tape, profile.options, shell.user_ns)
     else:
         show_view(tape)
     if profile.options.html is not None:
@@ -163,7 +166,7 @@ def replayable_cell(shell: InteractiveShell, raw: str, options: Options) -> Cell
     from memexplore.steps.cell import Cell
 
     transformed = shell.transform_cell(raw)
-    name = shell.compile.cache(transformed, shell.execution_count, raw)
+    name = _running_file(transformed) or shell.compile.cache(transformed, shell.execution_count, raw)
     # The first line is the call that started the profile.
     try:
         cell = Cell("\n" + transformed.partition("\n")[2], shell.user_ns, name)
@@ -177,6 +180,20 @@ def replayable_cell(shell: InteractiveShell, raw: str, options: Options) -> Cell
                 f"it assigns {', '.join(assigned) or 'none'}"
             )
     return cell
+
+
+def _running_file(source: str) -> str:
+    """Return the file name of the running cell with this source, empty if none runs.
+
+    Another call of `compile.cache` would give it the number of the next cell.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name in linecache.cache and linecache.getlines(name) == [f"{line}\n" for line in source.splitlines()]:
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def _can_run_again(error: BaseException | None) -> bool:
@@ -209,19 +226,17 @@ def record_like_replay(device: Any, gpu: str | None) -> Iterator[Recording]:
         yield recording
 
 
-def show_explorer(replay: Replay, tape: Tape, options: Options) -> None:
-    """Display an explorer of a cell that has run as written."""
+def show_explorer(replay: Replay, tape: Tape, options: Options, names: dict[str, Any]) -> None:
+    """Display an explorer of a cell that has run as written, with the variables after its run."""
     from memexplore.knobs.knobs import Knobs
     from memexplore.knobs.report import ApplyReport
     from memexplore.notebook.explore import explore_cell
     from memexplore.steps.trial import Trial
 
     trial = Trial(Knobs(), tape, ApplyReport(), replay.meter.total())
-    display(
-        explore_cell(
-            replay.cell, trial, dict(options.sliders), options.gpu, release=options.release, os=options.os or Os.LINUX
-        )
-    )
+    release, system = options.release, options.os or Os.LINUX
+    sliders = dict(options.sliders)
+    display(explore_cell(replay.cell, trial, sliders, options.gpu, release=release, os=system, names=names))
 
 
 def show_view(tape: Tape) -> None:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from memexplore.analysis.verdict_content import TIGHT
-from memexplore.codegen.diff import diff
-from memexplore.codegen.lines import lines as code_lines
+from memexplore.codegen import diff
+from memexplore.codegen.own_code import OwnCode
 from memexplore.figures.tradeoff import largest_batches, tradeoff
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.view import Tab
@@ -42,11 +42,12 @@ def explorer_tabs(
     *,
     gpu: str | None = None,
     unsearched: Tab | None = None,
+    own: OwnCode | None = None,
 ) -> dict[str, Tab]:
     """Return the tabs by name, in order: `found` is the advice so far, `unsearched` its tab where there is none.
 
     `gpu` is the knob of the GPU with which the search began. The chart draws the settings that the advice is about
-    after those shown.
+    after those shown. `own` is the code that the person runs, if it is known.
     """
     first = unsearched if found is None else advice(found, current, gpu)
     history_of = tuple(outcome.knobs for outcome in shown)
@@ -54,7 +55,7 @@ def explorer_tabs(
     return ({} if first is None else {ADVICE: first}) | {
         TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found, gpu)], current, largest),
         HISTORY: history(shown, current),
-        CODE: code(step, current),
+        CODE: code(step, current, own),
     }
 
 
@@ -136,10 +137,10 @@ def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
     }
 
 
-def code(step: Step | None, knobs: Knobs) -> Tab:
+def code(step: Step | None, knobs: Knobs, own: OwnCode | None = None) -> Tab:
     """Return the lines of PyTorch with the same effect as the knobs, shown as a diff."""
-    text = code_lines(step, knobs).strip("\n")
-    return {"kind": "code", "text": text, "diff": diff(step, knobs)} if text else {"kind": "code", "text": _NO_CODE}
+    found = diff.code(step, knobs, own)
+    return {"kind": "code", **found._asdict()} if found.text else {"kind": "code", "text": _NO_CODE}
 
 
 def advice(advice: Advice, current: Knobs | None = None, gpu: str | None = None) -> Tab:

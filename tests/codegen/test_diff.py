@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from memexplore.codegen.diff import diff
+from memexplore.codegen.diff import code, diff
 from memexplore.codegen.lines import lines
+from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.knobs import Knobs
 from tests.codegen.test_lines import CHECKPOINTS, LOOP
 from tests.small_nets import flat, step_of
@@ -38,3 +40,47 @@ def test_lines_beside_the_loop_are_only_added() -> None:
 
 def test_knobs_as_written_have_no_diff() -> None:
     assert diff(None, Knobs()) == ""
+
+
+OWN = """opt = torch.optim.SGD(net.parameters())
+for epoch in range(9):
+    print(epoch)
+    print("another")
+    for x, y in loader:
+        opt.zero_grad()
+        cost = criterion(net(x), y)
+        cost.backward()
+        opt.step()"""
+
+
+def test_diff_of_own_code_has_its_lines_and_their_place() -> None:
+    found = code(None, Knobs(update="fused", precision="bf16"), OwnCode(OWN, {"torch": torch}, "Cell In[3]"))
+    assert found.diff.split("\n") == [
+        "@ Cell In[3], line 1",
+        "- opt = torch.optim.SGD(net.parameters())",
+        "+ opt = torch.optim.SGD(net.parameters(), fused=True)",
+        "  for epoch in range(9):",
+        "      print(epoch)",
+        '      print("another")',
+        "      for x, y in loader:",
+        "          opt.zero_grad()",
+        "-         cost = criterion(net(x), y)",
+        '+         with torch.autocast("cuda", dtype=torch.bfloat16):',
+        "+             cost = criterion(net(x), y)",
+        "          cost.backward()",
+        "          opt.step()",
+    ]
+    assert [line[2:] for line in found.diff.split("\n") if line[0] not in "-@"] == found.text.split("\n")
+
+
+def test_general_lines_say_why_they_are_general() -> None:
+    knobs = Knobs(update="in backward")
+    first, *others = code(None, knobs, OwnCode(OWN)).text.split("\n")
+    assert first == (
+        "# With general names, as it is not clear what to change in the code: an update in the backward pass replaces "
+        "the optimizer's step."
+    )
+    assert others == lines(None, knobs).strip("\n").split("\n")
+    assert code(None, Knobs(precision="bf16")).text.startswith(
+        "# With general names, as no source with a training loop"
+    )

@@ -81,5 +81,7 @@ def test_text_over_the_rows_of_advice_has_whole_sentences(outcome: Outcome) -> N
 def test_code_is_shown_as_a_diff() -> None:
     tab = tabs.code(None, Knobs(accumulation=2))
     assert "-     loss = loss_function(model(inputs), targets)" in tab["diff"].split("\n")
-    assert tab["text"].startswith("# model")
+    assert tab["text"].startswith(
+        "# With general names, as no source with a training loop of this model is known.\n# model"
+    )
     assert "diff" not in tabs.code(None, Knobs())
