@@ -5,8 +5,8 @@
 - `explore.py`, `explorer.py`: a step that runs with other knobs, and its view. `explorer_state.py` has what a request
   changes, as functions from a state to a state; `knob.py` and `knob_table.py` the knobs, `layers.py` what
   applies to a layer; `explorer_message.py` the message to the page. `explorer_search.py` searches beside the kernel,
-  `own_source.py` finds the person's code of a step, `results.py` runs settings ahead of a request, `tabs.py` fills the explorer's own tabs, `allocator_settings.py` reads
-  and changes one option.
+  `own_source.py` finds the person's code of a step, `results.py` runs settings ahead of a request, `tabs.py` fills the
+  explorer's own tabs, `allocator_settings.py` reads and changes one option.
 - `magics.py`, `options.py`, `profile.py`, `notebook_gpu.py`: `%%memprofile`, `%memprofile` and `%memgpu`.
 - `cpu_names.py`: advice for a cell that ran on the CPU.
 - `main_thread.py`, `idle_work.py`: work for the kernel when it is idle. `quiet.py`: runs whose displays are dropped.
