@@ -160,13 +160,13 @@ def _fits(tape: Tape) -> VerdictContent:
     caught = tuple(found for row in caught_requests(tape) for found in _places(tape, row)[:1])
     details = [
         f"Peak {_held(tape)}{_at(tape)}",
-        _shares(tape, lever=True),
+        _shares_and_lever(tape),
         caught_text(tape).removesuffix("."),
         _source(tape),
     ]
     if capacity is None:
         device = "the CPU" if tape.meta.device == "cpu" else tape.meta.device
-        parts = [f"On {device}", _shares(tape, lever=True), _source(tape)]
+        parts = [f"On {device}", _shares_and_lever(tape), _source(tape)]
         return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
     spare = capacity - used
     is_tight = spare < capacity * TIGHT
@@ -191,7 +191,7 @@ def _growing(tape: Tape) -> VerdictContent | None:
         f"{Category(int(tape.category[found.row])).text.capitalize()} memory allocated {held}is kept from step to step"
     )
     so_far = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
-    details = [kept, so_far, _shares(tape, lever=False), _source(tape)]
+    details = [kept, so_far, _shares(tape), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where, grows=where[0] if where else None)
 
 
@@ -216,7 +216,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     found = leak(tape)
     details = [
         "" if tape.whole is None else f"peak {_held(tape.whole)}",
-        _shares(tape.whole or tape, lever=found is None),
+        _shares_and_lever(tape.whole or tape) if found is None else _shares(tape.whole or tape),
         f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
         stops,
         _gaps(tape, row) if needed is None else "",
@@ -273,7 +273,7 @@ def _ended_early(tape: Tape) -> VerdictContent:
     parts = [
         f"Peak so far {_held(tape)}{_at(tape)}" if peak(tape)[0] else "Nothing was allocated on the GPU so far",
         _has(tape, 0) if tape.meta.capacity is not None else "",
-        _shares(tape, lever=False),
+        _shares(tape),
         caught_text(tape).removesuffix("."),
         f"assumed before the error: {name_cells('; '.join(assumed))}"
         if assumed and verdict(tape) is Verdict.ERROR
@@ -290,7 +290,7 @@ def _partly_measured(tape: Tape) -> VerdictContent:
         if peak(tape)[0]
         else "Its own process put nothing there"
     )
-    parts = [own, _has(tape, 0) if tape.meta.capacity is not None else "", _shares(tape, lever=False), _source(tape)]
+    parts = [own, _has(tape, 0) if tape.meta.capacity is not None else "", _shares(tape), _source(tape)]
     return _content(tape, Level.NONE, f"Not all was measured: {tape.meta.unmeasured}", parts)
 
 
@@ -326,15 +326,22 @@ def _at(tape: Tape) -> str:
     return f" in {location}" if location else ""
 
 
-def _shares(tape: Tape, *, lever: bool) -> str:
-    """Return the two largest categories at the peak allocated, and what lowers the larger one."""
+def _shares(tape: Tape) -> str:
+    """Return the two largest categories at the peak allocated with their shares."""
+    return ", ".join(f"{share * 100:.0f} % {_PLURALS.get(kind, kind.text)}" for kind, share in _largest(tape))
+
+
+def _shares_and_lever(tape: Tape) -> str:
+    """Return the two largest categories with their shares, and what lowers the larger one."""
+    levers = [f": try {_LEVERS[kind]}" for kind, _ in _largest(tape)[:1] if kind in _LEVERS]
+    return "".join([_shares(tape), *levers])
+
+
+def _largest(tape: Tape) -> list[tuple[Category, float]]:
+    """Return the two largest categories at the peak allocated with their shares, none below half a per cent."""
     allocated, row = peak(tape)
-    if not allocated:
-        return ""
-    sizes = category_bytes(tape, row)
-    largest = [kind for kind in sorted(Category, key=lambda kind: -sizes[kind]) if sizes[kind] >= allocated * 0.005][:2]
-    text = ", ".join(f"{sizes[kind] / allocated * 100:.0f} % {_PLURALS.get(kind, kind.text)}" for kind in largest)
-    return f"{text}: try {_LEVERS[largest[0]]}" if lever and largest[0] in _LEVERS else text
+    shares = [(kind, size / max(allocated, 1)) for kind, size in zip(Category, category_bytes(tape, row), strict=True)]
+    return sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1])[:2]
 
 
 def budget(needed: int, capacity: int, device: str, *, more: str = "", rest: str = "") -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LESS = "#009E73"
 """Colour of memory that is saved; memory that is added has that of the capacity."""
 _RULE = "1px solid rgba(128,128,128,0.4)"
+_PADDING = "padding:0.15em 0.8em"
 _SHORT = 24
 """Letters of a text that fits on a line of any table."""
 _POINTS = 240
@@ -84,7 +85,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
         f'<th scope="col" style="{_align(is_number)};{rule}">{html.escape(title)}</th>'
         for title, is_number in zip(titles, numeric, strict=True)
     )
-    body = "".join(f"<tr>{''.join(_cell(cell, first=not at) for at, cell in enumerate(row))}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join([*map(_heading_cell, row[:1]), *map(_cell, row[1:])])}</tr>" for row in rows)
     style = "border-collapse:collapse;border:0;margin:0.4em 0;color:inherit;background:none"
     return (
         f'<div style="overflow-x:auto"><table style="{style}"><thead><tr>{head}</tr></thead>'
@@ -92,10 +93,13 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     )
 
 
-def _cell(cell: Cell, *, first: bool) -> str:
-    tag, scope = ("th", ' scope="row"') if first else ("td", "")
-    weight = ";font-weight:normal" if first else ""
-    return f'<{tag}{scope} style="{_align(cell.is_number)};padding:0.15em 0.8em{weight}">{cell.content}</{tag}>'
+def _heading_cell(cell: Cell) -> str:
+    """Return the first cell of a row, which names it."""
+    return f'<th scope="row" style="{_align(cell.is_number)};{_PADDING};font-weight:normal">{cell.content}</th>'
+
+
+def _cell(cell: Cell) -> str:
+    return f'<td style="{_align(cell.is_number)};{_PADDING}">{cell.content}</td>'
 
 
 def _align(is_number: bool) -> str:

@@ -9,8 +9,8 @@
   explorer's own tabs, `allocator_settings.py` reads and changes one option.
 - `magics.py`, `options.py`, `profile.py`, `notebook_gpu.py`: `%%memprofile`, `%memprofile` and `%memgpu`.
 - `cpu_names.py`: advice for a cell that ran on the CPU.
-- `main_thread.py`, `idle_work.py`: work for the kernel when it is idle. `quiet.py`: runs whose displays are dropped.
-  `static_output.py`: images for notebooks without a kernel.
+- `main_thread.py`, `idle_work.py`: work for the kernel when it is idle. `dropped_displays.py`: runs that
+  display nothing. `static_output.py`: images for notebooks without a kernel.
 - `frontend/`: the browser's part, ES modules that `bundle.py` joins at import, without node; all CSS files are joined
   too. `view.js` composes the others and `page.js` places them: `verdict.js`, `explorer.js` (with `changes.js`,
   `knobs.js`, `search.js`), `timeline.js`, `details.js` (tabs about the cursor) and `added_tabs.js` (tabs about

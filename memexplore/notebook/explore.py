@@ -11,13 +11,13 @@ from memexplore.analysis.places import file_text
 from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.adapters import is_linear
 from memexplore.knobs.knobs import Knobs, conflicts
+from memexplore.notebook.dropped_displays import without_displays
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorer_search import Stop, search_step
 from memexplore.notebook.knob import Knob
 from memexplore.notebook.knob_table import knob_table, variable_knob
 from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.own_source import own_code_of
-from memexplore.notebook.quiet import without_displays
 from memexplore.notebook.results import Result
 from memexplore.search.beside import Report
 from memexplore.steps import batches, optimizers

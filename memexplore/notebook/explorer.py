@@ -76,7 +76,7 @@ class Explorer:
         self._static_displays: list[Any] = []
         self.view = View(self._shown.trial.tape)
         self._layers = Layers.of(step, self.view.tape, self._static_reasons)
-        self._search = Search(search, no_search, self._thread, self.view.lock, self._on_search)
+        self._search = Search(search, no_search, self._thread, self.view.lock, self._show_advice, self._show_progress)
         self.view.attach(self)
         self.view.observe(lambda _: self.view.send_controls(), "selection")
         self._follow_up.start(self._parts())
@@ -353,13 +353,15 @@ class Explorer:
         self.view.open_tab(tabs.ADVICE)
         self._search.start(self._state.knobs)
 
-    def _on_search(self, is_new_advice: bool) -> None:
-        """Show the progress of the search, and its advice so far. Called in any thread."""
+    def _show_advice(self) -> None:
+        """Show the advice of the search so far. Called in any thread."""
         with self.view.lock:
-            search = self._search
-            if is_new_advice and search.advice is not None:
-                self.view.put_tabs({tabs.ADVICE: tabs.advice(search.advice, self._state.drawn, search.gpu)})
-            self.view.send_controls()
+            if (advice := self._search.advice) is not None:
+                self.view.put_tabs({tabs.ADVICE: tabs.advice(advice, self._state.drawn, self._search.gpu)})
+
+    def _show_progress(self) -> None:
+        """Show the progress of the search. Called in any thread."""
+        self.view.send_controls()
         if not self._search.is_running:
             self._thread.run(lambda: self._follow_up.start(self._parts()))
 

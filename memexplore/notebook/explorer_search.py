@@ -23,7 +23,10 @@ _SECONDS_BETWEEN_TURNS = 0.05
 
 
 class Search:
-    """At most one search at a time. `on_change` is called, in any thread, with whether the advice is another one."""
+    """At most one search at a time.
+
+    `on_advice` is called when the advice is another one, and `on_progress` after each change, both in any thread.
+    """
 
     def __init__(
         self,
@@ -31,9 +34,11 @@ class Search:
         unavailable: str,
         thread: MainThread,
         lock: threading.RLock | Any,
-        on_change: Callable[[bool], object],
+        on_advice: Callable[[], object],
+        on_progress: Callable[[], object],
     ) -> None:
-        self._begin, self._thread, self._lock, self._on_change = start, thread, lock, on_change
+        self._begin, self._thread, self._lock = start, thread, lock
+        self._on_advice, self._on_progress = on_advice, on_progress
         self._stop: Stop = lambda: None
         self._number = 0
         self.advice: Advice | None = None
@@ -54,7 +59,7 @@ class Search:
             self._number += 1
             number, self._stop = self._number, lambda: None
             self.advice, self.gpu, self.state = None, knobs.gpu, SearchState("running", text="Starting")
-        self._on_change(False)
+        self._on_progress()
 
         def report(event: Found | Ended) -> None:
             if number == self._number:
@@ -82,14 +87,16 @@ class Search:
             self._number += 1
             self._stop()
             self.state = after_stop(self.state)
-        self._on_change(False)
+        self._on_progress()
 
     def _receive(self, event: Found | Ended) -> None:
         with self._lock:
             before = self.advice
             self.advice, self.state = event.advice or self.advice, after(self.state, event)
             is_new = _settings(before) != _settings(self.advice) or isinstance(event, Ended)
-        self._on_change(is_new)
+        if is_new:
+            self._on_advice()
+        self._on_progress()
 
 
 def after(state: SearchState, event: Found | Ended) -> SearchState:

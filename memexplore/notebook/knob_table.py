@@ -166,7 +166,7 @@ def batch_knobs(step: Step) -> list[Knob]:
     if input_size is None:
         return knobs
     are_images = step.size_dimensions.start > 1
-    sizes = numbers(_input_sizes(input_size, are_images=are_images))
+    sizes = numbers(_image_sizes(input_size) if are_images else _sequence_lengths(input_size))
     size = Knob(
         "input_size",
         "input_size",
@@ -181,10 +181,13 @@ def batch_knobs(step: Step) -> list[Knob]:
     return [*knobs, size]
 
 
-def _input_sizes(size: int, *, are_images: bool) -> list[int]:
-    """Return sizes that models accept: multiples of a quarter for images, powers of two for sequences."""
-    if are_images:
-        return [max(size * quarters // 4, 1) for quarters in range(1, 9)]
+def _image_sizes(size: int) -> list[int]:
+    """Return multiples of a quarter of a size."""
+    return [max(size * quarters // 4, 1) for quarters in range(1, 9)]
+
+
+def _sequence_lengths(size: int) -> list[int]:
+    """Return a length and powers of two around it."""
     return [size, *(2**power for power in range(20) if size / 16 <= 2**power <= size * 8)]
 
 

@@ -32,9 +32,9 @@ from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
+from memexplore.steps.dropped_prints import without_prints
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
-from memexplore.steps.quiet import quiet
 from memexplore.steps.trial import Trial, target_of
 from memexplore.tape import Os
 
@@ -192,7 +192,7 @@ def _executed(
     reports: list[ApplyReport] = []
     with (
         _at_first_calls(lambda model: reports.append(stack.enter_context(apply_to_step(knobs, model)))),
-        quiet(),
+        without_prints(),
         ending_out_of_memory(recording),
         training_loop_scope(knobs, device),
     ):

@@ -33,10 +33,10 @@ class _Stream(io.StringIO):
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def without_prints() -> Iterator[None]:
     """Drop what this thread, and threads that it starts, print in the block.
 
-    >>> with quiet():
+    >>> with without_prints():
     ...     print("dropped")
     """
     # The kernel answers the browser in a thread of its own, and its messages must not be lost.
