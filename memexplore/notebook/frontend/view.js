@@ -340,8 +340,7 @@ export class View {
    * @param {string} [topic] what the reply is about
    */
   request(type, fields = {}, topic = type) {
-    if (this.kernel.isGone) return; // no reply would come
-    this.requests.send(type, fields, topic);
+    if (!this.kernel.isGone) this.requests.send(type, fields, topic); // else no reply would come
     this.updateBusy();
   }
 
