@@ -187,9 +187,8 @@ def _growing(tape: Tape) -> VerdictContent | None:
     where = _places(tape, found.row)
     held = f"at {where[0].text} " if where else ""
     used = peak(tape, "reserved")[0]
-    kept = (
-        f"{Category(int(tape.category[found.row])).text.capitalize()} memory allocated {held}is kept from step to step"
-    )
+    category = Category(int(tape.category[found.row])).text.capitalize()
+    kept = f"{category} memory allocated {held}is kept from step to step"
     so_far = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
     details = [kept, so_far, _shares(tape), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where, grows=where[0] if where else None)
@@ -269,15 +268,14 @@ def _ended_early(tape: Tape) -> VerdictContent:
     first = "Interrupted" if verdict(tape) is Verdict.INTERRUPTED else "Ended by an error"
     headline = f"{first}: {name_cells(tape.meta.error)}".removesuffix(": ")
     line = _LINE_AT_END.search(tape.meta.error)
-    assumed = [note.removeprefix("assumed: ") for note in tape.meta.notes if note.startswith("assumed: ")]
+    notes = tape.meta.notes if verdict(tape) is Verdict.ERROR else ()
+    assumed = [note.removeprefix("assumed: ") for note in notes if note.startswith("assumed: ")]
     parts = [
         f"Peak so far {_held(tape)}{_at(tape)}" if peak(tape)[0] else "Nothing was allocated on the GPU so far",
         _has(tape, 0) if tape.meta.capacity is not None else "",
         _shares(tape),
         caught_text(tape).removesuffix("."),
-        f"assumed before the error: {name_cells('; '.join(assumed))}"
-        if assumed and verdict(tape) is Verdict.ERROR
-        else "",
+        f"assumed before the error: {name_cells('; '.join(assumed))}" if assumed else "",
         _source(tape),
     ]
     return _content(tape, Level.ERROR, headline, parts, (place(line["line"]),) if line else ())
