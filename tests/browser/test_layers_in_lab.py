@@ -91,9 +91,20 @@ def test_tensors_have_their_shape_and_are_found_by_it(shown: Any) -> None:
     shown.page.wait_for_function(
         "count => document.querySelectorAll('.memexplore-tensors tbody tr').length < count", arg=count
     )
-    found = [text.split("\t")[3] for text in rows.all_inner_texts()]
+    found = shown.page.locator(".memexplore-tensors td:nth-child(2) > div:first-child").all_inner_texts()
     assert found
     assert set(found) == {"float32[8, 64, 256, 256]"}
+
+
+def test_every_column_of_the_tensors_is_visible_beside_the_explorer(explored: Any) -> None:
+    page = explored.page
+    page.get_by_role("tab", name="Tensors", exact=True).click()
+    panel = page.locator(".memexplore-panel:has(.memexplore-tensors)").bounding_box()
+    line = page.locator(".memexplore-tensors td.memexplore-line").first.bounding_box()
+    assert line["x"] + line["width"] <= panel["x"] + panel["width"]
+    assert line["width"] >= 110
+    # two lines of 18 px, and 3 px above and below
+    assert page.locator(".memexplore-tensors tbody tr").first.bounding_box()["height"] <= 2 * 18 + 7
 
 
 def test_run_that_does_not_fit_is_drawn_whole(notebook: Callable[..., Any]) -> None:

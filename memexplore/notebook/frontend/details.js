@@ -3,10 +3,23 @@ import { Blocks } from "./blocks.js";
 import { element } from "./dom.js";
 import { Layers } from "./layers.js";
 import { MemoryTable } from "./memory_tables.js";
-import { fillMemoryTable, showMarked } from "./tables.js";
+import { CATEGORY, LINE, fillMemoryTable, showMarked } from "./tables.js";
 
 const AT_CURSOR = ["Layers", "Tensors", "Lines", "Blocks"]; // tabs about the row of the cursor
 const SEARCHED = ["Layers", "Tensors", "Lines"];
+/** @type {import("./tables.js").Column<import("./types").TensorRow>[]} */
+const TENSOR_COLUMNS = [
+  { title: "Size", texts: ({ size, each }) => [size, each] },
+  { title: "Tensor", texts: ({ tensor, category }) => [tensor, category], coloured: 1 },
+  { title: "Layer, op", texts: ({ layer, op }) => [layer, op] },
+  LINE,
+];
+/** @type {import("./tables.js").Column<import("./types").LineRow>[]} */
+const LINE_COLUMNS = [
+  { title: "Size", texts: ({ size, blocks }) => [size, blocks === "1" ? "1 block" : `${blocks} blocks`] },
+  CATEGORY,
+  LINE,
+];
 
 /** @typedef {import("./layers.js").Handlers & { onSelectBlock: (row: number) => void }} Handlers */
 
@@ -31,15 +44,8 @@ export class Details {
     this.tabs = tabs;
     this.position = element("p", "position");
     this.layers = new Layers(tabs.add("Layers"), handlers);
-    /** @type {MemoryTable<import("./types").TensorRow>} */
-    this.tensors = new MemoryTable(
-      tabs.add("Tensors"), "tensors", ["Size", "Category", "Each", "Tensor", "Layer", "Op", "Line"],
-      ({ size, each, tensor, layer, op }) => [size, each, tensor, layer, op],
-    );
-    /** @type {MemoryTable<import("./types").LineRow>} */
-    this.lines = new MemoryTable(
-      tabs.add("Lines"), "lines", ["Size", "Category", "Blocks", "Line"], ({ size, blocks }) => [size, blocks],
-    );
+    this.tensors = new MemoryTable(tabs.add("Tensors"), "tensors", TENSOR_COLUMNS);
+    this.lines = new MemoryTable(tabs.add("Lines"), "lines", LINE_COLUMNS);
     this.blocks = new Blocks(context, tabs.add("Blocks"), handlers.onSelectBlock);
     this.growthText = element("p", "caption");
     this.growth = element("table", "growth");
@@ -97,7 +103,14 @@ export class Details {
     this.grown = growth;
     this.growthText.textContent = text;
     this.tabs.setVisible("Growth", rows.length > 0);
-    const titles = ["Grew", "Category", "Layer", ...steps, "Line"];
-    fillMemoryTable(this.growth, titles, rows, ({ grew, layer, sizes }) => [grew, layer, ...sizes], this.marked);
+    /** @type {import("./tables.js").Column<import("./types").GrowthRow>[]} */
+    const columns = [
+      { title: "Grew", texts: ({ grew }) => [grew] },
+      CATEGORY,
+      { title: "Layer", texts: ({ layer }) => [layer] },
+      ...steps.map((title, place) => ({ title, texts: (/** @type {import("./types").GrowthRow} */ { sizes }) => [sizes[place]] })),
+      LINE,
+    ];
+    fillMemoryTable(this.growth, columns, rows, this.marked);
   }
 }

@@ -8,17 +8,16 @@ import { fillMemoryTable } from "./tables.js";
  * Return the rows that contain a search, sorted by a column: sizes largest first, texts alphabetically.
  * @template {SizedRow} Row
  * @param {Row[]} rows
- * @param {(row: Row) => string[]} cells the texts of a row, the size first
+ * @param {import("./tables.js").Column<Row>[]} columns the sizes first
  * @param {string} search in lower case
  * @param {number} column
  * @param {boolean} isReversed
  */
-export function arranged(rows, cells, search, column, isReversed) {
-  const found = rows.filter((row) => !search || cells(row).some((cell) => cell.toLowerCase().includes(search)));
+export function arranged(rows, columns, search, column, isReversed) {
+  const text = (/** @type {Row} */ row, number = column) => columns[number].texts(row).join(" ");
+  const found = rows.filter((row) => !search || columns.some((_, number) => text(row, number).toLowerCase().includes(search)));
   const compared = (/** @type {Row} */ one, /** @type {Row} */ other) =>
-    column === 0
-      ? other.bytes - one.bytes
-      : cells(one)[column].localeCompare(cells(other)[column], undefined, { numeric: true });
+    column === 0 ? other.bytes - one.bytes : text(one).localeCompare(text(other), undefined, { numeric: true });
   found.sort((one, other) => (isReversed ? -1 : 1) * compared(one, other));
   return found;
 }
@@ -28,12 +27,10 @@ export class MemoryTable {
   /**
    * @param {HTMLElement} panel
    * @param {string} name
-   * @param {string[]} titles size, category, others, line
-   * @param {(row: Row) => string[]} cells the cells of size, then those after the category
+   * @param {import("./tables.js").Column<Row>[]} columns the sizes first
    */
-  constructor(panel, name, titles, cells) {
-    this.titles = titles;
-    this.cells = cells;
+  constructor(panel, name, columns) {
+    this.columns = columns;
     /** @type {Row[]} */
     this.rows = [];
     this.search = "";
@@ -64,15 +61,10 @@ export class MemoryTable {
   }
 
   draw() {
-    const texts = (/** @type {Row} */ row) => {
-      const [size, ...others] = this.cells(row);
-      return [size, row.category, ...others, `${row.location} ${row.code}`];
-    };
-    const rows = arranged(this.rows, texts, this.search, this.column, this.isReversed);
+    const rows = arranged(this.rows, this.columns, this.search, this.column, this.isReversed);
     this.empty.hidden = rows.length > 0 || !this.search;
     const focused = this.headings().indexOf(/** @type {HTMLElement} */ (document.activeElement));
-    const cells = (/** @type {Row} */ row) => /** @type {[string, ...string[]]} */ (this.cells(row));
-    fillMemoryTable(this.table, this.titles, rows, cells, this.marked);
+    fillMemoryTable(this.table, this.columns, rows, this.marked);
     [...this.table.querySelectorAll("th")].forEach((head, column) => {
       const button = element("button", "sort", head.textContent ?? "");
       button.type = "button";

@@ -23,42 +23,54 @@ function parts(titles, rows) {
   return [head, body];
 }
 
-/** @param {MemoryRow} row */
-function categoryCell(row) {
-  const cell = element("td", "kind");
-  const swatch = element("span", "swatch");
-  swatch.style.background = row.colour;
-  cell.append(swatch, row.category);
-  return cell;
-}
+/**
+ * A column: the texts of a row, one below the other, of which one can have the colour of the row's category.
+ * @template {MemoryRow} Row
+ * @typedef {{ title: string, texts: (row: Row) => string[], coloured?: number }} Column
+ */
 
-/** @param {MemoryRow} row */
-function lineCell(row) {
-  const cell = element("td");
-  cell.append(element("span", "location", row.location));
-  if (row.code) cell.append(element("code", "", row.code));
+/** The line of code of a row, and its source. */
+export const LINE = { title: "Line", texts: (/** @type {MemoryRow} */ { location, code }) => [location, code] };
+export const CATEGORY = { title: "Category", texts: (/** @type {MemoryRow} */ { category }) => [category], coloured: 0 };
+
+/**
+ * @template {MemoryRow} Row
+ * @param {Column<Row>} column
+ * @param {Row} row
+ */
+function tableCell({ title, texts, coloured }, row) {
+  const cell = element("td", title === LINE.title ? "line" : "");
+  texts(row).forEach((text, place) => {
+    if (!text) return;
+    const isSource = title === LINE.title && place > 0;
+    const part = isSource ? element("code", "", text) : element("div", place === coloured ? "kind" : "", text);
+    part.title = text; // of the tensors only the beginning of a long text is shown
+    if (place === coloured) {
+      const swatch = element("span", "swatch");
+      swatch.style.background = row.colour;
+      part.prepend(swatch);
+    }
+    cell.append(part);
+  });
   return cell;
 }
 
 /**
- * Fill a table: the cells of a row, among them its category, then its line of code. The rows of the line `marked`
- * (`file:line`) are marked; empty marks none.
+ * Fill a table. The rows of the line `marked` (`file:line`) are marked; empty marks none.
  * @template {MemoryRow} Row
  * @param {HTMLTableElement} table
- * @param {string[]} titles
+ * @param {Column<Row>[]} columns
  * @param {Row[]} rows
- * @param {(row: Row) => [string, ...string[]]} cells size, then the cells after the category
  * @param {string} marked
  */
-export function fillMemoryTable(table, titles, rows, cells, marked) {
+export function fillMemoryTable(table, columns, rows, marked) {
   const lines = rows.map((row) => {
     const line = element("tr");
-    const [size, ...others] = cells(row).map((cell) => element("td", "", cell));
-    line.append(size, categoryCell(row), ...others, lineCell(row));
+    line.append(...columns.map((column) => tableCell(column, row)));
     if (marked && row.path === marked) markRow(line);
     return line;
   });
-  table.replaceChildren(...parts(titles, lines));
+  table.replaceChildren(...parts(columns.map(({ title }) => title), lines));
 }
 
 /** @param {HTMLTableRowElement} row */

@@ -61,9 +61,9 @@ test("bytes of a row are those of its categories", () => {
 
 test("tables are sorted by bytes or text, and searched in every cell", () => {
   const rows = [["10 B", 10, "relu"], ["9 KiB", 9216, "mm"], ["1 MiB", 1048576, "add"]].map(([size, bytes, op]) => ({ size, bytes, op }));
-  const cells = ({ size, op }) => [size, op];
+  const columns = [{ title: "Size", texts: ({ size }) => [size] }, { title: "Op", texts: ({ op }) => [op] }];
   const ops = (found) => found.map(({ op }) => op);
-  assert.deepEqual(ops(arranged(rows, cells, "", 0, false)), ["add", "mm", "relu"]);
-  assert.deepEqual(ops(arranged(rows, cells, "", 1, true)), ["relu", "mm", "add"]);
-  assert.deepEqual(ops(arranged(rows, cells, "kib", 0, false)), ["mm"]);
+  assert.deepEqual(ops(arranged(rows, columns, "", 0, false)), ["add", "mm", "relu"]);
+  assert.deepEqual(ops(arranged(rows, columns, "", 1, true)), ["relu", "mm", "add"]);
+  assert.deepEqual(ops(arranged(rows, columns, "kib", 0, false)), ["mm"]);
 });
