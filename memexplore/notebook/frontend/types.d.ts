@@ -150,7 +150,7 @@ export type GrowthRow = MemoryRow & { grew: string; layer: string; sizes: string
 /** Content of a tab that Python has added (`Tab` in view.py). */
 export type AddedTab = { name: string } & (
   | ({ kind: "table" } & SettingsTable)
-  /** `text` is what can be copied; `diff` is shown in its place, with "+", "-" or " " before each line. */
+  /** `text` is what can be copied; `diff` is shown in its place, with "+", "-" or " " before each line, and "@" before a place. */
   | { kind: "code"; text: string; diff?: string }
   /** With `views`, buttons choose among several figures, of which `figure` is the first. */
   | { kind: "figure"; figure: Figure; views?: { label: string; figure: Figure }[] }
