@@ -17,13 +17,14 @@ from memexplore import gpu_catalogue
 from memexplore.codegen.edits import Edits
 from memexplore.codegen.lines import UPDATE_ARGUMENTS, imports, literal
 from memexplore.codegen.model import model_lines
-from memexplore.codegen.own_code import Change, OwnCode, assigns
+from memexplore.codegen.own_code import Change, OwnCode, assigns, is_stored, names
 from memexplore.codegen.own_loop import Role, Unclear, find_loop, roles_of, statement_place
 from memexplore.codegen.own_step import change_step
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs, Mode, Optimizer, Update
 from memexplore.steps import optimizers
 
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 _WITHOUT_LOOP = {"variables", "settings", "gpu"}
 """Fields of `Knobs` whose lines need no training loop."""
 
@@ -110,8 +111,7 @@ def _begin(tree: ast.Module, edits: Edits, own: OwnCode, knobs: Knobs, added: li
     if settings is not None:
         first += [f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{settings}"  # before the first use of the GPU']
     body = "\n".join([*first, *added])
-    known = {alias.asname or alias.name for node in ast.walk(tree) for alias in _aliases(node)}
-    missing = [line for line in imports(body) if line.split()[-1] not in known | own.names.keys()]
+    missing = [line for line in imports(body) if line.split()[-1] not in _imported(tree) | own.names.keys()]
     lines = [*missing, *(line for line in added if line.startswith("from ")), *first]
     statements = [one for one in tree.body if not _is_head(one)]
     if lines and statements:
@@ -121,8 +121,13 @@ def _begin(tree: ast.Module, edits: Edits, own: OwnCode, knobs: Knobs, added: li
 def _change_model(change: Change, sites: Sites | None) -> None:
     model, name = _model(change)
     pieces = list(model_lines(model, change.knobs, sites))
-    if pieces:
-        change.insert_before(_before_optimizer(change, name), [_renamed(piece, {"model": name}) for piece in pieces])
+    if not pieces:
+        return
+    pieces = [_renamed(piece, {"model": name}) for piece in pieces]
+    taken = _defined(ast.parse("\n".join(pieces))) & names(change.loop.tree) - _imported(change.loop.tree)
+    if taken:
+        raise Unclear(f"the lines for the model would change its name {min(taken)}")
+    change.insert_before(_before_optimizer(change, name), pieces)
 
 
 def _model(change: Change) -> tuple[torch.nn.Module | None, str]:
@@ -202,6 +207,19 @@ def _change_batch(change: Change, samples: int) -> None:
     change.edits.replace(size, str(samples))
 
 
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the names that code defines at its top level: variables, functions, classes and imports."""
+    found = {
+        node.id for one in tree.body if not isinstance(one, _DEFINITIONS) for node in ast.walk(one) if is_stored(node)
+    }
+    found |= {one.name for one in tree.body if isinstance(one, _DEFINITIONS)}
+    return found | _imported(tree)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    return {alias.asname or alias.name for node in ast.walk(tree) for alias in _aliases(node)}
+
+
 def _aliases(node: ast.AST) -> list[ast.alias]:
     return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
 
@@ -219,7 +237,7 @@ def _parameters_of(call: ast.expr) -> str:
     return ""
 
 
-def _renamed(text: str, names: Mapping[str, str]) -> str:
+def _renamed(text: str, renamed: Mapping[str, str]) -> str:
     """Return Python code with other names for variables, not for attributes."""
     result, line_at, before = [], (1, 0), ""
     lines = text.split("\n")
@@ -230,8 +248,8 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
         return "\n".join([lines[start[0] - 1][start[1] :], *lines[start[0] : end[0] - 1], lines[end[0] - 1][: end[1]]])
 
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.NAME and token.string in names and before != ".":
-            result += [between(line_at, token.start), names[token.string]]
+        if token.type == tokenize.NAME and token.string in renamed and before != ".":
+            result += [between(line_at, token.start), renamed[token.string]]
             line_at = token.end
         before = token.string
     return "".join([*result, between(line_at, (len(lines), len(lines[-1])))])

@@ -234,6 +234,7 @@ def test_variable_of_a_cell_gets_its_value() -> None:
         (PLAIN + "    print(len(images))\n", Knobs(accumulation=2), "uses images again"),
         (PLAIN.replace("images, labels in loader", "_ in range(2)"), Knobs(accumulation=2), "a new batch in each step"),
         (PLAIN.replace("    opt.step()", "    if True:\n        opt.step()"), Knobs(accumulation=2), "after every"),
+        ("block = 4\n" + PLAIN, Knobs(checkpoint="layers 0"), "would change its name block"),
         ("%time x\n", Knobs(precision="bf16"), "no plain Python"),
     ],
 )  # fmt: skip
