@@ -383,3 +383,17 @@ def test_slider_of_a_cell_on_several_kernels(
     # A knob that needs a step is not shown, and the page says why.
     assert book.page.get_by_label("Optimizer", exact=True).count() == 0
     assert "Optimizer" in book.page.locator(".memexplore-hidden-knobs").text_content()
+
+
+def test_code_breaks_no_name(explored: Any) -> None:
+    knob(explored, "Batch").press("ArrowLeft")
+    wait_for(explored, Knobs(batch=32))
+    explored.settle()
+    explored.page.get_by_role("tab", name="Code", exact=True).click()
+    heights = explored.page.evaluate(
+        """() => [...document.querySelectorAll('.memexplore-code > span')]
+            .map(line => line.getBoundingClientRect().height)"""
+    )
+    # The comment and the line of the DataLoader are longer than the panel; they scroll.
+    assert len(heights) > 2
+    assert len({round(height) for height in heights}) == 1
