@@ -85,3 +85,10 @@ def choose(book: Any, label: str, option: str) -> None:
     control = knob(book, label)
     texts = control.evaluate("select => [...select.options].map(option => option.text)")
     control.select_option(label=next(text for text in texts if text.startswith(option)))
+
+
+def hold(book: Any, key: str, times: int) -> None:
+    """Hold a key down: the browser sees repeated presses of one key."""
+    for _ in range(times):
+        book.page.keyboard.down(key)
+    book.page.keyboard.up(key)

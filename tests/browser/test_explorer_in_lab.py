@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from playwright.sync_api import expect
 
-import memexplore as mx
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.sentences import percent_text
-from tests.browser.explored import DRAWN, GRAPH, choose, knob, ran, reset, wait_for
+from tests.browser.explored import GRAPH, choose, hold, knob, ran, reset, wait_for
 
 pytestmark = pytest.mark.browser
 
@@ -160,13 +157,6 @@ def test_last_value_of_a_fast_slider_stays(explored: Any) -> None:
     wait_for(explored, Knobs(batch=1))
     explored.settle()
     assert knob(explored, "Batch").get_attribute("aria-valuetext") == "1 samples"
-
-
-def hold(book: Any, key: str, times: int) -> None:
-    """Hold a key down: the browser sees repeated presses of one key."""
-    for _ in range(times):
-        book.page.keyboard.down(key)
-    book.page.keyboard.up(key)
 
 
 def test_a_held_key_is_one_change_that_can_be_undone_and_redone(explored: Any) -> None:
@@ -342,58 +332,6 @@ def test_reopened_without_a_kernel_shows_image_and_sentence(explored: Any) -> No
     assert picture is not None
     assert explored.page.get_by_text("Batch of 32").filter(visible=True).count() == 1
     assert explored.page.get_by_text("Error displaying widget").filter(visible=True).count() == 0
-
-
-CELL = """%%memprofile --gpu T4 --slider batch=16:64:16
-batch = 32
-model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
-model(torch.ones(batch * 256, 256, device='cuda')).sum().backward()"""
-
-
-def cell_peak(batch: int) -> int:
-    """Return the peak of the lines of CELL, run without a notebook."""
-
-    def lines() -> None:
-        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
-        model(torch.ones(batch * 256, 256, device="cuda")).sum().backward()
-
-    return mx.simulate(lines, gpu="T4").peak()[0]
-
-
-@pytest.mark.parametrize("kernel", ["newest", "6.31.0", "7.3.0"])
-def test_slider_of_a_cell_on_several_kernels(
-    notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str
-) -> None:
-    cells = ["import torch, time\n%load_ext memexplore", CELL, "time.sleep(1)\nprint('slept')"]
-    book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
-    book.run(0)
-    book.run(1)
-    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
-    book.settle()
-    assert book.errors() == []
-    slider = knob(book, "batch")
-    slider.press("ArrowRight")
-    changed = "text => document.querySelector('.memexplore-changed').textContent.includes(text)"
-    book.page.wait_for_function(changed, arg="batch 32 → 48")
-    # While a cell runs nothing is drawn; the requested setting is drawn after its end.
-    book.start(2)
-    slider.press("ArrowRight")
-    book.wait(2)
-    book.page.wait_for_function(changed, arg="batch 32 → 64")
-    book.settle()
-    peaks = [book.page.evaluate(DRAWN)["peak"]]
-    # A held key goes through all positions; the last one is drawn.
-    slider.focus()
-    hold(book, "ArrowLeft", 12)
-    book.page.wait_for_function(changed, arg="batch 32 → 16")
-    book.settle()
-    peaks.append(book.page.evaluate(DRAWN)["peak"])
-    assert peaks == [cell_peak(64), cell_peak(16)]
-    assert slider.get_attribute("aria-valuetext") == "16"
-    assert book.errors() == []
-    # A knob that needs a step is not shown, and the page says why.
-    assert book.page.get_by_label("Optimizer", exact=True).count() == 0
-    assert "Optimizer" in book.page.locator(".memexplore-hidden-knobs").text_content()
 
 
 def test_code_breaks_no_name(explored: Any) -> None:

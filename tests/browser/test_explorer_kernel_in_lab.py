@@ -6,6 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+
+import memexplore as mx
+from tests.browser.explored import DRAWN, hold, knob
 
 pytestmark = pytest.mark.browser
 
@@ -97,3 +101,55 @@ explorer"""
     book.run(1)
     assert book.text(1).startswith("False ")
     assert book.errors() == []
+
+
+DRAGGED_CELL = """%%memprofile --gpu T4 --slider batch=16:64:16
+batch = 32
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
+model(torch.ones(batch * 256, 256, device='cuda')).sum().backward()"""
+
+
+def cell_peak(batch: int) -> int:
+    """Return the peak of the lines of DRAGGED_CELL, run without a notebook."""
+
+    def lines() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
+        model(torch.ones(batch * 256, 256, device="cuda")).sum().backward()
+
+    return mx.simulate(lines, gpu="T4").peak()[0]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_slider_of_a_cell_on_several_kernels(
+    notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str
+) -> None:
+    cells = ["import torch, time\n%load_ext memexplore", DRAGGED_CELL, "time.sleep(1)\nprint('slept')"]
+    book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+    book.settle()
+    assert book.errors() == []
+    slider = knob(book, "batch")
+    slider.press("ArrowRight")
+    changed = "text => document.querySelector('.memexplore-changed').textContent.includes(text)"
+    book.page.wait_for_function(changed, arg="batch 32 → 48")
+    # While a cell runs nothing is drawn; the requested setting is drawn after its end.
+    book.start(2)
+    slider.press("ArrowRight")
+    book.wait(2)
+    book.page.wait_for_function(changed, arg="batch 32 → 64")
+    book.settle()
+    peaks = [book.page.evaluate(DRAWN)["peak"]]
+    # A held key goes through all positions; the last one is drawn.
+    slider.focus()
+    hold(book, "ArrowLeft", 12)
+    book.page.wait_for_function(changed, arg="batch 32 → 16")
+    book.settle()
+    peaks.append(book.page.evaluate(DRAWN)["peak"])
+    assert peaks == [cell_peak(64), cell_peak(16)]
+    assert slider.get_attribute("aria-valuetext") == "16"
+    assert book.errors() == []
+    # A knob that needs a step is not shown, and the page says why.
+    assert book.page.get_by_label("Optimizer", exact=True).count() == 0
+    assert "Optimizer" in book.page.locator(".memexplore-hidden-knobs").text_content()
