@@ -12,6 +12,7 @@ from memexplore.ipython_shell import cell_name
 from memexplore.tape import Frame
 
 _MAX_PLACES = 30
+_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl", "inner")
 _MAX_SOURCE_BYTES = 5_000_000
 _PACKAGE = re.compile(r".*/(?:site-packages|dist-packages)/|.*/lib/python3\.\d+/|.*/(?=torch/)", re.IGNORECASE)
 """The part of an installed file's path before its package."""
@@ -84,17 +85,26 @@ def place(line: str) -> Place:
 def places(stack: tuple[Frame, ...]) -> tuple[Place, ...]:
     """Return the places of a stack: the innermost line of the user's code first, then the others, innermost first.
 
-    Frames of C++ are left out, and frames beyond the thirtieth.
+    Frames of C++ are left out, calls of modules by `Module.__call__`, and frames beyond the thirtieth.
 
     >>> stack = (Frame("/env/site-packages/torch/nn/functional.py", 10, "relu"), Frame("train.py", 7, "forward"))
     >>> [place.text for place in places(stack)]
     ['train.py, line 7', 'torch/nn/functional.py, line 10']
     """
     first = user_line(stack)
-    lines = [f"{frame.filename}:{frame.line}" for frame in stack if not is_native(frame.filename)]
+    lines = [
+        f"{frame.filename}:{frame.line}"
+        for frame in stack
+        if not is_native(frame.filename) and not _is_module_call(frame)
+    ]
     if first in lines:
         lines.remove(first)
     return tuple(place(line) for line in ([first, *lines] if first else [])[:_MAX_PLACES])
+
+
+def _is_module_call(frame: Frame) -> bool:
+    """Return whether a frame calls a module or its hooks: three such frames for each level of the model say nothing."""
+    return frame.function in _MODULE_CALLS and frame.filename.replace("\\", "/").endswith("torch/nn/modules/module.py")
 
 
 def name_cells(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.analysis.curves import peak
 from memexplore.figures import bands
 from memexplore.tape import Tape
 
@@ -62,3 +63,16 @@ def matching_window(window: tuple[float, float] | None, tape: Tape, other: Tape)
         return None
     low, high = matching_rows(np.array(sorted(window)), tape, other).tolist()
     return low, high
+
+
+def matching_row(row: int, tape: Tape, other: Tape) -> int:
+    """Return the row of another tape that matches a row of a tape, such as the cursor.
+
+    The highest row of one tape matches that of the other. So does a row of which one of both tapes has nothing: it
+    comes after the request that failed. -1 for another tape without memory.
+    """
+    highest = peak(other)[1]
+    if highest < 0 or row == peak(tape)[1] or row > bands.unwinding(tape):
+        return highest
+    matching = min(round(float(matching_rows(np.array([float(row)]), tape, other)[0])), len(other) - 1)
+    return highest if matching > bands.unwinding(other) else matching

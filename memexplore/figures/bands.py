@@ -60,7 +60,7 @@ def steps(tape: Tape, window: tuple[int, int]) -> list[Band]:
 
 def phases(tape: Tape, window: tuple[int, int]) -> list[Band]:
     """Return the forward, backward and optimizer phases in a window of rows; after a failed request, `unwinding`."""
-    stop = _unwinding(tape)
+    stop = unwinding(tape)
     bands = [
         Band(first, min(last, stop), Phase(int(tape.phase[mark])).text, Phase(int(tape.phase[mark])))
         for first, last, mark in _runs(tape, window, ("step", "phase"))
@@ -71,7 +71,7 @@ def phases(tape: Tape, window: tuple[int, int]) -> list[Band]:
     return bands
 
 
-def _unwinding(tape: Tape) -> int:
+def unwinding(tape: Tape) -> int:
     """Return the row from which Python only frees what the failed program held; the length of the tape without one."""
     failed = failed_request(tape)
     is_over = failed >= 0 and not np.any(tape.action[failed:] == Action.ALLOC)

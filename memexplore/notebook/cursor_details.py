@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from memexplore.analysis import curves, groups, growth, tables
 from memexplore.analysis.layer_rows import LayerRow
 from memexplore.analysis.places import place
+from memexplore.figures.bands import UNWINDING, unwinding
 from memexplore.figures.layers import NOT_IN_A_LAYER, each_text
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Phase, Tape
@@ -50,7 +51,9 @@ def cursor_text(tape: Tape, row: int) -> str:
         return "No memory was allocated."
     step, phase, module = int(tape.step[row]), Phase(int(tape.phase[row])), int(tape.module[row])
     position = f"step {step}" if step else "set-up"
-    if phase is not Phase.OTHER:
+    if row > unwinding(tape):
+        position += f", {UNWINDING}"
+    elif phase is not Phase.OTHER:
         position += f", {phase.text}"
     if module >= 0:
         position += f" of {tape.modules[module]}"

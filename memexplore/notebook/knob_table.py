@@ -41,9 +41,19 @@ def _choice(
     """Return a list of choices; the first one is as written."""
     options = [Option(text, value) for value, text in texts.items()]
     options[0] = Option(f"{written} ({AS_WRITTEN})" if written else AS_WRITTEN, options[0].value)
-    return Knob(
-        field, field, label, group, "choice", *_field(field), lambda knobs: list(options), is_primary=is_primary
-    )
+    updated, value_of = _field(field)
+    offered = _offered(options, written, value_of)
+    return Knob(field, field, label, group, "choice", updated, value_of, offered, is_primary=is_primary)
+
+
+def _offered(options: list[Option], written: str, value_of: Callable[[Knobs], Any]) -> Callable[[Knobs], list[Option]]:
+    """Return the function of the options: one that says what is written is listed only while it is set, as by code."""
+
+    def options_of(knobs: Knobs) -> list[Option]:
+        value = value_of(knobs)
+        return [option for option in options if option.label != written or option.value == value]
+
+    return options_of
 
 
 def _switch(field: str, label: str, group: str, off: Any, on: Any) -> Knob:
@@ -115,7 +125,7 @@ def _checkpoint_knob(written: str) -> Knob:
         "choice",
         updated,
         value_of,
-        lambda knobs: list(options),
+        _offered(options, written, value_of),
         is_primary=True,
     )
 
@@ -193,10 +203,12 @@ def _sequence_lengths(size: int) -> list[int]:
 
 def _optimizer_knobs(written: Mapping[str, str]) -> list[Knob]:
     zero = {ZeroGrad.AS_WRITTEN: "", ZeroGrad.TO_NONE: "gradients to None", ZeroGrad.TO_ZERO: "gradients to zeros"}
-    optimizers = {kind: kind.value for kind in Optimizer}
+    own = written.get("optimizer", "")
+    # The written optimizer can have other arguments than the one of the knob.
+    optimizers = {kind: f"{kind.value}, default arguments" if kind.value == own else kind.value for kind in Optimizer}
     updates = {kind: kind.value for kind in Update}
     return [
-        _choice("optimizer", "Optimizer", "Optimizer", optimizers, written.get("optimizer", ""), is_primary=True),
+        _choice("optimizer", "Optimizer", "Optimizer", optimizers, own, is_primary=True),
         _choice("update", "Update", "Optimizer", updates, written.get("update", "")),
         _choice("zero_grad", "zero_grad", "Optimizer", zero, written.get("zero_grad", "")),
     ]
@@ -233,9 +245,7 @@ def _layer_knobs() -> list[Knob]:
                 lambda knobs, value_of=value_of: " ".join(value_of(knobs)),  # type: ignore[misc]
             )
         )
-    rank = Knob(
-        "lora_rank", "lora_rank", "LoRA rank", "Layers", "slider", *_field("lora_rank"), lambda knobs: ranks, "rank"
-    )
+    rank = Knob("lora_rank", "lora_rank", "LoRA rank", "Layers", "slider", *_field("lora_rank"), lambda knobs: ranks)
     return [*lines, rank]
 
 
@@ -277,9 +287,9 @@ def _gpu_knobs(gpu: str) -> list[Knob]:
     return [
         knob,
         _setting("expandable_segments", "Expandable segments", [Option("off", ""), Option("on", "True")], "switch"),
-        _setting("max_split_size_mb", "Max split", mebibytes),
-        _setting("roundup_power2_divisions", "Round up 2ⁿ", divisions),
-        _setting("garbage_collection_threshold", "GC from", thresholds),
+        _setting("max_split_size_mb", "Split blocks up to", mebibytes),
+        _setting("roundup_power2_divisions", "Round sizes up, per 2ⁿ", divisions),
+        _setting("garbage_collection_threshold", "Collect garbage from", thresholds),
     ]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import anywidget
-import numpy as np
 
 # Messages are answered in another thread while a cell runs, where plotly could find a half-imported pandas.
 import pandas  # noqa: F401
@@ -21,7 +20,7 @@ from IPython.display import display
 from memexplore.analysis import curves, tables
 from memexplore.analysis.layer_rows import layers_in
 from memexplore.analysis.picture import picture
-from memexplore.figures.alignment import matching_rows, matching_window
+from memexplore.figures.alignment import matching_row, matching_window
 from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
@@ -155,10 +154,7 @@ class View(anywidget.AnyWidget):
     def _redraw(self, old: Tape) -> None:
         """Send the tape drawn, with the positions that they had in the tape drawn before."""
         tape = self.drawn
-        cursor = curves.peak(tape)[1]
-        if self.cursor != curves.peak(old)[1] and cursor >= 0:
-            aligned = matching_rows(np.array([float(self.cursor)]), old, tape)[0]
-            cursor = min(round(float(aligned)), len(tape) - 1)
+        cursor = matching_row(self.cursor, old, tape)
         has_layer = self.selection is None or _has_layer(tape, self.selection)
         window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
         self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)

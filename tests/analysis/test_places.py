@@ -33,6 +33,21 @@ def test_file_below_the_working_directory_is_relative_to_it(tmp_path: Path, monk
     assert places.file_text(str(tmp_path / "models" / "net.py")) == "models/net.py"
 
 
+def test_calls_of_modules_are_left_out() -> None:
+    module = "/env/site-packages/torch/nn/modules/module.py"
+    stack = (
+        Frame("net.py", 7, "forward"),
+        Frame(module, 1832, "inner"),
+        Frame(module, 1884, "_call_impl"),
+        Frame(module, 1778, "_wrapped_call_impl"),
+        Frame(module, 930, "_apply"),
+        Frame("train.py", 3, "<module>"),
+    )
+    # a person did not call them, unlike `model.cuda()`, which calls `_apply`
+    texts = [place.text for place in places.places(stack)]
+    assert texts == ["net.py, line 7", "torch/nn/modules/module.py, line 930", "train.py, line 3"]
+
+
 def test_own_frame_is_first_and_frames_of_c_are_left_out() -> None:
     stack = (
         Frame("??", 0, "at::empty"),

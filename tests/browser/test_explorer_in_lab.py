@@ -28,30 +28,28 @@ class Turn(NamedTuple):
 EXPANDABLE = Knobs(settings="expandable_segments:True")
 CHOICES = [
     Turn("Precision", "ArrowDown", Knobs(precision="off"), "bf16 autocast", Knobs(precision="bf16")),
-    Turn("In place", "ArrowDown", Knobs(inplace="off"), "on", Knobs(inplace="on")),
-    Turn("Checkpoint", "ArrowDown", Knobs(checkpoint="none"), "√N segments", Knobs(checkpoint="sqrt")),
+    Turn("In place", "ArrowDown", Knobs(inplace="on"), "off (as written)", Knobs()),
+    Turn("Checkpoint", "ArrowDown", Knobs(checkpoint="every 1"), "√N segments", Knobs(checkpoint="sqrt")),
     Turn("Optimizer", "ArrowDown", Knobs(optimizer="SGD"), "Adafactor", Knobs(optimizer="Adafactor")),
-    Turn("Update", "ArrowDown", Knobs(update="foreach"), "in backward", Knobs(update="in backward")),
-    Turn(
-        "zero_grad", "ArrowDown", Knobs(zero_grad="set to none"), "gradients to zeros", Knobs(zero_grad="set to zero")
-    ),
+    Turn("Update", "ArrowDown", Knobs(update="fused"), "in backward", Knobs(update="in backward")),
+    Turn("zero_grad", "ArrowDown", Knobs(zero_grad="set to zero"), "gradients to None (as written)", Knobs()),
     Turn("GPU", "ArrowUp", Knobs(gpu="RTX 3060"), "A100 40GB", Knobs(gpu="A100 40GB")),
     Turn(
-        "Max split",
+        "Split blocks up to",
         "ArrowDown",
         Knobs(settings="max_split_size_mb:20"),
         "64 MiB",
         Knobs(settings="max_split_size_mb:64"),
     ),
     Turn(
-        "Round up 2ⁿ",
+        "Round sizes up, per 2ⁿ",
         "ArrowDown",
         Knobs(settings="roundup_power2_divisions:2"),
         "8 steps",
         Knobs(settings="roundup_power2_divisions:8"),
     ),
     Turn(
-        "GC from",
+        "Collect garbage from",
         "ArrowDown",
         Knobs(settings="garbage_collection_threshold:0.5"),
         "80 %",

@@ -313,6 +313,17 @@ def test_static_output_has_the_sentence(shown: Explorer) -> None:
     assert "<img" in output["text/html"]
 
 
+def test_a_choice_that_says_what_is_written_is_not_listed_twice(shown: Explorer) -> None:
+    def options(field: str) -> list[str]:
+        return next(row["options"] for row in shown.message()["knobs"] if row["field"] == field)
+
+    assert options("checkpoint")[:2] == ["none (as written)", "every block"]
+    assert options("zero_grad") == ["gradients to None (as written)", "gradients to zeros"]
+    shown.knobs = Knobs(checkpoint="none")  # in code it can be set; it is listed while it is
+    assert options("checkpoint")[:2] == ["none (as written)", "none"]
+    assert "SGD, default arguments" in options("optimizer")
+
+
 def test_checkpoint_outside_the_options_becomes_an_option(shown: Explorer) -> None:
     shown.knobs = Knobs(checkpoint=Checkpoint.parse("every 7"))
     assert position(shown, "checkpoint") == "every 7"

@@ -276,6 +276,22 @@ def test_run_that_did_not_fit_is_drawn_as_if_there_were_room(monkeypatch: pytest
     assert browser.view.cursor == curves.peak(died)[1]
 
 
+def test_cursor_after_the_stop_is_at_the_peak_of_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    died, whole = unwound_tape(), training_tape(steps=1)
+    browser = Browser(view(with_whole(died, whole)), monkeypatch)
+    browser.view.cursor = 1  # before the stop: the same row of both
+    browser.request(type="picture", happened=True)
+    assert browser.view.cursor == 1
+    last = len(died) - 1
+    browser.view.cursor = last
+    assert "unwinding" in cursor_text(died, last)
+    browser.request(type="picture", happened=False)
+    assert browser.view.cursor == curves.peak(browser.view.drawn)[1]
+    browser.view.cursor = len(browser.view.drawn) - 1  # a row that the run did not reach
+    browser.request(type="picture", happened=True)
+    assert browser.view.cursor == curves.peak(died)[1]
+
+
 def test_axis_is_chosen_by_a_request(browser: Browser) -> None:
     (answer,) = browser.request(type="timeline", window=None, number=1, axis="layer", folds=False)
     assert answer["timeline"]["axis"]["chosen"] == "layer"
