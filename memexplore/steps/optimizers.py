@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from memexplore.knobs.knobs import Knobs, Optimizer, Update
+from memexplore.torch_internals.state import OPTIMIZER_HOOKS
 
 KINDS: dict[Optimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     Optimizer.SGD: (torch.optim.SGD, {"lr": 1e-3}),
@@ -178,3 +179,14 @@ def _shared(groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)
     }
+
+
+def depends_on_parameters_only(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the requests of an update depend on nothing but the parameters, their gradients and the state.
+
+    >>> depends_on_parameters_only(torch.optim.SGD([torch.zeros(1)]))
+    True
+    """
+    # LBFGS calls the model again; a class or a hook of the user's may do anything.
+    is_known = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
+    return is_known and not any(getattr(optimizer, hooks) for hooks in OPTIMIZER_HOOKS)

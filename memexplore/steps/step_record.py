@@ -68,6 +68,11 @@ class StepRecord:
         traces = self.traces.get(_same_code(knobs, gpu), ())
         return next(filter(None, (trace.resized(first) for trace in traces)), None)
 
+    def continued(self, knobs: Knobs, gpu: VirtualGpu, begun: FirstStep) -> Trace | None:
+        """Return the trace of a run from its first step up to the update and an earlier trace; else None."""
+        traces = self.traces.get(_same_code(knobs, gpu), ())
+        return next(filter(None, (trace.continued(begun) for trace in traces)), None)
+
     def add_trace(self, knobs: Knobs, gpu: VirtualGpu, trace: Trace) -> None:
         """Keep the trace of two steps for other batches and input sizes."""
         key = _same_code(knobs, gpu)

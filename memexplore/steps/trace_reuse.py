@@ -3,8 +3,9 @@
 A run is two steps. In: the recorder's events of the first step, and the tape of an earlier run of the same `Step`. Out:
 the tape of the new run, or None where its second step has to be traced as well. Two first steps are alike where their
 requests and frees are equal row for row in everything except their sizes; the second step is then the earlier second
-step with the new sizes. A change of only the GPU or the allocator settings changes no request, so nothing is traced
-where the same kernels run.
+step with the new sizes. The requests of an update by an optimizer of torch depend on the parameters only: where those
+before the first update are alike, the update is not traced either. A change of only the GPU or the allocator settings
+changes no request, so nothing is traced where the same kernels run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from memexplore.allocator import Settings, assign_addresses
 from memexplore.recorder.events import Event
 from memexplore.tape import COLUMNS, Action, Category, Meta, Phase, Tape
 from memexplore.tensor_text import interned
+from memexplore.virtual_gpu.dispatch.work import Work
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}
 _COMPARED = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
@@ -53,6 +55,15 @@ def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> Fir
     return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept])
 
 
+class FirstUpdate(NamedTuple):
+    """The update in a first step, and all that follows it in the step: the same for every batch."""
+
+    row: int
+    """Its first row in the first step."""
+    works: tuple[Work, ...]
+    """The work of its kernels."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
     """All requests of two steps, and for each of them the request of the first step that has the same size."""
@@ -65,6 +76,23 @@ class Trace:
     tensor_source: NDArray[np.int64]
     """For each row of `tape` the row of `first` whose tensor has the same shape and dtype; -1 where the row keeps its
     own, and the number of rows of `first` where the new ones are unknown."""
+    update: FirstUpdate | None = None
+    """None where the update may depend on more than the parameters."""
+
+    def continued(self, begun: FirstStep) -> Trace | None:
+        """Return the trace of a run whose first step begins with `begun`, up to its update; None if it is not alike."""
+        before, update = self.first, self.update
+        if update is None or len(begun.size) != update.row:
+            return None
+        if not np.array_equal(begun.compared, before.compared[: update.row]):
+            return None
+        size = np.append(begun.size, before.size[update.row :])
+        action, call = before.compared[:, 0], before.compared[:, -1]
+        later_frees = np.flatnonzero((action == Action.FREE_REQUESTED) & (call >= 0))
+        later_frees = later_frees[later_frees >= update.row]
+        size[later_frees] = size[call[later_frees]]
+        tensor = np.append(begun.tensor, before.tensor[update.row :])
+        return self.resized(FirstStep(before.compared, size, before.in_optimizer, tensor))
 
     def resized(self, first: FirstStep) -> Trace | None:
         """Return the trace of a run whose first step is `first`; None if that run has to be traced."""
@@ -77,12 +105,12 @@ class Trace:
             return None
         size = np.where(self.size_source >= 0, first.size[self.size_source], self.tape.size)
         if np.array_equal(first.tensor, before.tensor):
-            return Trace(first, self.tape.replace(size=size), self.size_source, self.tensor_source)
+            return dataclasses.replace(self, first=first, tape=self.tape.replace(size=size))
         own = np.array([*self.tape.tensor_texts, ""], dtype=object)[self.tape.tensor]
         source = self.tensor_source
         numbers, texts = interned(np.where(source >= 0, np.append(first.tensor, "")[source], own).tolist())
         tape = self.tape.replace(size=size, tensor=np.array(numbers, dtype=np.int32), tensor_texts=texts)
-        return Trace(first, tape, self.size_source, self.tensor_source)
+        return dataclasses.replace(self, first=first, tape=tape)
 
     def on_allocator(self, meta: Meta, settings: Settings) -> Tape | None:
         """Return the tape for the capacity of `meta` and allocator settings; None if a request does not fit.
@@ -97,13 +125,13 @@ class Trace:
         return tape.replace(category=np.where(segments, Category.UNKNOWN, tape.category).astype(np.uint8), **none)
 
 
-def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
+def reusable_trace(first: FirstStep, tape: Tape, update: FirstUpdate | None = None) -> Trace | None:
     """Return the part of the tape of two traced steps that other runs can reuse; None if nothing can be.
 
-    `first` is the first step of the same run. A request of the second step is matched with the request of the first
-    step that has the same op, layer and line, in order where several have; where their sizes differ, nothing is reused.
-    Requests of the optimizer depend on the parameters only, and keep their sizes and shapes. Where only the shapes of a
-    match differ, the shape is unknown in other runs.
+    `first` is the first step of the same run, `update` its update where that depends on the parameters only. A request
+    of the second step is matched with the request of the first step that has the same op, layer and line, in order
+    where several have; where their sizes differ, nothing is reused. Requests of the optimizer depend on the parameters
+    only, and keep their sizes and shapes. Where only the shapes of a match differ, the shape is unknown in other runs.
     """
     if np.isin(tape.action, (*_RELEASED, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
         return None
@@ -134,7 +162,7 @@ def reusable_trace(first: FirstStep, tape: Tape) -> Trace | None:
     if not np.array_equal(kept.size[later[has_match]], kept.size[matched[has_match]]):
         return None
     size_source[later[has_match]] = number[matched[has_match]]
-    return Trace(first, kept, _with_frees(kept, size_source), tensor_source)
+    return Trace(first, kept, _with_frees(kept, size_source), tensor_source, update)
 
 
 def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,12 +51,20 @@ def to_device(batch: Any, device: torch.device, knobs: Knobs | None = None) -> A
     return batches.mapped(moved, batch)
 
 
-def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int], kept: list[Any]) -> ApplyReport:
+def train(
+    step: Step,
+    knobs: Knobs,
+    model: torch.nn.Module,
+    steps: Iterable[int],
+    kept: list[Any],
+    ends_before: Callable[[torch.optim.Optimizer], bool] = lambda _: False,
+) -> ApplyReport:
     """Train a model on its device with the loop's knobs; `apply` has applied those of the model (`knobs_to_apply`).
 
     The loss of a micro-batch is divided by their number, so the gradients are those of the whole batch where the loss
     is a mean over samples. `steps` yields once for each step, and is advanced when the step before has ended.
     Into `kept` go the objects that have to outlive a recording: the optimizer, the scaler and the last loss.
+    `ends_before` is called before each update with the optimizer, and ends the training there by returning True.
 
     >>> step = Step(torch.nn.Linear(4, 1), torch.ones(8, 4), loss=torch.mean)
     >>> kept = []
@@ -100,6 +108,8 @@ def train(step: Step, knobs: Knobs, model: torch.nn.Module, steps: Iterable[int]
                 for _ in _losses(step, knobs, model, part, device, loss):
                     scaler.scale(loss[0]).backward()
             if optimizer is not None:
+                if ends_before(optimizer):
+                    break
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad(set_to_none=not keeps_zeros)

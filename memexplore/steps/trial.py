@@ -26,17 +26,19 @@ from memexplore.knobs.knobs import InPlace, Knobs, Optimizer, Precision, Update
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog, undone_after
-from memexplore.steps import real_run, training_loop
-from memexplore.steps.cost import Cost, measuring
+from memexplore.steps import optimizers, real_run, training_loop
+from memexplore.steps.cost import Cost, Meter, measuring
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
-from memexplore.steps.trace_reuse import FirstStep, Trace, first_step, reusable_trace
+from memexplore.steps.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, reusable_trace
 from memexplore.tape import Os, Tape
+from memexplore.texts import encodable
 from memexplore.torch_internals.modules import buffers_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches.module_moves import swap
+from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 STEPS = 2
@@ -191,9 +193,11 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
     begun: FirstStep | None = None
     trace: Trace | None = None
     cost = Cost()
+    meter: Meter | None = None
+    before_update: tuple[int, int, tuple[str, ...]] | None = None  # rows, works and notes
 
     def steps() -> Iterator[int]:
-        nonlocal begun, trace, cost
+        nonlocal begun, trace, cost, meter
         with measuring(device.mode) as meter:
             yield 0
         cost = meter.total()
@@ -202,6 +206,19 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             trace = record.similar(knobs, target, begun)
         if trace is None:
             yield 1
+
+    def is_known_from(optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an earlier trace has all that follows; called before the first and the second update."""
+        nonlocal begun, trace, cost, before_update
+        if record is None or begun is not None or meter is None or not optimizers.depends_on_parameters_only(optimizer):
+            return False
+        first = first_step(recording.events(), recording.tensors())
+        trace = record.continued(knobs, target, first)
+        if trace is None or trace.update is None:
+            before_update = len(first.size), len(meter.works), tuple(map(encodable, values.assumptions))
+            return False
+        begun, cost = trace.first, Cost((*meter.works, *trace.update.works))
+        return True
 
     with (
         _undisturbed(),
@@ -215,7 +232,7 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
             # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             applied = stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites))
-            applied = (applied + training_loop.train(step, knobs, model, steps(), kept)).completed()
+            applied = (applied + training_loop.train(step, knobs, model, steps(), kept, is_known_from)).completed()
         kept.clear()
         applied = applied.without_pending()  # a run that ended out of memory has not called every module
         depends_on_memory = device.properties_read
@@ -224,7 +241,12 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
         return Trial(knobs, tape, applied, cost)
     assumptions = tape.meta.notes[len(capture.predicted(target).notes) :]
     if trace is None:
-        trace = reusable_trace(begun, tape)
+        update = None
+        if before_update is not None:
+            rows, works, notes = before_update
+            # A note of the update would be missing in a run that ends before it.
+            update = FirstUpdate(rows, cost.works[works:]) if notes == assumptions else None
+        trace = reusable_trace(begun, tape, update)
         if trace is not None:
             record.add_trace(knobs, target, trace)
     else:

@@ -76,6 +76,14 @@ OPTIMIZER_PRE_HOOKS: MutableMapping[Any, Any] = look_up(
     "optimizers are not restored after a virtual GPU",
 )
 
+OPTIMIZER_HOOKS = attribute_names(
+    "torch.optim.Optimizer",
+    "_optimizer_step_pre_hooks _optimizer_step_post_hooks",
+    lambda: torch.optim.SGD([torch.zeros(1)]),
+    "hooks of one optimizer, which can do more than its update",
+    "no update is taken from an earlier run",
+)
+
 # --- tensors --------------------------------------------------------------------------------------------------------
 
 contents_key = attribute_of(

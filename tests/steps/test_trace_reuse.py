@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from memexplore.knobs.knobs import Knobs
+from memexplore.recorder.events import Event
 from memexplore.recorder.recorder import Recorder
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run, traced
@@ -59,7 +60,7 @@ def same(step: Step, knobs: Knobs) -> None:
     assert reused.tape.equals(from_scratch.tape)
     assert reused.tape.meta == from_scratch.tape.meta
     assert reused.applied == from_scratch.applied
-    assert reused.cost.flops == from_scratch.cost.flops
+    assert reused.cost == from_scratch.cost
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -103,6 +104,38 @@ def test_only_the_first_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = run(step, Knobs(batch=16), gpu=GPU).tape
     assert set(phases) == {0, 1}
     assert set(tape.step.tolist()) == {0, 1, 2}
+
+
+def phases_traced(monkeypatch: pytest.MonkeyPatch, step: Step, knobs: Knobs) -> set[Phase]:
+    """Return the phases of a run that are traced, while the run with another batch is known."""
+    run(step, knobs.replace(batch=8), gpu=GPU)
+    recorders: list[Recorder] = []
+    finish = Recorder.finish
+    monkeypatch.setattr(Recorder, "finish", lambda self: recorders.append(self) or finish(self))
+    run(step, knobs.replace(batch=16), gpu=GPU)
+    monkeypatch.undo()
+    same(step, knobs.replace(batch=32))
+    return {Phase(Event(*event).phase) for event in recorders[0].events}
+
+
+class OwnAdam(torch.optim.Adam):
+    pass
+
+
+def hooked(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(parameters)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+def test_update_by_an_optimizer_of_torch_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Phase.OPTIMIZER not in phases_traced(monkeypatch, deep(), Knobs())
+
+
+@pytest.mark.parametrize("optimizer", [OwnAdam, hooked])
+def test_update_by_code_of_the_users_is_always_traced(monkeypatch: pytest.MonkeyPatch, optimizer: Any) -> None:
+    step = Step(deep().model, torch.zeros(8, 64), loss=torch.mean, optimizer=optimizer)
+    assert Phase.OPTIMIZER in phases_traced(monkeypatch, step, Knobs())
 
 
 @pytest.mark.parametrize(
