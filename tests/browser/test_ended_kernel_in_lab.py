@@ -42,6 +42,19 @@ def test_restart_is_said_and_the_last_picture_stays(shown: Any) -> None:
     assert shown.page.locator(".memexplore").get_attribute("aria-busy") == "false"
 
 
+def test_after_a_restart_texts_keep_their_colour_and_empty_parts_say_why(shown: Any) -> None:
+    page = shown.page
+    colour = "() => getComputedStyle(document.querySelector('.memexplore-headline')).color"
+    before = page.evaluate(colour)
+    restart(shown)
+    page.wait_for_function(GONE, timeout=10_000)
+    assert page.evaluate(colour) == before  # red is for what does not fit
+    page.get_by_role("tab", name="Blocks", exact=True).click()
+    assert "Run the cell again" in page.locator(".memexplore-fragmentation").inner_text()
+    page.get_by_role("tab", name="Layers", exact=True).click()
+    assert page.get_by_role("button", name="Each layer's maximum").is_disabled()
+
+
 def test_end_of_the_kernel_is_said(shown: Any) -> None:
     shown.page.evaluate(f"() => {{ {shown.CURRENT} return panel.sessionContext.shutdown() }}")
     shown.page.wait_for_function(GONE, timeout=10_000)

@@ -3,6 +3,7 @@ import { Chart } from "./chart.js";
 import { element, graphElement } from "./dom.js";
 
 const GAP = 6; // pixels between text and map
+const GONE = "The kernel has ended before it computed the map of blocks. Run the cell again.";
 const BUTTONS = [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
 
 export class Blocks extends Chart {
@@ -17,6 +18,11 @@ export class Blocks extends Chart {
     this.text = text;
     this.onSelect = onSelect;
     panel.append(text, this.graph);
+  }
+
+  /** @param {boolean} isGone whether the kernel, which computes the map, has ended */
+  setGone(isGone) {
+    if (!this.isDrawn) this.text.textContent = isGone ? GONE : "";
   }
 
   /** @param {import("./types").BlocksContent} content */

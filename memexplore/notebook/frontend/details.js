@@ -76,6 +76,15 @@ export class Details {
     this.lines.setRows(lines);
   }
 
+  /**
+   * Say what cannot be shown while the kernel is gone, which would compute it.
+   * @param {boolean} isGone
+   */
+  setGone(isGone) {
+    this.layers.setGone(isGone);
+    this.blocks.setGone(isGone);
+  }
+
   applySearch() {
     for (const part of [this.layers, this.tensors, this.lines]) part.setSearch(this.search.value);
   }

@@ -85,6 +85,13 @@ export class Layers {
     this.draw();
   }
 
+  /** @param {boolean} isGone whether the kernel, which computes the maxima, has ended */
+  setGone(isGone) {
+    const button = this.buttons[1];
+    button.disabled = isGone && this.highest === EMPTY;
+    button.title = button.disabled ? "The kernel has ended before it computed them. Run the cell again." : "";
+  }
+
   drawBar() {
     this.buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(this.isHighest === (index === 1))));
     this.note.textContent = this.isHighest ? "at different times: they do not sum to the peak" : "";

@@ -70,6 +70,7 @@ export class View {
       onState: (state) => {
         this.verdict.drawApplied(state);
         this.verdict.showRefusal(state.problem);
+        this.timeline.legend.nameOutline(state.is_pinned ? "pinned" : "as written");
       },
     });
     this.timeline = new Timeline(this.context, model.get("height"), {
@@ -154,6 +155,7 @@ export class View {
     this.root.classList.toggle("memexplore-gone", text !== "");
     this.verdict.showGone(text);
     this.explorer.setGone(text !== "");
+    this.details.setGone(text !== "");
     for (const part of [this.layerActions.root, this.timeline.controls.root]) part.inert = text !== "";
   }
 
