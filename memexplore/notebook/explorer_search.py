@@ -104,24 +104,24 @@ def after(state: SearchState, event: Found | Ended) -> SearchState:
 
     >>> from memexplore.search.progress import Progress
     >>> after(SearchState("running"), Found(Progress(18, 0, 40, 9.0, 11.2), None)).text
-    '18 of about 40 settings run, about 11 s left'
+    '18 of about 40 runs, about 11 s left'
     """
     if isinstance(event, Found):
         done, _, planned, _, left = event.progress
-        text = f"{done} of about {planned} settings run" + (f", about {left:.0f} s left" if left else "")
+        text = f"{done} of about {planned} runs" + (f", about {left:.0f} s left" if left else "")
         return SearchState("running", done, planned, left, text)
     if event.error is not None:
         return state._replace(state="stopped", seconds_left=None, text=reason_text(event.error))
-    return SearchState("done", state.done, state.done, None, f"{state.done} settings run")
+    return SearchState("done", state.done, state.done, None, f"Done after {state.done} runs")
 
 
 def after_stop(state: SearchState) -> SearchState:
     """Return the state after a person has stopped the search.
 
     >>> after_stop(SearchState("running", 18, 40, 11.2)).text
-    'Stopped after 18 settings'
+    'Stopped after 18 runs'
     """
-    return SearchState("stopped", state.done, state.planned, None, f"Stopped after {state.done} settings")
+    return SearchState("stopped", state.done, state.planned, None, f"Stopped after {state.done} runs")
 
 
 def _settings(advice: Advice | None) -> list[tuple[Knobs, str]]:

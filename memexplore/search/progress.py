@@ -59,10 +59,10 @@ def progress_text(progress: Progress) -> str:
     """Return the progress as one line.
 
     >>> progress_text(Progress(3, 1, 10, 6.0, 14.0)), progress_text(Progress(2, 0, 2, 3.0, 0.0))
-    ('3 of 10 settings run, 1 failed, about 14 s left', '2 of 2 settings run in 3 s')
+    ('3 of 10 runs, 1 failed, about 14 s left', '2 of 2 runs in 3 s')
     """
     ended = progress.done == progress.total
-    text = f"{progress.done} of {progress.total} settings run"
+    text = f"{progress.done} of {progress.total} runs"
     text += f", {progress.failed} failed" if progress.failed else ""
     text += f" in {progress.seconds:.0f} s" if ended else ""
     return text + (f", about {progress.left:.0f} s left" if progress.left else "")

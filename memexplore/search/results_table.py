@@ -105,7 +105,7 @@ def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
         *curve,
         number(time),
         number(flops),
-        *map(words, line.more),
+        *(number(text) if text.removeprefix("≥ ").isdecimal() else words(text) for text in line.more),
     ]
 
 

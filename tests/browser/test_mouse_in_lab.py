@@ -107,7 +107,7 @@ def test_search_goes_on_while_knobs_turn_and_stops(explored: Any) -> None:
     if stop.is_visible():  # a fast machine may have run all settings by now
         stop.click()
     page.get_by_role("button", name="What would fit?").wait_for()
-    assert "settings" in page.locator(".memexplore-fit-text").inner_text()
+    assert "runs" in page.locator(".memexplore-fit-text").inner_text()
 
 
 def test_a_tab_closed_during_a_search_comes_back(explored: Any) -> None:

@@ -137,7 +137,7 @@ def test_progress_is_a_bar_in_its_own_output_and_a_sweep_has_curves(notebook: Ca
     book.run(1)
     bar, table = book.outputs(1)
     assert [one["output_type"] for one in (bar, table)] == ["display_data", "execute_result"]
-    assert "3 of 3 settings run in " in "".join(bar["data"]["text/plain"])
+    assert "3 of 3 runs in " in "".join(bar["data"]["text/plain"])
     assert book.page.locator(".jp-OutputArea-output [role=progressbar]").get_attribute("aria-valuenow") == "3"
     assert book.page.locator(".jp-OutputArea-output svg[role=img]").count() == 2
     assert "".join(table["data"]["text/plain"]) == "<Sweep of 2 settings: 2 fit, 0 out of memory>"

@@ -65,7 +65,7 @@ def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
     turn(shown, "batch", "32")
     assert not slow.is_stopped
     slow.find(4, advice)
-    assert shown.message()["search"]["text"] == "4 of about 10 settings run, about 2 s left"
+    assert shown.message()["search"]["text"] == "4 of about 10 runs, about 2 s left"
     send(shown, "stop")
     assert slow.is_stopped
     assert shown.message()["search"] == {
@@ -73,7 +73,7 @@ def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
         "done": 4,
         "planned": 10,
         "seconds_left": None,
-        "text": "Stopped after 4 settings",
+        "text": "Stopped after 4 runs",
     }
     # a report that was under way changes nothing
     slow.find(5, advice)

@@ -135,7 +135,7 @@ def test_outside_a_terminal_only_the_end_is_printed(capsys):
     show = shown_progress()
     show(Progress(1, 0, 2, 1.0, 1.0))
     show(Progress(2, 1, 2, 3.0, 0.0))
-    assert capsys.readouterr().err == "2 of 2 settings run, 1 failed in 3 s\n"
+    assert capsys.readouterr().err == "2 of 2 runs, 1 failed in 3 s\n"
 
 
 class Handle:
@@ -187,7 +187,7 @@ def test_a_notebook_shows_one_bar_for_each_search(outputs, capsys):
     page = outputs[0].shown[1]._repr_html_()
     assert 'aria-valuenow="2"' in page
     assert "width:100.0%" in page
-    assert "2 of 2 settings run, 1 failed in 3 s" in page
+    assert "2 of 2 runs, 1 failed in 3 s" in page
     # Nothing on standard error, which a notebook shows in red.
     assert capsys.readouterr().err == ""
 
