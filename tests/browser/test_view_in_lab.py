@@ -125,8 +125,11 @@ def test_zoom_fetches_every_row_and_double_click_shows_all(shown: Any) -> None:
     part = shown.page.evaluate(ROWS)
     # a twentieth of the rows, to the pixel
     assert 0.045 * whole[-1] < len(part) < 0.055 * whole[-1]
+    row = shown.page.evaluate("() => document.querySelector('.memexplore-timeline').dataset.row")
     double_click(shown, f"last => ({ROWS})().at(-1) === last", whole[-1])
     assert shown.page.evaluate(ROWS) == whole
+    shown.settle()  # a double click is no choice of an event: the cursor stays
+    assert shown.page.evaluate("() => document.querySelector('.memexplore-timeline').dataset.row") == row
 
 
 def test_zoom_works_while_a_cell_runs(notebook: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ import { windowOf } from "./zoom.js";
  */
 
 const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
+const DOUBLE_CLICK_MS = 300; // as in plotly
 const CAPACITY_TEXT = { light: "#ad4c00", dark: "#ff8a3d" }; // the lines are #D55E00, too pale for text on white
 const LABEL = "Timeline of allocated memory; left and right arrow move the cursor";
 
@@ -32,13 +33,15 @@ export class Timeline extends Chart {
     super(context, graphElement("timeline"), () => height);
     this.handlers = handlers;
     this.row = -1; // of the cursor
+    this.rowBefore = -1; // of the cursor before the latest click
+    this.clickedAt = -Infinity; // in milliseconds
     /** @type {Figure} */
     this.figure = { data: [], layout: {} };
     this.canvas = element("canvas", "areas");
     this.legend = new Legend(() => this.fitHeight());
     this.controls = new TimelineControls(handlers);
     this.stage = element("div", "stage");
-    this.stage.append(this.canvas, this.graph, this.legend.root, this.controls.root);
+    this.stage.append(this.canvas, this.graph, this.controls.root, this.legend.root);
     this.graph.style.height = `${height}px`;
     this.graph.tabIndex = 0;
     this.graph.setAttribute("role", "group");
@@ -93,8 +96,18 @@ export class Timeline extends Chart {
     });
     this.graph.on("plotly_relayout", () => this.drawTraces());
     this.graph.on("plotly_relayouting", () => this.drawTraces());
-    this.graph.on("plotly_doubleclick", () => onZoom(null));
-    this.graph.on("plotly_click", ({ points }) => onCursor(Number([points[0].customdata].flat()[0])));
+    // Of a double click plotly reports the clicks too: the cursor returns to where it was.
+    this.graph.on("plotly_doubleclick", () => {
+      onZoom(null);
+      if (this.rowBefore >= 0) onCursor(this.rowBefore);
+    });
+    this.graph.on("plotly_click", ({ points }) => {
+      const isSecond = performance.now() - this.clickedAt < DOUBLE_CLICK_MS;
+      this.clickedAt = performance.now();
+      if (isSecond) return;
+      this.rowBefore = this.row;
+      onCursor(Number([points[0].customdata].flat()[0]));
+    });
   }
 
   /** The vertical axis follows what the legend shows; the kernel chose it for all traces. */
