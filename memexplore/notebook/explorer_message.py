@@ -140,7 +140,7 @@ def change_text(knob: Knob, knobs: Knobs) -> str:
 
 def written_text(knob: Knob) -> str:
     """Return what the code says, empty if that is unknown."""
-    text = knob.text(Knobs())
+    text = "" if knob.field == "lora_rank" else knob.text(Knobs())  # the code has no LoRA
     return "" if text == AS_WRITTEN else text.removesuffix(f"({AS_WRITTEN})").strip()
 
 

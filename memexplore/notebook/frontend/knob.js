@@ -42,7 +42,7 @@ export class Knob {
     this.note.id = `${id}-note`;
     this.problem = element("span", "knob-problem");
     this.problem.setAttribute("role", "alert");
-    this.problem.title = "Click to hide";
+    this.problem.title = "Click or press Escape to hide";
     this.problem.addEventListener("click", () => this.dismiss());
     this.control = this.createControl(row.kind);
     this.control.id = id;
@@ -65,12 +65,17 @@ export class Knob {
       const { key, repeat } = /** @type {KeyboardEvent} */ (event);
       if (!repeat) startDrag();
       if (key === "Delete" && kind !== "text" && this.row.changed) this.reset.click();
+      if (key === "Escape" && this.problem.textContent) {
+        this.dismiss();
+        event.stopPropagation(); // JupyterLab would leave the cell
+      }
     });
     if (control instanceof HTMLInputElement) {
       control.type = { slider: "range", switch: "checkbox", text: "text" }[/** @type {string} */ (kind)] ?? "text";
       control.step = "1";
       control.autocomplete = "off";
       control.spellcheck = false;
+      if (kind === "text") control.placeholder = "names of layers";
     }
     // A text that was not applied stays while it is corrected.
     if (kind === "text") control.addEventListener("blur", () => (control.value = this.row.value));
@@ -127,7 +132,19 @@ export class Knob {
     control.toggleAttribute("aria-invalid", row.problem !== "");
     if (!row.problem) this.dismissed = "";
     const problem = row.problem === this.dismissed ? "" : row.problem;
-    if (this.problem.textContent !== problem) this.problem.textContent = problem;
+    if (this.problem.textContent !== problem) this.showProblem(problem);
+  }
+
+  /**
+   * Show why the last request was not applied, to the left where there is no room on the right.
+   * @param {string} problem
+   */
+  showProblem(problem) {
+    this.problem.textContent = problem;
+    this.problem.classList.remove("memexplore-to-left");
+    const page = this.root.closest(".memexplore");
+    const isCut = problem && page && this.problem.getBoundingClientRect().right > page.getBoundingClientRect().right;
+    this.problem.classList.toggle("memexplore-to-left", Boolean(isCut));
   }
 
   /** Hide the reason why the last request was not applied: it covers what is below. */

@@ -5,6 +5,7 @@ import { toolbar, updateToolbar } from "./toolbar.js";
 /** @typedef {import("./types").Trace} Trace */
 
 const DEFAULT_RANK = 1000; // plotly's
+const OUTLINE = "before"; // trace with the curve of another tape
 
 /**
  * Return the traces that the legend lists, in plotly's order.
@@ -22,6 +23,9 @@ export class Legend {
     this.onChange = onChange;
     /** @type {Set<string>} */
     this.hidden = new Set();
+    this.outline = OUTLINE; // what the outline is called
+    /** @type {Trace[]} */
+    this.traces = [];
   }
 
   /**
@@ -34,19 +38,31 @@ export class Legend {
 
   /** @param {Trace[]} traces */
   draw(traces) {
+    this.traces = traces;
     replaceKeepingFocus(this.root, listedTraces(traces).map((trace) => this.entry(trace)));
     updateToolbar(this.root);
   }
 
+  /**
+   * Name the setting whose curve is the outline.
+   * @param {string} name
+   */
+  nameOutline(name) {
+    if (name === this.outline) return;
+    this.outline = name;
+    this.draw(this.traces);
+  }
+
   /** @param {Trace} trace */
   entry({ name, stackgroup, fillcolor, fillpattern, line }) {
-    const button = element("button", "entry", name);
+    const title = name === OUTLINE ? this.outline : name;
+    const button = element("button", "entry", title);
     const swatch = element("span", stackgroup ? "swatch" : "stroke");
     if (fillpattern) swatch.style.background = hatching(fillpattern.fgcolor);
     else if (stackgroup) swatch.style.background = fillcolor ?? "";
     else if (line) swatch.style.borderTop = `${line.width}px ${line.dash === "dash" ? "dashed" : "solid"} ${line.color}`;
     button.prepend(swatch);
-    button.title = `Show or hide ${name}`;
+    button.title = `Show or hide ${title}`;
     const update = () => button.setAttribute("aria-pressed", String(!this.hidden.has(name)));
     update();
     button.addEventListener("click", () => {

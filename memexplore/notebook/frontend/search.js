@@ -38,7 +38,7 @@ export class Search {
     } else {
       this.bar.removeAttribute("value");
     }
-    this.text.textContent = search.state === "unavailable" ? "" : isRunning && search.planned ? progressText(search) : search.text;
+    this.text.textContent = isRunning && search.planned ? progressText(search) : search.text;
     this.text.title = search.text;
     if (hadFocus) (isRunning ? this.stop : this.start).focus();
   }

@@ -44,6 +44,7 @@ function tableCell({ title, texts, coloured }, row) {
     if (!text) return;
     const isSource = title === LINE.title && place > 0;
     const part = isSource ? element("code", "", text) : element("div", place === coloured ? "kind" : "", text);
+    if (title === LINE.title && !isSource) part.replaceChildren(...pathAndNumber(text));
     part.title = text; // of the tensors only the beginning of a long text is shown
     if (place === coloured) {
       const swatch = element("span", "swatch");
@@ -53,6 +54,15 @@ function tableCell({ title, texts, coloured }, row) {
     cell.append(part);
   });
   return cell;
+}
+
+/**
+ * Return the path and the number of a line as elements, so that a narrow column can shorten the path alone.
+ * @param {string} location such as `torch/optim/adam.py, line 182`
+ */
+function pathAndNumber(location) {
+  const [, path, number] = /^(.*?)(, line \d+)?$/s.exec(location) ?? [];
+  return [element("span", "path", path), element("span", "line-number", number ?? "")];
 }
 
 /**

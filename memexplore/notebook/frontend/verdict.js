@@ -69,7 +69,7 @@ export class VerdictBar {
     this.root.dataset.level = verdict.level;
     this.mark.textContent = MARKS[verdict.level];
     setText(this.headline, verdict.headline);
-    setText(this.detail, verdict.detail);
+    setText(this.detail, verdict.detail.replaceAll(" · ", "\u00a0· ")); // no line begins with a dot
     this.showProblem("");
     fill(this.where, "Where", verdict.where.map(whereEntry));
     const kind = notes.every((note) => note.startsWith("assumed: ")) ? "assumption" : "note";

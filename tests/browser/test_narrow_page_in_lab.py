@@ -1,0 +1,134 @@
+"""Texts and controls of the explorer on a narrow page: nothing is cut, and every name says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.browser.explored import SET_UP
+
+pytestmark = pytest.mark.browser
+ARROW = 20
+"""Pixels of a list's arrow and padding."""
+CUT_LISTS = """arrow => [...document.querySelectorAll('.memexplore select.memexplore-control')].filter(list => {
+    if (!list.checkVisibility() || !list.selectedOptions.length) return false;
+    const pen = document.createElement('canvas').getContext('2d');
+    pen.font = getComputedStyle(list).font;
+    return pen.measureText(list.selectedOptions[0].text).width > list.clientWidth - arrow;
+}).map(list => list.selectedOptions[0].text)"""
+CUT = "element => element.scrollWidth > element.clientWidth"
+
+
+@pytest.fixture
+def narrow(explored: Any) -> Any:
+    """An explorer on a page of 800 pixels, with the widest of the common names of GPUs."""
+    explored.page.set_viewport_size({"width": 800, "height": 1000})
+    explored.settle()
+    return explored
+
+
+@pytest.mark.parametrize("width", [800, 1000, 1400])
+def test_lists_show_their_whole_value(explored: Any, width: int) -> None:
+    page = explored.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    page.get_by_label("GPU", exact=True).select_option(label="RTX 3060 · 11.5 GiB")
+    explored.settle()
+    assert page.evaluate(CUT_LISTS, ARROW) == []
+
+
+@pytest.mark.parametrize("width", [800, 1400])
+def test_more_knobs_names_how_many_are_changed(explored: Any, width: int) -> None:
+    page = explored.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    page.get_by_role("button", name="More knobs").click()
+    page.get_by_label("Freeze", exact=True).fill("1")
+    page.keyboard.press("Enter")
+    explored.settle()
+    toggle = page.locator(".memexplore-more")
+    assert "(1 changed)" in toggle.inner_text()
+    box, row = toggle.bounding_box(), page.locator(".memexplore-primary").bounding_box()
+    assert box["x"] + box["width"] <= row["x"] + row["width"]
+    assert not toggle.evaluate(CUT)
+
+
+def test_reason_beside_a_knob_stays_on_the_page_and_escape_hides_it(narrow: Any) -> None:
+    page = narrow.page
+    page.get_by_role("button", name="More knobs").click()
+    field = page.get_by_label("Freeze", exact=True)  # in the right column
+    assert field.get_attribute("placeholder") == "names of layers"
+    field.fill("a layer that the model does not have")
+    field.press("Enter")
+    reason = page.locator(".memexplore-knob-problem:not(:empty)")
+    reason.wait_for()
+    box, whole = reason.bounding_box(), page.locator(".memexplore").bounding_box()
+    assert box["x"] + box["width"] <= whole["x"] + whole["width"]
+    field.press("Escape")
+    assert reason.count() == 0
+    assert page.evaluate("() => document.activeElement.placeholder") == "names of layers"  # the focus stays
+
+
+def test_line_of_a_tensor_keeps_its_number(narrow: Any) -> None:
+    page = narrow.page
+    page.get_by_role("tab", name="Tensors", exact=True).click()
+    narrow.settle()
+    cells = page.locator(".memexplore-tensors td.memexplore-line > div")
+    assert cells.first.inner_text().replace("\n", "").count(", line ") == 1
+    numbers = "() => [...document.querySelectorAll('.memexplore-tensors .memexplore-line-number')].filter(number => {"
+    numbers += " const cell = number.closest('td').getBoundingClientRect();"
+    numbers += " return number.textContent && number.getBoundingClientRect().right > cell.right + 1 })"
+    assert page.evaluate(numbers + ".length") == 0
+
+
+def test_outline_is_named_after_the_setting_that_it_is_of(explored: Any) -> None:
+    page = explored.page
+    page.get_by_label("Batch", exact=True).press("ArrowLeft")
+    explored.settle()
+    legend = page.locator(".memexplore-legend")
+    assert legend.get_by_role("button", name="as written", exact=True).is_visible()
+    assert legend.get_by_role("button", name="before", exact=True).count() == 0
+    page.get_by_role("button", name="Pin", exact=True).click()
+    page.get_by_label("Batch", exact=True).press("ArrowLeft")
+    explored.settle()
+    assert legend.get_by_role("button", name="pinned", exact=True).is_visible()
+
+
+def test_tab_key_follows_the_order_on_the_page_below_the_timeline(explored: Any) -> None:
+    page = explored.page
+    page.locator(".memexplore-timeline-controls select").last.focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.className") == "memexplore-entry"
+
+
+def test_range_of_equal_layers_is_readable(notebook: Callable[..., Any]) -> None:
+    cell = """from torch import nn
+import torch
+layers = [nn.Linear(1000 + 4 * number, 1004 + 4 * number) for number in range(12)]
+explore(mx.Step(nn.Sequential(*layers), (torch.zeros(2, 1000), torch.zeros(2, 1048)), loss=nn.functional.mse_loss))"""
+    book = notebook(SET_UP, cell)
+    for number, width in enumerate((1400, 800)):
+        book.page.set_viewport_size({"width": width, "height": 1000})
+        if not number:
+            book.run(0)
+            book.run(1)
+            book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+        book.settle()
+        ends = book.page.locator(".memexplore .memexplore-layer-end")
+        # the longest text of two sizes of three digits
+        ends.first.evaluate("element => { element.textContent = 'each 990 MiB–1.01 GiB' }")
+        assert not ends.first.evaluate(CUT)
+
+
+def test_reason_why_nothing_can_be_searched_is_visible(notebook: Callable[..., Any]) -> None:
+    book = notebook(
+        "%load_ext memexplore\nimport torch", "%%memprofile --explore --gpu T4\ntorch.ones(8, device='cuda')"
+    )
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn")
+    book.page.set_viewport_size({"width": 800, "height": 1000})
+    book.settle()
+    text = book.page.locator(".memexplore-fit-text")
+    assert "explore a Step instead" in text.inner_text()
+    assert not text.evaluate("element => element.scrollHeight > element.clientHeight")
