@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import memexplore as mx
-from tests.browser.explored import DRAWN, hold, knob
+from memexplore.knobs.knobs import Knobs
+from tests.browser.explored import DRAWN, SET_UP, hold, knob, wait_for
 
 pytestmark = pytest.mark.browser
 
@@ -153,3 +154,24 @@ def test_slider_of_a_cell_on_several_kernels(
     # A knob that needs a step is not shown, and the page says why.
     assert book.page.get_by_label("Optimizer", exact=True).count() == 0
     assert "Optimizer" in book.page.locator(".memexplore-hidden-knobs").text_content()
+
+
+def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -> None:
+    slow = "import memexplore.notebook.explorer as m\nm._SECONDS_AFTER_DRAWN = m._SECONDS_WITHOUT_BROWSER = 4"
+    book = notebook(f"{SET_UP}\n{slow}", "explorer")
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+    book.settle()
+    page, total = book.page, book.page.locator(".memexplore-layer-size").first
+    before = total.inner_text()
+    knob(book, "Batch").press("ArrowLeft")
+    wait_for(book, Knobs(batch=32))
+    # The timeline is that of 32 samples, the layers are still those of 64.
+    assert page.locator(".memexplore-stale").count() == 1
+    assert page.locator(".memexplore-stale-note").is_visible()
+    assert page.locator(".memexplore").get_attribute("aria-busy") == "true"
+    assert total.inner_text() == before
+    book.settle()
+    assert page.locator(".memexplore-stale").count() == 0
+    assert total.inner_text() != before
