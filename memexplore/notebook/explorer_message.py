@@ -133,7 +133,10 @@ def changes(table: Sequence[Knob], knobs: Knobs) -> list[dict[str, str]]:
 def change_text(knob: Knob, knobs: Knobs) -> str:
     """Return a changed knob as text: its label, and both values where a text of them exists."""
     after, before = knob.text(knobs), written_text(knob)
-    if not before or knob.kind in ("switch", "text"):
+    if knob.kind == "text":
+        names = after.split()
+        return f"{knob.label} {after if len(names) < 4 else f'{names[0]} … {names[-1]} ({len(names)} layers)'}"
+    if not before or knob.kind == "switch":
         return f"{knob.label} {after}"
     return f"{knob.label} {before} → {after}"
 

@@ -313,6 +313,12 @@ def test_static_output_has_the_sentence(shown: Explorer) -> None:
     assert "<img" in output["text/html"]
 
 
+def test_change_of_many_layers_names_the_first_and_the_last(shown: Explorer) -> None:
+    shown.knobs = Knobs(checkpoint="layers 0 1", frozen=["0", "0.0", "0.1", "0.2"])
+    texts = [change["text"] for change in shown.message()["changes"]]
+    assert texts == ["Checkpoint layers 0 1", "Freeze 0 … 0.2 (4 layers)"]
+
+
 def test_a_choice_that_says_what_is_written_is_not_listed_twice(shown: Explorer) -> None:
     def options(field: str) -> list[str]:
         return next(row["options"] for row in shown.message()["knobs"] if row["field"] == field)

@@ -41,7 +41,8 @@ export class Changes {
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       const chips = changes.map(({ field, text }) => {
-        const chip = element("button", "change", `${text} ↺`);
+        const chip = element("button", "change");
+        chip.append(element("span", "change-text", text), " ↺");
         chip.type = "button";
         chip.title = `Undo this change: ${text}`;
         chip.setAttribute("aria-label", `Reset ${text}`);

@@ -66,7 +66,7 @@ export class Explorer {
     if (!state) return;
     for (const part of [this.root, this.search.root]) part.hidden = false;
     this.changes.draw(state);
-    this.running.textContent = `Running ${state.changes.map(({ text }) => text).join(", ") || "the step as written"}…`;
+    this.running.textContent = runningText(state);
     this.knobs.draw(state, (knob) => this.requests.withRequested(knob));
     this.search.draw(state.search);
     this.actions.drawActions(state.layer);
@@ -98,4 +98,13 @@ export class Explorer {
     this.frame = undefined;
     this.requests.close();
   }
+}
+
+/**
+ * Return what the kernel runs, or what it will run after the cell that it runs now.
+ * @param {Pick<ExplorerState, "changes" | "working">} state
+ */
+export function runningText({ changes, working }) {
+  const setting = changes.map(({ text }) => text).join(", ") || "the step as written";
+  return working ? `Running ${setting}…` : `Waiting for the kernel: ${setting}`;
 }

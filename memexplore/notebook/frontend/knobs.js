@@ -43,7 +43,7 @@ export class Knobs {
     const isOpen = !this.more.hidden;
     this.toggle.setAttribute("aria-expanded", String(isOpen));
     this.toggle.textContent = `${isOpen ? "Fewer" : "More"} knobs ${isOpen ? "▾" : "▸"}`;
-    if (this.changedOthers) this.toggle.textContent += ` (${this.changedOthers} changed)`;
+    if (this.changedOthers) this.toggle.textContent += ` (${this.changedOthers}\u00a0changed)`;
   }
 
   /**

@@ -3,6 +3,7 @@ import { test } from "node:test";
 
 import { comparison } from "../../../memexplore/notebook/frontend/changes.js";
 import { lineKind } from "../../../memexplore/notebook/frontend/code.js";
+import { runningText } from "../../../memexplore/notebook/frontend/explorer.js";
 import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
 import { hiddenText } from "../../../memexplore/notebook/frontend/knobs.js";
 import { durationText, progressText } from "../../../memexplore/notebook/frontend/search.js";
@@ -38,6 +39,13 @@ test("progress has an estimate without false precision", () => {
   assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }), "18 of about 40 · about 25 s left");
   assert.equal(progressText({ done: 3, planned: 40, seconds_left: null }), "3 of about 40");
   assert.deepEqual([0.2, 9.1, 61, 100].map(durationText), ["1 s", "10 s", "65 s", "2 min"]);
+});
+
+test("a setting that waits for a cell is not said to run", () => {
+  const changes = [{ field: "batch", text: "Batch 2 → 4" }];
+  assert.equal(runningText({ changes, working: true }), "Running Batch 2 → 4…");
+  assert.equal(runningText({ changes, working: false }), "Waiting for the kernel: Batch 2 → 4");
+  assert.equal(runningText({ changes: [], working: true }), "Running the step as written…");
 });
 
 test("the bar has the memory within the capacity, the memory beyond it, and the capacity", () => {
