@@ -240,12 +240,17 @@ def _occurring(tape: Tape) -> list[Category]:
 def outline_trace(
     before: Tape, tape: Tape, window: Window = None, points: int = 1000, x: XChoice = DEFAULT_X
 ) -> dict[str, Any]:
-    """Return the allocated curve of another tape, drawn at the matching rows of the tape (`matching_rows`)."""
+    """Return the allocated curve of another tape, drawn at the matching rows of the tape (`matching_rows`).
+
+    Rows that match none with a place of its own are left out: those of folded steps, and those after the last row.
+    """
     arrays = timeline_arrays(before, matching_window(window, tape, before), max(points, 32))
+    places, rows = positions(tape, x), matching_rows(arrays["row"], before, tape)
+    shown = places.is_shown(rows) & (rows <= max(len(tape) - 1, 0))
     return {
         "type": "scatter",
-        "x": positions(tape, x).x(matching_rows(arrays["row"], before, tape)),
-        "y": arrays["allocated"],
+        "x": places.x(rows[shown]),
+        "y": arrays["allocated"][shown],
         "name": OUTLINE_NAME,
         "mode": "lines",
         "line": {"shape": "hv", "width": 2, "color": _OUTLINE_COLOUR},

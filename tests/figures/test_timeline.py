@@ -14,8 +14,8 @@ from memexplore.analysis import curves
 from memexplore.figures import bands
 from memexplore.figures.hover import hover_texts
 from memexplore.figures.palette import COLOURS, Theme, byte_ticks, event_ticks, text_colour
-from memexplore.figures.positions import positions
-from memexplore.figures.timeline import timeline, timeline_arrays
+from memexplore.figures.positions import XChoice, equal_steps, positions
+from memexplore.figures.timeline import outline_trace, timeline, timeline_arrays
 from memexplore.figures.timeline_layout import window_layout
 from memexplore.tape import Action, Category, Phase, Source
 from tests.sample_tapes import GIB, big_tape, oom_tape, small_tape, training_tape
@@ -240,6 +240,16 @@ def test_bands_are_cut_to_the_window():
         bands.Band(7, 9, "backward", Phase.BACKWARD),
     ]
     assert bands.steps(small_tape(), (0, 14)) == [bands.Band(0, 1, "set-up"), bands.Band(1, 14, "step 1")]
+
+
+def test_outline_has_no_points_of_folded_steps():
+    tape = training_tape(steps=5)
+    (fold,) = equal_steps(tape)
+    outline = outline_trace(tape, tape, points=5000, x=XChoice(folds=True))
+    # the rows of steps 3 to 5 have no place: drawn at the end of step 2 they were a vertical line
+    assert len(outline["x"]) == len(tape) - (fold.hidden[1] - fold.hidden[0])
+    assert np.all(np.diff(outline["x"]) > 0)
+    assert max(outline["y"]) == curves.peak(tape)[0]
 
 
 def test_theme_sets_the_text_colour():

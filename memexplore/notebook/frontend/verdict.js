@@ -96,8 +96,7 @@ export class VerdictBar {
     const drawn = JSON.stringify(entries);
     if (drawn === this.drawnApplied) return;
     this.drawnApplied = drawn;
-    const parts = [notes.length && countText(notes.length, "note"), skipped.length && `${skipped.length} not changed`];
-    fill(this.applied, parts.filter(Boolean).join(", "), entries.map((entry) => element("li", "", entry)));
+    fill(this.applied, appliedTitle(notes.length, skipped.length), entries.map((entry) => element("li", "", entry)));
   }
 
   /** @param {Verdict} verdict */
@@ -155,6 +154,16 @@ export class VerdictBar {
  */
 export function problemText({ request, setting }) {
   return [...new Set([request, setting])].filter(Boolean).join(" · ");
+}
+
+/**
+ * Return the title of what the knobs did besides what was asked, apart from the notes on the tape.
+ * @param {number} notes
+ * @param {number} skipped
+ */
+export function appliedTitle(notes, skipped) {
+  const parts = [notes && `${countText(notes, "note")} on this setting`, skipped && `${skipped} not changed`];
+  return parts.filter(Boolean).join(", ");
 }
 
 /**

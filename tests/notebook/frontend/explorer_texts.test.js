@@ -8,7 +8,7 @@ import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
 import { hiddenText } from "../../../memexplore/notebook/frontend/knobs.js";
 import { durationText, progressText } from "../../../memexplore/notebook/frontend/search.js";
 import { buttonAfterKey } from "../../../memexplore/notebook/frontend/toolbar.js";
-import { barShares, problemText } from "../../../memexplore/notebook/frontend/verdict.js";
+import { appliedTitle, barShares, problemText } from "../../../memexplore/notebook/frontend/verdict.js";
 
 test("a slider says its value with the unit", () => {
   assert.equal(valueText({ options: ["32", "64"], unit: "samples" }, 1), "64 samples");
@@ -39,6 +39,12 @@ test("progress has an estimate without false precision", () => {
   assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }), "18 of about 40 · about 25 s left");
   assert.equal(progressText({ done: 3, planned: 40, seconds_left: null }), "3 of about 40");
   assert.deepEqual([0.2, 9.1, 61, 100].map(durationText), ["1 s", "10 s", "65 s", "2 min"]);
+});
+
+test("notes on a setting are told from those on the tape beside them", () => {
+  assert.equal(appliedTitle(1, 0), "1 note on this setting");
+  assert.equal(appliedTitle(2, 4), "2 notes on this setting, 4 not changed");
+  assert.equal(appliedTitle(0, 4), "4 not changed");
 });
 
 test("a setting that waits for a cell is not said to run", () => {
