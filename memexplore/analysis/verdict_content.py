@@ -138,7 +138,7 @@ def _content(
     return VerdictContent(
         level,
         headline,
-        _capitalized(" · ".join(filter(None, details))),
+        " · ".join(filter(None, details)),
         where,
         used,
         tape.meta.capacity,
@@ -146,10 +146,6 @@ def _content(
         _short_name(tape),
         grows,
     )
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # -- runs that fit
@@ -214,7 +210,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     stops += f" ({op}, {size_text(request)})" if op else f" ({size_text(request)})"
     found = leak(tape)
     details = [
-        "" if tape.whole is None else f"peak {_held(tape.whole)}",
+        "" if tape.whole is None else f"Peak {_held(tape.whole)}",
         _shares_and_lever(tape.whole or tape) if found is None else _shares(tape.whole or tape),
         f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
         stops,

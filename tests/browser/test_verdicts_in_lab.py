@@ -124,7 +124,7 @@ def test_out_of_memory_is_said_once_with_the_users_line_first(notebook: Callable
     found = shown(book, 1)
     assert found["level"] == "oom"
     assert found["headline"].startswith("Needs more than ")
-    assert " · stops in step 1, forward of " in found["detail"]
+    assert "\xa0· stops in step 1, forward of " in found["detail"]
     assert found["where"][0].startswith("Cell In[2], line 3network(")
     assert found["where"][1].startswith("torch/nn/")
     text = book.page.locator(".memexplore").inner_text()

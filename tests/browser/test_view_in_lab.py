@@ -223,7 +223,7 @@ def test_growth_tab_shows_what_grows(notebook: Callable[..., Any]) -> None:
     book.run(0)
     book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.page.get_by_role("tab", name="Growth", exact=True).click()
-    assert book.page.locator(".memexplore-growth tbody tr").inner_text().split("\t")[0] == "+200 B"
+    assert book.page.locator(".memexplore-growth td").first.inner_text() == "+200 B"
 
 
 def test_growth_tab_is_hidden_without_growth(shown: Any) -> None:
