@@ -23,7 +23,7 @@ CUT = "element => element.scrollWidth > element.clientWidth"
 
 @pytest.fixture
 def narrow(explored: Any) -> Any:
-    """An explorer on a page of 800 pixels, with the widest of the common names of GPUs."""
+    """An explorer on a page of 800 pixels."""
     explored.page.set_viewport_size({"width": 800, "height": 1000})
     explored.settle()
     return explored

@@ -51,7 +51,7 @@ def shown(book: Any, number: int) -> dict[str, Any]:
     return book.page.evaluate(
         """() => {
             const view = [...document.querySelectorAll('.memexplore-verdict')].at(-1);
-            const text = name => view.querySelector(`.memexplore-${name}`).textContent;
+            const text = name => view.querySelector(`.memexplore-${name}`).textContent.replaceAll('\\u00a0', ' ');
             return { level: view.dataset.level, headline: text('headline'), detail: text('detail'),
                      where: [...view.querySelectorAll('.memexplore-where li')].map(line => line.textContent) } }"""
     )
@@ -63,7 +63,7 @@ def test_cell_without_the_gpu_says_what_to_write(notebook: Callable[..., Any]) -
     found = shown(book, 1)
     assert found["headline"] == "Nothing trained on the Tesla T4: Linear trained on the CPU"
     assert found["detail"].startswith(
-        "device is the CPU, set by a cell that ran before the virtual GPU was on: write %memgpu T4"
+        "Device is the CPU, set by a cell that ran before the virtual GPU was on: write %memgpu T4"
     )
 
 
