@@ -51,7 +51,7 @@ def shown(book: Any, number: int) -> dict[str, Any]:
     return book.page.evaluate(
         """() => {
             const view = [...document.querySelectorAll('.memexplore-verdict')].at(-1);
-            const text = name => view.querySelector(`.memexplore-${name}`).textContent.replaceAll('\\u00a0', ' ');
+            const text = name => view.querySelector(`.memexplore-${name}`).textContent;
             return { level: view.dataset.level, headline: text('headline'), detail: text('detail'),
                      where: [...view.querySelectorAll('.memexplore-where li')].map(line => line.textContent) } }"""
     )
