@@ -63,7 +63,7 @@ def test_cell_without_the_gpu_says_what_to_write(notebook: Callable[..., Any]) -
     found = shown(book, 1)
     assert found["headline"] == "Nothing trained on the Tesla T4: Linear trained on the CPU"
     assert found["detail"].startswith(
-        "Device is the CPU, set by a cell that ran before the virtual GPU was on: write %memgpu T4"
+        "device is the CPU, set by a cell that ran before the virtual GPU was on: write %memgpu T4"
     )
 
 
