@@ -62,7 +62,8 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
     def search(knobs: Knobs, report: Report, thread: MainThread) -> Stop:
         # Predicted on a virtual GPU like the real one: a search would fill the real one a hundred times.
         name = knobs.gpu or targets.gpu_of(target).key
-        return search_step(step, name, report, thread, release=release, os=os)
+        base = Knobs(batch=knobs.batch, input_size=knobs.input_size)
+        return search_step(step, name, report, thread, release=release, os=os, base=base)
 
     as_written = Result(*run(Knobs()))
     table = knob_table(step, target, written_texts(step, built_model(step), as_written.trial.tape))

@@ -357,7 +357,7 @@ class Explorer:
         """Show the advice of the search so far. Called in any thread."""
         with self.view.lock:
             if (advice := self._search.advice) is not None:
-                self.view.put_tabs({tabs.ADVICE: tabs.advice(advice, self._state.drawn, self._search.gpu)})
+                self.view.put_tabs({tabs.ADVICE: tabs.advice(advice, self._state.drawn, self._search.base)})
 
     def _show_progress(self) -> None:
         """Show the progress of the search. Called in any thread."""
@@ -369,12 +369,12 @@ class Explorer:
         shown, search = [self._results[knobs].outcome for knobs in self.history], self._search
         unsearched = tabs.UNSEARCHED if search.advice is None and search.state.state == "idle" else None
         current = result.trial.knobs
-        advice, gpu = search.advice, search.gpu
-        return tabs.explorer_tabs(self._step, shown, advice, current, gpu=gpu, unsearched=unsearched, own=self._own)
+        advice, base = search.advice, search.base
+        return tabs.explorer_tabs(self._step, shown, advice, current, base=base, unsearched=unsearched, own=self._own)
 
     def _on_tab_click(self, request: dict[str, Any]) -> None:
         """Want the setting of a row or point; nothing on a tab without settings."""
-        settings = tabs.settings(request["tab"], self.history, self._search.advice, self._search.gpu)
+        settings = tabs.settings(request["tab"], self.history, self._search.advice, self._search.base)
         if not settings:
             return
         # While a search goes on, its rows and points move: their texts tell them apart.

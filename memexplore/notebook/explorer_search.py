@@ -17,7 +17,9 @@ from memexplore.steps.step import Step
 
 Stop = Callable[[], None]
 StartSearch = Callable[[Knobs, Report, MainThread], Stop]
-"""Starts a search for settings that fit the GPU of some knobs. Reports in any thread; returns how to end the search."""
+"""Starts a search for settings that fit the GPU of some knobs with their batch and input size.
+
+Reports in any thread; returns how to end the search."""
 
 _SECONDS_BETWEEN_TURNS = 0.05
 
@@ -42,8 +44,8 @@ class Search:
         self._stop: Stop = lambda: None
         self._number = 0
         self.advice: Advice | None = None
-        self.gpu: str | None = None
-        """The knob of the GPU with which the latest search began; the settings of the advice do not name it."""
+        self.base = Knobs()
+        """GPU, batch and input size with which the latest search began; the settings of the advice do not name them."""
         self.state = SearchState() if start is not None else SearchState("unavailable", text=unavailable)
 
     @property
@@ -58,7 +60,8 @@ class Search:
                 return
             self._number += 1
             number, self._stop = self._number, lambda: None
-            self.advice, self.gpu, self.state = None, knobs.gpu, SearchState("running", text="Starting")
+            self.base = Knobs(gpu=knobs.gpu, batch=knobs.batch, input_size=knobs.input_size)
+            self.advice, self.state = None, SearchState("running", text="Starting")
         self._on_progress()
 
         def report(event: Found | Ended) -> None:
@@ -66,7 +69,7 @@ class Search:
                 self._receive(event)
 
         try:
-            stop = self._begin(knobs, report, self._thread)
+            stop = self._begin(self.base, report, self._thread)
         except Exception as error:
             report(Ended(None, error))
             return
@@ -128,17 +131,26 @@ def _settings(advice: Advice | None) -> list[tuple[Knobs, str]]:
     return [] if advice is None else [(option.knobs, option.largest_text) for option in advice.options]
 
 
-def search_step(step: Step, gpu: str, report: Report, thread: MainThread, *, release: str | None, os: str) -> Stop:
+def search_step(
+    step: Step,
+    gpu: str,
+    report: Report,
+    thread: MainThread,
+    *,
+    release: str | None,
+    os: str,
+    base: Knobs | None = None,
+) -> Stop:
     """Start a search beside the kernel: in a process, or if the step cannot be sent to one, in the kernel's idle time.
 
     Without a kernel, search before returning.
     """
     if thread.is_kernel:
         try:
-            return SearchProcess(step, gpu, report, release=release, os=os).stop
+            return SearchProcess(step, gpu, report, release=release, os=os, base=base).stop
         except UnsendableStepError:
             pass
-    turns = SearchInTurns(step, gpu, report, release=release, os=os)
+    turns = SearchInTurns(step, gpu, report, release=release, os=os, base=base)
     if not thread.is_kernel:
         try:
             while turns.advance():

@@ -13,13 +13,14 @@ from memexplore.codegen.own_code import OwnCode
 from memexplore.figures.tradeoff import largest_batches, tradeoff
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.view import Tab
-from memexplore.search.advice import Advice, setting_text
+from memexplore.search.advice import Advice, on_base
 from memexplore.search.candidates import LargestBatch
 from memexplore.steps.outcome import Outcome, extra_flops, point
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
 from memexplore.units import in_unit, size_text, unit_of
 
+_WRITTEN = Knobs()
 TRADE_OFFS, HISTORY, CODE, ADVICE = "Trade-offs", "History", "Code", "Advice"
 _ALIGN = ["left", "right", "right", "right", "right", "right"]
 UNSEARCHED: Tab = {
@@ -29,7 +30,7 @@ UNSEARCHED: Tab = {
     "text": 'Press "What would fit?" to run many settings beside the kernel: those that fit are listed here.',
 }
 """The tab of the advice before a search."""
-NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step as written is run first…"}
+NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step with its batch is run first…"}
 """The tab of the advice before its first run has ended."""
 _NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorch with the same effect."
 
@@ -40,50 +41,41 @@ def explorer_tabs(
     found: Advice | None,
     current: Knobs,
     *,
-    gpu: str | None = None,
+    base: Knobs = _WRITTEN,
     unsearched: Tab | None = None,
     own: OwnCode | None = None,
 ) -> dict[str, Tab]:
     """Return the tabs by name, in order: `found` is the advice so far, `unsearched` its tab where there is none.
 
-    `gpu` is the knob of the GPU with which the search began. The chart draws the settings that the advice is about
-    after those shown. `own` is the code that the person runs, if it is known.
+    `base` has the GPU, the batch and the input size with which the search began. The chart draws the settings that the
+    advice is about after those shown. `own` is the code that the person runs, if it is known.
     """
-    first = unsearched if found is None else advice(found, current, gpu)
+    first = unsearched if found is None else advice(found, current, base)
     history_of = tuple(outcome.knobs for outcome in shown)
-    largest = {} if found is None else {on_gpu(knobs, gpu): batch for knobs, batch in found.largest.items()}
+    largest = {} if found is None else {on_base(knobs, base): batch for knobs, batch in found.largest.items()}
     return ({} if first is None else {ADVICE: first}) | {
-        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found, gpu)], current, largest),
+        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found, base)], current, largest),
         HISTORY: history(shown, current),
         CODE: code(step, current, own),
     }
 
 
-def settings(tab: str, shown: Sequence[Knobs], found: Advice | None, gpu: str | None = None) -> list[tuple[str, Knobs]]:
+def settings(tab: str, shown: Sequence[Knobs], found: Advice | None, base: Knobs = _WRITTEN) -> list[tuple[str, Knobs]]:
     """Return the text and the setting of each row, or point, of a tab; an empty list for a tab without settings."""
     if tab == ADVICE and found is not None:
-        return [(setting_text(option.knobs), on_gpu(option.knobs, gpu)) for option in found.options]
+        return [(found.text_of(option), on_base(option.knobs, base)) for option in found.options]
     if tab in (TRADE_OFFS, HISTORY):
-        advised = (outcome.knobs for outcome in _advised(shown, found, gpu))
+        advised = (outcome.knobs for outcome in _advised(shown, found, base))
         return [(str(knobs), knobs) for knobs in (*shown, *advised)]
     return []
 
 
-def on_gpu(knobs: Knobs, gpu: str | None) -> Knobs:
-    """Return a setting of a search as one of the explorer: the search has a GPU, which its settings do not name.
-
-    >>> str(on_gpu(Knobs(batch=4), "A100 40GB")), str(on_gpu(Knobs(gpu="H200"), "A100 40GB"))
-    ('batch 4, gpu A100 40GB', 'gpu H200')
-    """
-    return knobs if knobs.gpu is not None else knobs.replace(gpu=gpu)
-
-
-def _advised(shown: Sequence[Knobs], found: Advice | None, gpu: str | None) -> list[Outcome]:
+def _advised(shown: Sequence[Knobs], found: Advice | None, base: Knobs) -> list[Outcome]:
     """Return the runs of a search that train the same and were not shown."""
     if found is None:
         return []
     same = [outcome for outcome in found.tried if outcome.knobs in found.same_training]
-    advised = [outcome._replace(knobs=on_gpu(outcome.knobs, gpu)) for outcome in same]
+    advised = [outcome._replace(knobs=on_base(outcome.knobs, base)) for outcome in same]
     return [outcome for outcome in advised if outcome.knobs not in shown]
 
 
@@ -143,17 +135,17 @@ def code(step: Step | None, knobs: Knobs, own: OwnCode | None = None) -> Tab:
     return {"kind": "code", **found._asdict()} if found.text else {"kind": "code", "text": _NO_CODE}
 
 
-def advice(advice: Advice, current: Knobs | None = None, gpu: str | None = None) -> Tab:
+def advice(advice: Advice, current: Knobs | None = None, base: Knobs = _WRITTEN) -> Tab:
     """Return a table of the settings that fit, cheapest first; `current` is the setting in force.
 
-    `gpu` is the knob of the GPU with which the search began.
+    `base` has the GPU, the batch and the input size with which the search began.
     """
     unit = unit_of(option.outcome.peak_reserved for option in advice.options)
     left = unit_of(abs(option.outcome.margin) for option in advice.options)
     rows = []
     for option in advice.options:
         cells = [
-            setting_text(option.knobs),
+            advice.text_of(option),
             reserved_cell(option.outcome, unit),
             in_unit(option.outcome.margin, left),
             "" if math.isnan(option.slow_down) else f"× {option.slow_down:.2f}",
@@ -164,7 +156,7 @@ def advice(advice: Advice, current: Knobs | None = None, gpu: str | None = None)
         row = {
             "cells": cells,
             "hint": " ".join(("Use this setting.", *warning, *option.notes)),
-            "current": on_gpu(option.knobs, gpu) == current,
+            "current": on_base(option.knobs, base) == current,
             "mark": "trains differently" if option.alters else "",
             "copy": option.code,
         }

@@ -93,6 +93,17 @@ def setting_text(knobs: Knobs) -> str:
     return str(knobs.replace(**short))
 
 
+def on_base(knobs: Knobs, base: Knobs) -> Knobs:
+    """Return a setting with the GPU, the batch and the input size of another, where it does not name its own.
+
+    >>> str(on_base(Knobs(accumulation=2), Knobs(batch=64, gpu="T4"))), str(on_base(Knobs(batch=8), Knobs(batch=64)))
+    ('batch 64, accumulation 2, gpu T4', 'batch 8')
+    """
+    given = {name: getattr(base, name) for name in ("gpu", "batch", "input_size") if getattr(knobs, name) is None}
+    return knobs.replace(**given)
+
+
+_WRITTEN = Knobs()
 _COLUMNS = ("largest batch", "training")
 
 
@@ -114,6 +125,8 @@ class Advice:
     """The tried settings that train the same as the step as written."""
     too_small: Outcome | None = None
     """The step as written on the largest GPU of the catalogue, if it does not fit there."""
+    base: Knobs = _WRITTEN
+    """The batch and the input size of the step where they are not those written; the settings do not name them."""
 
     @property
     def fits(self) -> bool:
@@ -172,8 +185,9 @@ class Advice:
         """Return the answer in one line."""
         count = len(self.options)
         found = f"{count} setting{'' if count == 1 else 's'} to choose from" if count else "nothing fits"
-        first = f", first {setting_text(self.options[0].knobs)}" if count else ""
-        return f"<Advice for {self.gpu.name}: {'fits' if self.fits else 'does not fit'} as written · {found}{first}>"
+        first = f", first {self.text_of(self.options[0])}" if count else ""
+        fits, written = "fits" if self.fits else "does not fit", self._as_written.lower()
+        return f"<Advice for {self.gpu.name}: {fits} {written} · {found}{first}>"
 
     def __str__(self) -> str:
         table = [text_table(self._lines(), _COLUMNS)] if self.options else []
@@ -185,7 +199,7 @@ class Advice:
     def _lines(self) -> list[Line]:
         return [
             Line(
-                f"{number}. {setting_text(option.knobs)}",
+                f"{number}. {self.text_of(option)}",
                 option.outcome,
                 option.slow_down,
                 option.extra_flops,
@@ -195,6 +209,14 @@ class Advice:
         ]
 
     @property
+    def _as_written(self) -> str:
+        return "As written" if self.base == Knobs() else f"With {self.base}"
+
+    def text_of(self, option: Option) -> str:
+        """Return the setting of an option as text, with the batch and the input size of `base`."""
+        return setting_text(on_base(option.knobs, self.base))
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """The answer in sentences, for above the options."""
         return (self._answer(), *self._nearest(), *self._largest_gpu(), *self._title())
@@ -202,7 +224,7 @@ class Advice:
     def _answer(self) -> str:
         written, needed = self.as_written, self.as_written.peak_reserved
         rest = "but in pieces that are too large" if not written.fits and written.margin >= 0 else ""
-        line = f"As written it {budget(needed, self.gpu.capacity, short_name(self.gpu.key), rest=rest)}."
+        line = f"{self._as_written} it {budget(needed, self.gpu.capacity, short_name(self.gpu.key), rest=rest)}."
         if written.fits:
             return line
         largest = self.largest.get(Knobs())
@@ -235,7 +257,8 @@ class Advice:
         """The memory missing on the largest GPU of the catalogue."""
         if self.too_small is not None:
             name, missing = gpu_catalogue.find(self.too_small.gpu).name, max(-self.too_small.margin, 0)
-            yield f"As written it fits no GPU of the catalogue: the largest, the {name}, lacks {size_text(missing)}."
+            fits = f"{self._as_written} it fits no GPU of the catalogue"
+            yield f"{fits}: the largest, the {name}, lacks {size_text(missing)}."
 
     def _title(self) -> Iterator[str]:
         same_gpu = [option for option in self.options if option.knobs.gpu is None]

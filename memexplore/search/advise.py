@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Any
 
 from memexplore import gpu_catalogue, targets
 from memexplore.capture import release_or_installed
 from memexplore.codegen import lines
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import batch_search, candidates
-from memexplore.search.advice import Advice, Option
+from memexplore.search.advice import Advice, Option, on_base
 from memexplore.search.candidates import Candidate, LargestBatch
 from memexplore.search.executors import open_runner
 from memexplore.search.larger_gpus import smallest_larger_gpu
@@ -19,8 +21,10 @@ from memexplore.search.progress import Reporting, report_of
 from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import Outcome, RunSetting, run_unlimited
 from memexplore.steps.step import Step
+from memexplore.steps.trial import Trial
 from memexplore.tape import Os
 
+_OF_BASE = ("batch", "input_size")
 _ROUND = 8
 """Settings run at once: enough for several processes, few enough to learn from each round."""
 _MAX_IDLE_ROUNDS = 2
@@ -40,6 +44,7 @@ def advise(
     progress: Reporting = "shown",
     found: Callable[[Advice], object] | None = None,
     run_setting: RunSetting = run_unlimited,
+    base: Knobs | None = None,
 ) -> Advice:
     """Search the knobs for settings with which a step fits a GPU; every setting of the answer is run.
 
@@ -56,7 +61,8 @@ def advise(
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
     is an estimate until the last run is done. `found` is called with the advice so far after every run, before
-    `progress`. `run_setting` runs a setting, by default with unlimited memory.
+    `progress`. `run_setting` runs a setting, by default with unlimited memory. `base` has the batch and the input size
+    for which advice is wanted, by default those of the step: "as written" then means the step with these.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
@@ -64,8 +70,12 @@ def advise(
     >>> advice.fits, str(advice.options[0].knobs)
     (True, 'as written')
 
-    Raises what the step raises as written, ValueError for a budget below 1 and for the CPU, and as `sweep` does.
+    Raises what the step raises as written, ValueError for a budget below 1, for the CPU and for other knobs in `base`,
+    and as `sweep` does.
     """
+    base = base or Knobs()
+    if others := set(base.changed()) - set(_OF_BASE):
+        raise ValueError(f"base= may have {' and '.join(_OF_BASE)} only, not {', '.join(sorted(others))}")
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
     name = _virtual_gpu(gpu or targets.default_target())
@@ -77,15 +87,20 @@ def advise(
         os=os,
         executor=executor,
         expected_runs=budget,
-        run_setting=run_setting,
+        run_setting=run_setting if base == Knobs() else functools.partial(_run_on, base, run_setting),
     ) as run_all:
         report = report_of(progress)
-        log = RunLog(run_all, step, device, report, found and (lambda log: found(_advice(log, step, log.options()))))
+
+        def on_run(log: RunLog) -> None:
+            if found is not None:
+                found(_advice(log, step, log.options()))
+
+        log = RunLog(run_all, step, device, report, on_run, base)
         log.expected_runs = budget
         log.run([Knobs()])
         if Knobs() in log.errors:
             raise log.errors[Knobs()]
-        _search(log, candidates.single_candidates(step, device), budget)
+        _search(log, candidates.single_candidates(step, device, base), budget)
         larger, on_largest = smallest_larger_gpu(log, release)
         options, largest = _with_largest_batches(log, larger)
         log.end()
@@ -105,13 +120,20 @@ def _advice(
     return Advice(
         gpu=log.gpu,
         as_written=log.as_written,
-        options=tuple(option._replace(code=lines.lines(step, option.knobs)) for option in options),
+        options=tuple(option._replace(code=lines.lines(step, on_base(option.knobs, log.base))) for option in options),
         tried=(*tried, *smaller),
         errors={knobs: error for knobs, error in log.errors.items() if knobs.batch is None and knobs.gpu is None},
         largest=largest or {},
         same_training=frozenset(one.knobs for one in tried if not candidates.altered(one.knobs, log.model)),
         too_small=too_small,
+        base=log.base,
     )
+
+
+def _run_on(base: Knobs, run_setting: RunSetting, step: Step, knobs: Knobs, **arguments: Any) -> tuple[Trial, Outcome]:
+    """Run a setting with the batch and the input size of another; the result has the knobs of the setting."""
+    trial, outcome = run_setting(step, on_base(knobs, base), **arguments)
+    return trial._replace(knobs=knobs), outcome._replace(knobs=knobs)
 
 
 def _virtual_gpu(target: str) -> str:

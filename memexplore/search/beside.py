@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
+from memexplore.knobs.knobs import Knobs
 from memexplore.search import workers
 from memexplore.search.advice import Advice
 from memexplore.search.advise import advise
@@ -59,9 +60,18 @@ class SearchProcess:
     Raises `workers.UnsendableStepError` for a step that cannot be sent to another process.
     """
 
-    def __init__(self, step: Step, gpu: str, report: Report, *, release: str | None, os: str = Os.LINUX) -> None:
+    def __init__(
+        self,
+        step: Step,
+        gpu: str,
+        report: Report,
+        *,
+        release: str | None,
+        os: str = Os.LINUX,
+        base: Knobs | None = None,
+    ) -> None:
         packed = workers.pack_step(step)
-        request = cloudpickle.dumps((gpu, workers.process_settings(release, os)))
+        request = cloudpickle.dumps((gpu, base, workers.process_settings(release, os)))
         self._report = report
         self._is_stopped = False
         self._connection, sending = multiprocessing.Pipe(duplex=False)
@@ -125,10 +135,10 @@ def _search(connection: Any, packed_step: bytes, request: bytes) -> None:
         connection.send_bytes(_packed(Found(progress, latest)))
 
     try:
-        gpu, settings = pickle.loads(request)
+        gpu, base, settings = pickle.loads(request)
         workers.set_process_settings(settings)
         step = pickle.loads(packed_step)
-        advice = advise(step, gpu, release=settings.release, os=settings.os, progress=report, found=found)
+        advice = advise(step, gpu, release=settings.release, os=settings.os, progress=report, found=found, base=base)
         ended = Ended(advice, None)
     except Exception as error:
         ended = Ended(None, workers.sendable(workers.without_frames(error)))

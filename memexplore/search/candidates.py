@@ -156,14 +156,18 @@ def altered(knobs: Knobs, model: nn.Module | None = None) -> frozenset[str]:
     return frozenset(fields)
 
 
-def single_candidates(step: Step, gpu: Gpu) -> tuple[Candidate, ...]:
-    """Return the knobs that may save memory in a step, one at a time, those that train the same first."""
+def single_candidates(step: Step, gpu: Gpu, base: Knobs | None = None) -> tuple[Candidate, ...]:
+    """Return the knobs that may save memory in a step, one at a time, those that train the same first.
+
+    `base` has the batch and the input size of the step, by default as written.
+    """
+    base = base or Knobs()
     settings = [
         Knobs(inplace="on"),
         *(Knobs(checkpoint=text) for text in ("keep matmuls", "norms", "every 2", "sqrt", "every 1")),
         # Before compute capability 8.0 a GPU has no units for bf16.
         Knobs(precision="bf16" if gpu.compute_capability >= (8, 0) else "fp16"),
-        *(Knobs(accumulation=count) for count in micro_batch_counts(step.batch_size)[:1]),
+        *(Knobs(accumulation=count) for count in micro_batch_counts(base.batch or step.batch_size)[:1]),
         *(Knobs(update=update) for update in (Update.PER_TENSOR, Update.FUSED, Update.IN_BACKWARD)),
         Knobs(offload="saved tensors on the CPU"),
         Knobs(settings="expandable_segments:True"),
@@ -178,7 +182,7 @@ def single_candidates(step: Step, gpu: Gpu) -> tuple[Candidate, ...]:
     if parents:
         settings.append(Knobs(lora=tuple(parents)))
     settings += [Knobs(frozen=names) for names in blocks_to_freeze(built_model(step))]
-    settings += [Knobs(input_size=size) for size in smaller_input_sizes(step)]
+    settings += [Knobs(input_size=size) for size in smaller_input_sizes(step, base.input_size)]
     return tuple(candidate(knobs, built_model(step)) for knobs in settings)
 
 
@@ -219,14 +223,16 @@ def _layers_through(model: nn.Module, last: nn.Module) -> tuple[str, ...]:
     return tuple(names)
 
 
-def smaller_input_sizes(step: Step) -> tuple[int, ...]:
+def smaller_input_sizes(step: Step, size: int | None = None) -> tuple[int, ...]:
     """Return about three quarters and half of the input size, as multiples of its common divisor with 32.
+
+    `size` is the input size, by default that of the step.
 
     >>> import torch
     >>> smaller_input_sizes(Step(nn.Conv2d(3, 8, 3), torch.zeros(2, 3, 224, 224)))
     (160, 128)
     """
-    size = step.input_size
+    size = step.input_size if size is None else size
     if size is None:
         return ()
     grain = math.gcd(size, 32)

@@ -32,9 +32,12 @@ class RunLog:
         gpu: Gpu,
         report_progress: Callable[[Progress], object] | None,
         report_run: Callable[[RunLog], object] | None = None,
+        base: Knobs | None = None,
     ) -> None:
+        """`base` has the batch and the input size that each setting without its own is run with."""
         self.model: torch.nn.Module = built_model(step)
-        self.samples = step.batch_size
+        self.base = base or Knobs()
+        self.samples = self.base.batch or step.batch_size
         self.gpu = gpu
         self._run_all = run_all
         self._report_progress, self._report_run = report_progress, report_run

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from memexplore.knobs.knobs import Knobs
 from memexplore.search import workers
 from memexplore.search.advice import Advice
 from memexplore.search.advise import advise
@@ -29,9 +30,18 @@ class _Stopped(BaseException):
 class SearchInTurns:
     """A search that goes on while `advance` is called; runs and calls of `report` take place in that call."""
 
-    def __init__(self, step: Step, gpu: str, report: Report, *, release: str | None, os: str = Os.LINUX) -> None:
+    def __init__(
+        self,
+        step: Step,
+        gpu: str,
+        report: Report,
+        *,
+        release: str | None,
+        os: str = Os.LINUX,
+        base: Knobs | None = None,
+    ) -> None:
         self._report = report
-        self._arguments: dict[str, Any] = {"step": step, "gpu": gpu, "release": release, "os": os}
+        self._arguments: dict[str, Any] = {"step": step, "gpu": gpu, "release": release, "os": os, "base": base}
         self._may_choose, self._has_chosen = threading.Semaphore(0), threading.Semaphore(0)
         self._chosen: Callable[[], tuple[Trial, Outcome]] | None = None
         self._result: tuple[Trial, Outcome] | Exception | None = None

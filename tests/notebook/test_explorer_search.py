@@ -52,6 +52,18 @@ def test_click_in_the_advice_uses_a_setting(shown: Explorer) -> None:
     assert str(shown.trial.knobs) == rows[-1]["cells"][0]
 
 
+def test_search_is_for_the_batch_and_the_gpu_shown(shown: Explorer) -> None:
+    shown.knobs = Knobs(batch=32, gpu="RTX 3060", precision="bf16")
+    send(shown, "search")
+    tab = shown.view._tabs[tabs.ADVICE]
+    assert tab["text"].startswith("With batch 32 it needs ")
+    assert "RTX 3060" in tab["text"]
+    # The precision is one of the answers; the batch is part of each.
+    assert tab["rows"][0]["cells"][0] == "batch 32"
+    send(shown, "tab click", tab=tabs.ADVICE, row=0)
+    assert shown.trial.knobs == Knobs(batch=32, gpu="RTX 3060")
+
+
 def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
     shown: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,26 @@ def nowhere() -> Advice:
     return advise(wide, "T4", budget=30, progress=None)
 
 
+def test_advice_for_another_batch_is_that_of_a_step_written_with_it():
+    gpu = f"{need() * 3 // 4}B"
+    found = advise(step(batch=64), gpu, base=Knobs(batch=4096), budget=20, progress=None)
+    expected = advise(step(batch=4096), gpu, budget=20, progress=None)
+    assert [(one.knobs, one.outcome.peak_reserved, one.slow_down, one.largest) for one in found.options] == [
+        (one.knobs, one.outcome.peak_reserved, one.slow_down, one.largest) for one in expected.options
+    ]
+    first = expected.sentences[0]
+    assert first.startswith("As written it needs ")
+    assert found.sentences[0] == first.replace("As written", "With batch 4096")
+    # The code of an option sets the batch too: that of the loader is written for 64.
+    assert "batch_size=4096" in found.options[0].code
+    assert found.text_of(found.options[0]) == str(expected.options[0].knobs.replace(batch=4096))
+
+
+def test_base_has_no_other_knobs():
+    with pytest.raises(ValueError, match="base= may have batch and input_size only, not checkpoint"):
+        advise(step(), "T4", base=Knobs(batch=8, checkpoint="sqrt"), progress=None)
+
+
 def row_of(option: Option, advice: Advice) -> str:
     """Return the printed row of an option."""
     number = advice.options.index(option) + 1

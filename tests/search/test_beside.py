@@ -36,7 +36,8 @@ def step_with_lock() -> Step:
 
 def test_process_streams_advice_and_ends_with_that_of_advise() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
-    SearchProcess(step(), "24MiB", events.put, release=None)
+    base = Knobs(batch=128)
+    SearchProcess(step(), "24MiB", events.put, release=None, base=base)
     seen = [events.get(timeout=120)]
     while not isinstance(seen[-1], Ended):
         seen.append(events.get(timeout=120))
@@ -44,7 +45,8 @@ def test_process_streams_advice_and_ends_with_that_of_advise() -> None:
     assert isinstance(end, Ended)
     assert end.error is None
     assert end.advice is not None
-    expected = advise(step(), "24MiB", progress=None)
+    expected = advise(step(), "24MiB", base=base, progress=None)
+    assert end.advice.base == base
     assert [option.knobs for option in end.advice.options] == [option.knobs for option in expected.options]
     # one report a run, and the advice grows from the first one on
     assert [one.progress.done for one in found if isinstance(one, Found)][:3] == [1, 2, 3]
