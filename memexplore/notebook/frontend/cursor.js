@@ -20,16 +20,24 @@ export function shapesWithCursor(figure, row, colour) {
   return [...shapes, { type: "line", name: "cursor", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line }];
 }
 
+const PAGES = 20; // of the rows shown, which Page Up and Page Down go through
+
 /**
  * Return the row to which a key moves the cursor, undefined for other keys and on an empty tape. Folded steps, whose rows
  * share one place, are passed at once.
  * @param {string} key
  * @param {number} row
+ * @param {[number, number]} shown the first and the last row shown
  * @param {Figure["axis"]} [axis]
  */
-export function rowAfterKey(key, row, axis) {
+export function rowAfterKey(key, row, shown, axis) {
+  if (row < 0) return undefined;
+  const [first, last] = shown;
+  const page = Math.max(1, Math.round((last - first) / PAGES));
+  const far = { Home: first, End: last, PageUp: Math.max(row - page, first), PageDown: Math.min(row + page, last) }[key];
+  if (far !== undefined) return far;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
-  if (step === undefined || row < 0) return undefined;
+  if (step === undefined) return undefined;
   if (!axis?.is_folded) return row + step;
   return step > 0 ? lastAtPlace(axis, row) + 1 : firstAtPlace(axis, Math.max(firstAtPlace(axis, row) - 1, 0));
 }

@@ -96,6 +96,7 @@ export class Explorer {
   close() {
     clearTimeout(this.frame);
     this.frame = undefined;
+    this.search.close();
     this.requests.close();
   }
 }

@@ -3,10 +3,17 @@ import { element } from "./dom.js";
 
 /** @typedef {import("./types").ExplorerState["search"]} SearchState */
 
+const TICK_MS = 1000;
+
 export class Search {
   /** @param {(request: { type: string }) => void} onRequest */
   constructor(onRequest) {
     this.drawn = "";
+    /** @type {SearchState | null} */
+    this.running = null;
+    this.since = 0; // of the latest report, ms
+    /** @type {ReturnType<typeof setInterval> | undefined} */
+    this.timer = undefined;
     this.root = element("div", "fit");
     this.start = element("button", "action", "What would fit?");
     this.start.type = "button";
@@ -38,18 +45,36 @@ export class Search {
     } else {
       this.bar.removeAttribute("value");
     }
-    this.text.textContent = isRunning && search.planned ? progressText(search) : search.text;
+    this.running = isRunning && search.planned ? search : null;
+    this.since = Date.now();
+    this.text.textContent = search.text;
     this.text.title = search.text;
+    this.close();
+    if (this.running) {
+      this.tick();
+      this.timer = setInterval(() => this.tick(), TICK_MS);
+    }
     if (hadFocus) (isRunning ? this.stop : this.start).focus();
+  }
+
+  tick() {
+    if (this.running) this.text.textContent = progressText(this.running, (Date.now() - this.since) / 1000);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    this.timer = undefined;
   }
 }
 
 /**
+ * Return the progress as of the latest report; an estimate whose time is over is not shown.
  * @param {SearchState} search
+ * @param {number} elapsed seconds since the report
  */
-export function progressText({ done, planned, seconds_left: left }) {
+export function progressText({ done, planned, seconds_left: left }, elapsed) {
   const count = `${done} of about ${planned}`;
-  return left === null ? count : `${count} · about ${durationText(left)} left`;
+  return left === null || left <= elapsed ? count : `${count} · about ${durationText(left - elapsed)} left`;
 }
 
 /**

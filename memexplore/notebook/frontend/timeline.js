@@ -21,7 +21,7 @@ import { windowOf } from "./zoom.js";
 const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
 const DOUBLE_CLICK_MS = 300; // as in plotly
 const CAPACITY_TEXT = { light: "#ad4c00", dark: "#ff8a3d" }; // the lines are #D55E00, too pale for text on white
-const LABEL = "Timeline of allocated memory; left and right arrow move the cursor";
+const LABEL = "Timeline of allocated memory; arrows, Page Up, Page Down, Home and End move the cursor";
 
 export class Timeline extends Chart {
   /**
@@ -47,12 +47,22 @@ export class Timeline extends Chart {
     this.graph.setAttribute("role", "group");
     this.graph.setAttribute("aria-label", LABEL);
     this.graph.addEventListener("keydown", (event) => {
-      const row = rowAfterKey(event.key, this.row, this.figure.axis);
+      const row = rowAfterKey(event.key, this.row, this.shownRows(), this.figure.axis);
       if (row === undefined) return;
       event.preventDefault();
       event.stopPropagation();
       handlers.onCursor(row);
     });
+  }
+
+  /**
+   * The first and the last row shown.
+   * @returns {[number, number]}
+   */
+  shownRows() {
+    const [start, end] = this.graph._fullLayout.xaxis.range;
+    const { axis } = this.figure;
+    return [Math.max(Math.ceil(toRow(axis, start)), 0), Math.floor(toRow(axis, end))];
   }
 
   size() {

@@ -36,8 +36,11 @@ test("knobs that do not apply are listed with their reasons", () => {
 });
 
 test("progress has an estimate without false precision", () => {
-  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }), "18 of about 40 · about 25 s left");
-  assert.equal(progressText({ done: 3, planned: 40, seconds_left: null }), "3 of about 40");
+  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }, 0), "18 of about 40 · about 25 s left");
+  assert.equal(progressText({ done: 3, planned: 40, seconds_left: null }, 0), "3 of about 40");
+  // 21.2 - 8 = 13.2, rounded up to 15; after 30 s the estimate was wrong
+  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }, 8), "18 of about 40 · about 15 s left");
+  assert.equal(progressText({ done: 18, planned: 40, seconds_left: 21.2 }, 30), "18 of about 40");
   assert.deepEqual([0.2, 9.1, 61, 100].map(durationText), ["1 s", "10 s", "65 s", "2 min"]);
 });
 

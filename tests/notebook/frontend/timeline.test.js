@@ -42,21 +42,30 @@ test("the cursor has a line, except at the peak", () => {
 
 test("an empty tape has no cursor", () => {
   assert.deepEqual(shapesWithCursor({ data: [], layout: {} }, -1, "black"), []);
-  assert.equal(rowAfterKey("ArrowRight", -1), undefined);
+  assert.equal(rowAfterKey("ArrowRight", -1, [0, 0]), undefined);
 });
 
 test("arrows move the cursor by a row", () => {
-  assert.deepEqual([rowAfterKey("ArrowLeft", 7), rowAfterKey("ArrowRight", 7), rowAfterKey("Home", 7)], [6, 8, undefined]);
+  const after = (key) => rowAfterKey(key, 7, [0, 100]);
+  assert.deepEqual([after("ArrowLeft"), after("ArrowRight"), after("x")], [6, 8, undefined]);
+});
+
+test("other keys move the cursor by a twentieth of the rows shown, and to their ends", () => {
+  const after = (key, row) => rowAfterKey(key, row, [100, 200]);
+  assert.deepEqual([after("PageUp", 150), after("PageDown", 150)], [145, 155]); // 100 rows / 20
+  assert.deepEqual([after("PageUp", 102), after("PageDown", 199)], [100, 200]);
+  assert.deepEqual([after("Home", 150), after("End", 150)], [100, 200]);
+  assert.equal(rowAfterKey("PageDown", 3, [0, 7]), 4); // at least one row
 });
 
 test("arrows pass folded steps at once, in both directions", () => {
   // steps of 4 rows from row 2 on: those of rows 6 to 13 have the place of row 5
   const axis = { rows: [0, 5, 13, 20], xs: [0, 5, 5, 12], chosen: "event", choices: [], is_folded: true, can_fold: true };
-  const right = [4, 5, 9, 13].map((row) => rowAfterKey("ArrowRight", row, axis));
+  const right = [4, 5, 9, 13].map((row) => rowAfterKey("ArrowRight", row, [0, 20], axis));
   assert.deepEqual(right, [5, 14, 14, 14]);
-  const left = [15, 14, 9, 5, 1, 0].map((row) => rowAfterKey("ArrowLeft", row, axis));
+  const left = [15, 14, 9, 5, 1, 0].map((row) => rowAfterKey("ArrowLeft", row, [0, 20], axis));
   assert.deepEqual(left, [14, 5, 4, 4, 0, 0]);
-  assert.equal(rowAfterKey("ArrowRight", 9, { ...axis, is_folded: false }), 10);
+  assert.equal(rowAfterKey("ArrowRight", 9, [0, 20], { ...axis, is_folded: false }), 10);
 });
 
 test("hover texts of another window are dropped", () => {
