@@ -61,6 +61,20 @@ class Fold(NamedTuple):
         """Label of the place, such as ``steps 2–40 alike ×39``."""
         return f"steps {self.first}–{self.last} alike ×{self.last - self.first + 1}"
 
+    def last_step(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return rows with those of the last step that has any moved into the first, and whether to show each.
+
+        >>> rows, shown = Fold(1, 3, 0, (4, 12)).last_step(np.array([1, 3, 5, 7, 20]))  # steps of 4 rows
+        >>> rows[shown].tolist()
+        [1, 3, 20]
+        """
+        inside = (rows >= self.row) & (rows < self.hidden[1])
+        length = self.hidden[0] - self.row
+        step = np.floor_divide(rows - self.row, length)
+        last = step[inside].max(initial=0)
+        is_last = inside & (step == last)
+        return np.where(is_last, rows - last * length, rows), is_last | ~inside
+
 
 class Positions(NamedTuple):
     """Places of rows: linear between the knots."""

@@ -242,11 +242,14 @@ def outline_trace(
 ) -> dict[str, Any]:
     """Return the allocated curve of another tape, drawn at the matching rows of the tape (`matching_rows`).
 
-    Rows that match none with a place of its own are left out: those of folded steps, and those after the last row.
+    Of the steps that match folded ones the last is drawn. Rows after the last row are left out.
     """
     arrays = timeline_arrays(before, matching_window(window, tape, before), max(points, 32))
     places, rows = positions(tape, x), matching_rows(arrays["row"], before, tape)
-    shown = places.is_shown(rows) & (rows <= max(len(tape) - 1, 0))
+    shown = rows <= max(len(tape) - 1, 0)
+    for fold in places.folds:
+        rows, is_last = fold.last_step(rows)
+        shown &= is_last
     return {
         "type": "scatter",
         "x": places.x(rows[shown]),

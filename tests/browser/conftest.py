@@ -50,6 +50,8 @@ class Lab:
     root: pathlib.Path
     kernels: pathlib.Path
     """Folder for kernel specifications, which may be added while the server runs."""
+    settings: pathlib.Path
+    """Folder of the user's settings."""
 
     def end_kernel(self, notebook: str) -> None:
         """Shut down the kernel of a notebook, if it has one."""
@@ -108,7 +110,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 time.sleep(0.1)
         else:
             pytest.fail(f"JupyterLab did not start:\n{log.read_text()}")
-        yield Lab(url, token, base / "root", base / "share" / "kernels")
+        yield Lab(url, token, base / "root", base / "share" / "kernels", base / "settings_dir")
     finally:
         server.terminate()
         server.wait(30)
@@ -294,6 +296,8 @@ class Notebook:
 @pytest.fixture
 def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
     """A function that opens a notebook of the given cells, or a copy of a notebook file, in its own browser tab."""
+    # JupyterLab keeps the theme that an earlier test has chosen.
+    (lab.settings / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").unlink(missing_ok=True)
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     page.set_default_timeout(30_000)

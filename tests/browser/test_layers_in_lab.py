@@ -99,6 +99,7 @@ def test_tensors_have_their_shape_and_are_found_by_it(shown: Any) -> None:
 def test_every_column_of_the_tensors_is_visible_beside_the_explorer(explored: Any) -> None:
     page = explored.page
     page.get_by_role("tab", name="Tensors", exact=True).click()
+    explored.settle()
     panel = page.locator(".memexplore-panel:has(.memexplore-tensors)").bounding_box()
     line = page.locator(".memexplore-tensors td.memexplore-line").first.bounding_box()
     assert line["x"] + line["width"] <= panel["x"] + panel["width"]

@@ -242,6 +242,18 @@ def test_bands_are_cut_to_the_window():
     assert bands.steps(small_tape(), (0, 14)) == [bands.Band(0, 1, "set-up"), bands.Band(1, 14, "step 1")]
 
 
+def test_outline_at_folded_steps_is_the_last_of_them():
+    tape = training_tape(steps=5)
+    (fold,) = equal_steps(tape)
+    size = np.where(tape.step == 5, 2 * tape.size, tape.size)
+    before = tape.replace(size=size)
+    outline = outline_trace(before, tape, points=5000, x=XChoice(folds=True))
+    # steps 2 to 5 have the place of step 2; only step 5 of the other tape, which is higher, is drawn there
+    assert len(outline["x"]) == len(tape) - (fold.hidden[1] - fold.hidden[0])
+    assert np.all(np.diff(outline["x"]) > 0)
+    assert max(outline["y"]) == curves.peak(before)[0] > curves.peak(tape)[0]
+
+
 def test_outline_has_no_points_of_folded_steps():
     tape = training_tape(steps=5)
     (fold,) = equal_steps(tape)
