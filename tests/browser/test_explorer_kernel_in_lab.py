@@ -169,7 +169,7 @@ def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -
     wait_for(book, Knobs(batch=32))
     # The timeline is that of 32 samples, the layers are still those of 64.
     assert page.locator(".memexplore-stale").count() == 1
-    assert page.locator(".memexplore-stale-note").is_visible()
+    page.locator(".memexplore-stale-note").wait_for()
     assert page.locator(".memexplore").get_attribute("aria-busy") == "true"
     assert total.inner_text() == before
     book.settle()

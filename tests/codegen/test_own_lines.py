@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +25,15 @@ from memexplore.tape import Tape
 from tests.codegen.test_lines_tapes import rows
 
 SAMPLES, STEPS = 64, 2
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Restore the environment: lines of allocator settings change it when they run."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 class Blocks(nn.Module):

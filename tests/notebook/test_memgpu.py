@@ -115,7 +115,7 @@ def test_release_of_a_real_device_raises(shell: Shell) -> None:
 def test_explorer_runs_on_a_usable_real_gpu(shell: Shell, contexts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(profile, "record_like_replay", lambda device, gpu: capture.record() if device is None else None)
-    monkeypatch.setattr(profile, "show_explorer", lambda explored, tape, options: contexts.append("explored"))
+    monkeypatch.setattr(profile, "show_explorer", lambda *_: contexts.append("explored"))
     shell.run("%%memprofile --explore\n1").raise_error()
     assert contexts == ["enter record", "leave record", "explored"]
 
