@@ -48,11 +48,6 @@ export class Kernel {
     return !this.isGone && !this.isBusy;
   }
 
-  /** Whether the kernel is known to have answered what it could. Only JupyterLab says so. */
-  get isIdle() {
-    return this.connection !== null && this.canRead;
-  }
-
   /** Expect an answer to a request that was sent now. */
   expect() {
     if (this.isGone || this.timer !== undefined) return;

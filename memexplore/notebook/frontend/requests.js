@@ -1,30 +1,31 @@
 // Requests of one view to the kernel. All views of a widget share a comm, and every reply reaches every view: a request
 // carries the id of its view and a number, which the kernel echoes. Of the requests about one topic only the latest
-// matters. It is sent again if its reply does not come although the kernel is idle, so what is drawn and what was wanted
-// cannot disagree for good.
+// matters. It is sent again if the kernel has replied to a later ping and not to it, so what is drawn and what was wanted
+// cannot disagree for good; a kernel, a server or a page that is only slow gets no request twice.
 
 /** @typedef {import("./types").Message} Message */
 /** @typedef {Record<string, any> & { type: string, number: number, tape: number }} Request */
-/** @typedef {{ request: Request, isHeard: boolean, isSettled: boolean }} Topic */
+/** @typedef {{ request: Request, sentAt: number, isHeard: boolean, isSettled: boolean }} Topic */
 
-const RESEND_MS = 1500;
+const PING_MS = 1500; // a reply takes a few milliseconds
 const SLOWEST_MS = 12_000;
 
 export class Requests {
   /**
    * @param {(request: Record<string, unknown>) => void} transmit
    * @param {string} view id of the view
-   * @param {() => boolean} canSend whether the kernel is known to be idle, so that a reply would have come
+   * @param {{ canRead: () => boolean, isWorking: () => boolean }} kernel whether it would read a message now, and whether
+   *   it makes a new tape, about which it sends a message to all views
    */
-  constructor(transmit, view, canSend) {
+  constructor(transmit, view, kernel) {
     this.transmit = transmit;
     this.view = view;
-    this.canSend = canSend;
+    this.kernel = kernel;
     this.tape = 0; // number of the tape on the screen: the kernel ignores requests about another one
     this.number = 0;
     /** @type {Map<string, Topic>} the latest request about each topic */
     this.topics = new Map();
-    this.delay = RESEND_MS;
+    this.delay = PING_MS;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
   }
@@ -38,26 +39,42 @@ export class Requests {
   send(type, fields = {}, topic = type) {
     this.number += 1;
     const request = { ...fields, type, view: this.view, tape: this.tape, number: this.number };
-    this.topics.set(topic, { request, isHeard: false, isSettled: false });
+    this.topics.set(topic, { request, sentAt: this.number, isHeard: false, isSettled: false });
     this.transmit(request);
-    this.delay = RESEND_MS;
+    this.delay = PING_MS;
     this.schedule();
   }
 
   schedule() {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.resend(), this.delay);
+    this.timer = setTimeout(() => this.ping(), this.delay);
   }
 
-  /** Send again what the kernel has not replied to. */
-  resend() {
-    const unheard = [...this.topics.values()].filter(({ isHeard, isSettled }) => !isHeard && !isSettled);
-    if (!unheard.length) return;
-    if (this.canSend()) {
-      for (const { request } of unheard) this.transmit({ ...request, again: true });
+  get unheard() {
+    return [...this.topics.values()].filter(({ isHeard, isSettled }) => !isHeard && !isSettled);
+  }
+
+  /** Ping the kernel if it has not replied to a request: it reads messages in order. */
+  ping() {
+    if (!this.unheard.length) return;
+    if (this.kernel.canRead() && !this.kernel.isWorking()) {
+      this.number += 1;
+      this.transmit({ type: "ping", view: this.view, number: this.number });
       this.delay = Math.min(2 * this.delay, SLOWEST_MS);
     }
     this.schedule();
+  }
+
+  /**
+   * Send again what the kernel has not replied to, although it has read a later ping.
+   * @param {number} ping
+   */
+  resend(ping) {
+    if (this.kernel.isWorking()) return;
+    for (const topic of this.unheard.filter(({ sentAt }) => sentAt < ping)) {
+      topic.sentAt = this.number;
+      this.transmit({ ...topic.request, again: true });
+    }
   }
 
   /**
@@ -65,6 +82,7 @@ export class Requests {
    * @param {Message} message
    */
   hear(message) {
+    if (message.type === "pong" && message.view === this.view) this.resend(message.number ?? 0);
     for (const [name, topic] of this.topics) {
       const isDetails = name === "details" && message.type === "details" && (message.tape ?? 0) >= topic.request.tape;
       if (isDetails || this.isReply(message, topic.request)) topic.isHeard = true;

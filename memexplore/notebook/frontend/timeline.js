@@ -19,7 +19,6 @@ import { windowOf } from "./zoom.js";
  */
 
 const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
-const DOUBLE_CLICK_MS = 300; // as in plotly
 const CAPACITY_TEXT = { light: "#ad4c00", dark: "#ff8a3d" }; // the lines are #D55E00, too pale for text on white
 const LABEL = "Timeline of allocated memory; arrows, Page Up, Page Down, Home and End move the cursor";
 
@@ -34,7 +33,6 @@ export class Timeline extends Chart {
     this.handlers = handlers;
     this.row = -1; // of the cursor
     this.rowBefore = -1; // of the cursor before the latest click
-    this.clickedAt = -Infinity; // in milliseconds
     /** @type {Figure} */
     this.figure = { data: [], layout: {} };
     this.canvas = element("canvas", "areas");
@@ -106,15 +104,17 @@ export class Timeline extends Chart {
     });
     this.graph.on("plotly_relayout", () => this.drawTraces());
     this.graph.on("plotly_relayouting", () => this.drawTraces());
-    // Of a double click plotly reports the clicks too: the cursor returns to where it was.
+    // Of a double click plotly reports the first click, the double click and, in the same task, the second click: the
+    // cursor returns to where it was.
+    let isDouble = false;
     this.graph.on("plotly_doubleclick", () => {
+      isDouble = true;
+      setTimeout(() => (isDouble = false));
       onZoom(null);
       if (this.rowBefore >= 0) onCursor(this.rowBefore);
     });
     this.graph.on("plotly_click", ({ points }) => {
-      const isSecond = performance.now() - this.clickedAt < DOUBLE_CLICK_MS;
-      this.clickedAt = performance.now();
-      if (isSecond) return;
+      if (isDouble) return;
       this.rowBefore = this.row;
       onCursor(Number([points[0].customdata].flat()[0]));
     });

@@ -53,8 +53,10 @@ export class View {
       onIdle: () => this.updateBusy(),
       isRunning: () => this.explorer.isRunning,
     });
-    const canSend = () => this.kernel.isIdle && !this.explorer.isWaiting;
-    this.requests = new Requests((request) => this.send(request), uniqueId(), canSend);
+    this.requests = new Requests((request) => this.send(request), uniqueId(), {
+      canRead: () => this.kernel.canRead,
+      isWorking: () => this.explorer.isWaiting,
+    });
     this.queue = new TaskQueue(() => this.updateBusy(), (error) => this.showProblem(error));
     this.zoom = new Zoom(() => this.requestTimeline(), () => this.updateBusy());
     this.verdict = new VerdictBar({ onLine: (line) => this.details.showLine(line) });

@@ -4,11 +4,18 @@ import { test } from "node:test";
 import { Requests } from "../../../memexplore/notebook/frontend/requests.js";
 
 /** Two views of one widget: both send to one kernel. */
-function twoViews({ canSend = () => true } = {}) {
+function twoViews(kernel = {}) {
   const sent = [];
   const send = (request) => sent.push(request);
-  const views = { sent, one: new Requests(send, "one", canSend), other: new Requests(send, "other", canSend) };
-  return views;
+  const idle = { canRead: () => true, isWorking: () => false, ...kernel };
+  return { sent, one: new Requests(send, "one", idle), other: new Requests(send, "other", idle) };
+}
+
+/** The kernel's reply to the latest message, which is a ping. */
+function pong(sent) {
+  const { type, view, number } = sent.at(-1);
+  assert.equal(type, "ping");
+  return { type: "pong", view, number };
 }
 
 /** @param {import("node:test").TestContext} t */
@@ -69,7 +76,7 @@ test("requests wait until they are settled", (t) => {
   assert.ok(!one.isWaiting);
 });
 
-test("of each topic the latest request without a reply is sent again", (t) => {
+test("of each topic the latest request without a reply is sent again after the reply to a later ping", (t) => {
   const time = clock(t);
   const { sent, one } = twoViews();
   one.send("cursor", { row: 3 });
@@ -78,12 +85,66 @@ test("of each topic the latest request without a reply is sent again", (t) => {
   one.send("block", { row: 9 }, "selection");
   one.send("blocks");
   one.hear({ type: "blocks", view: "one", number: 5 });
-  sent.length = 0;
   time.tick(1500);
+  one.hear(pong(sent));
   assert.deepEqual(
-    sent.map(({ type, row, number, again }) => [type, row, number, again]),
+    sent.slice(6).map(({ type, row, number, again }) => [type, row, number, again]),
     [["cursor", 4, 2, true], ["block", 9, 4, true]],
   );
+});
+
+test("a request whose reply is late, but precedes the reply to the ping, is sent once", (t) => {
+  const time = clock(t);
+  const { sent, one } = twoViews();
+  one.send("cursor", { row: 3 });
+  time.tick(1500);
+  one.hear({ type: "cursor", sender: "one", number: 1 });
+  one.hear(pong(sent));
+  time.tick(60_000);
+  assert.deepEqual(sent.map(({ type }) => type), ["cursor", "ping"]);
+});
+
+test("a request sent after a ping is not lost because the ping has its reply", (t) => {
+  const time = clock(t);
+  const { sent, one } = twoViews();
+  one.send("cursor", { row: 3 });
+  time.tick(1500);
+  const reply = pong(sent);
+  one.send("blocks");
+  one.hear(reply);
+  assert.deepEqual(sent.map(({ type }) => type), ["cursor", "ping", "blocks", "cursor"]);
+});
+
+test("the reply to an earlier ping sends nothing for the third time", (t) => {
+  const time = clock(t);
+  const { sent, one } = twoViews();
+  one.send("cursor", { row: 3 });
+  time.tick(1500);
+  const first = pong(sent);
+  time.tick(3000);
+  const second = pong(sent);
+  one.hear(first);
+  one.hear(second);
+  assert.deepEqual(sent.map(({ type }) => type), ["cursor", "ping", "ping", "cursor"]);
+});
+
+test("the reply to another view's ping sends nothing", (t) => {
+  clock(t);
+  const { sent, one } = twoViews();
+  one.send("cursor", { row: 3 });
+  one.hear({ type: "pong", view: "other", number: 9 });
+  assert.equal(sent.length, 1);
+});
+
+test("nothing is sent again while the kernel makes a new tape", (t) => {
+  const time = clock(t);
+  let isWorking = false;
+  const { sent, one } = twoViews({ isWorking: () => isWorking });
+  one.send("cursor", { row: 3 });
+  time.tick(1500);
+  isWorking = true;
+  one.hear(pong(sent));
+  assert.equal(sent.length, 2);
 });
 
 test("nothing is sent twice when every request has its reply", (t) => {
@@ -99,18 +160,18 @@ test("nothing is sent twice when every request has its reply", (t) => {
   assert.equal(sent.length, 3);
 });
 
-test("the kernel is asked again only while it is idle, and ever more rarely", (t) => {
+test("the kernel is pinged only while it reads messages, and ever more rarely", (t) => {
   const time = clock(t);
-  let isIdle = false;
-  const { sent, one } = twoViews({ canSend: () => isIdle });
+  let canRead = false;
+  const { sent, one } = twoViews({ canRead: () => canRead });
   one.send("cursor", { row: 3 });
   time.tick(20_000);
   assert.equal(sent.length, 1);
-  isIdle = true;
+  canRead = true;
   time.tick(1500); // and after 3, 6 and 12 seconds more
   time.tick(3000);
   time.tick(2999);
-  assert.equal(sent.length, 3);
+  assert.deepEqual(sent.map(({ type }) => type), ["cursor", "ping", "ping"]);
 });
 
 test("details of an earlier tape are no answer", (t) => {
@@ -120,7 +181,8 @@ test("details of an earlier tape are no answer", (t) => {
   one.send("drawn", {}, "details");
   one.hear({ type: "details", tape: 1 });
   time.tick(1500);
-  assert.equal(sent.length, 2);
+  one.hear(pong(sent));
+  assert.equal(sent.length, 3);
 });
 
 test("a closed view sends nothing", (t) => {
