@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from memexplore.notebook.explore import explore
     from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
     from memexplore.notebook.view import view
+    from memexplore.notebook.watching import watch
+    from memexplore.postmortem.value import post_mortem
+    from memexplore.runs.loading import load
     from memexplore.search.advise import advise
     from memexplore.search.sweep import sweep
-    from memexplore.snapshot import load, save_snapshot
+    from memexplore.snapshot import save_snapshot
+    from memexplore.steps.fitting import fits
     from memexplore.steps.step import Step
     from memexplore.tape import Tape
     from memexplore.units import size_text
@@ -41,10 +45,12 @@ _HOMES = {
     "apply": "knobs.apply",
     "diff": "analysis.difference",
     "explore": "notebook.explore",
+    "fits": "steps.fitting",
     "gpus": "gpu_catalogue",
-    "load": "snapshot",
+    "load": "runs.loading",
     "load_ipython_extension": "notebook.magics",
     "peak": "analysis.curves",
+    "post_mortem": "postmortem.value",
     "record": "capture",
     "replay": "allocator",
     "save_snapshot": "snapshot",
@@ -56,6 +62,7 @@ _HOMES = {
     "unload_ipython_extension": "notebook.magics",
     "view": "notebook.view",
     "virtual": "capture",
+    "watch": "notebook.watching",
 }
 
 __all__ = [
@@ -68,10 +75,12 @@ __all__ = [
     "apply",
     "diff",
     "explore",
+    "fits",
     "gpus",
     "load",
     "load_ipython_extension",
     "peak",
+    "post_mortem",
     "record",
     "replay",
     "save_snapshot",
@@ -83,6 +92,7 @@ __all__ = [
     "unload_ipython_extension",
     "view",
     "virtual",
+    "watch",
 ]
 
 

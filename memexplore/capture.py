@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,8 @@ from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.allocator.placement import system_of
 from memexplore.analysis import verdict, verdict_content
+from memexplore.analysis.picture import with_whole
+from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
 from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
@@ -32,6 +35,10 @@ from memexplore.virtual_gpu.tensors.values import assumptions
 from memexplore.virtual_gpu.value_setting import Values
 
 _running: list[Recorder] = []
+_UNLIMITED = 1 << 50
+"""Bytes of a memory without a known limit: a PiB."""
+_OPS, _OPS_A_ROW = 20_000, 4
+"""Ops of the run with unlimited memory of a program that ran out of memory: a number, and more for each row so far."""
 
 
 class Recording:
@@ -41,6 +48,11 @@ class Recording:
     _recorder: Recorder | None = None
     _failure: Exception | None = None
     _end: endings.End = endings.COMPLETED
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The running recorder, None after the block."""
+        return self._recorder
 
     def ended_by(self, error: BaseException) -> None:
         """Note the exception that ended the recorded program, for a caller that catches it inside the block."""
@@ -196,7 +208,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
     if virtual_gpu is not None and device is not None and torch.device(device).type == "cpu":
         raise RuntimeError(f"a virtual {virtual_gpu.gpu.name} is on: leave its block before the CPU is recorded")
     if virtual_gpu is None:
-        real = RealDevice(_versions(torch.__version__), None if device is None else torch.device(device), unrelated)
+        real = RealDevice(versions(torch.__version__), None if device is None else torch.device(device), unrelated)
         recorder, meta, watching = real.recorder, real.meta, real.watch()
     else:
         mode = virtual_gpu.mode
@@ -211,7 +223,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
         ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
         tape = tape_builder.build(recorder, ended)
-        if meta.capacity is not None:
+        if meta.capacity is not None and recorder.training is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=recorder.training.models(tape)))
         tape_builder.store_origins(recorder, tape)
         return tape if virtual_gpu is not None else real.finish(tape)
@@ -225,7 +237,8 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         _running.clear()
 
 
-def _versions(release: str) -> dict[str, str]:
+def versions(release: str) -> dict[str, str]:
+    """Return the releases that a tape of a device under a torch release names."""
     return {"torch": release, "memexplore": memexplore.__version__, "python": platform.python_version()}
 
 
@@ -239,7 +252,7 @@ def predicted(device: VirtualGpu) -> Meta:
         capacity=gpu.capacity,
         total=gpu.total,
         settings=str(device.settings),
-        versions=_versions(device.release),
+        versions=versions(device.release),
         notes=(gpu.note,) if gpu.note else (),
         os=device.os,
     )
@@ -248,7 +261,7 @@ def predicted(device: VirtualGpu) -> Meta:
 def simulate(
     function: Callable[[], Any],
     *,
-    gpu: str = "T4",
+    gpu: str | Gpu = "T4",
     release: str | None = None,
     settings: str = "",
     os: str = Os.LINUX,
@@ -259,6 +272,10 @@ def simulate(
     An out-of-memory error ends the run and is a row of the tape; every other exception is raised, with a note for each
     value that was assumed. A function that comes to its end without the GPU, or with child processes that were not
     measured, gives a warning. For the arguments see `virtual`. The value that the function returns is dropped.
+
+    A function that runs out of memory is called a second time, with unlimited memory and without its prints: `whole` of
+    the tape is that run. It is None where the second call raises an error or goes on for far longer, as a loop without
+    an end does.
 
     >>> import torch
     >>> from memexplore.tape import Action
@@ -273,11 +290,45 @@ def simulate(
                 function()
         except Exception as error:
             for note in assumptions:
-                error.add_note(f"On the virtual {gpu}, {note}")
+                error.add_note(f"On the virtual {gpu if isinstance(gpu, str) else gpu.name}, {note}")
             raise
+    tape = running.tape
+    if verdict.failed_request(tape) >= 0:
+        roomy = dataclasses.replace(gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu), total=_UNLIMITED)
+        block = virtual(roomy, release=release, settings=settings, os=os, values=values)
+        return _with_whole(tape, function, block)
     if verdict.verdict(running.tape) in (verdict.Verdict.NOT_ON_GPU, verdict.Verdict.PARTLY_MEASURED):
-        warnings.warn(verdict_content.verdict_content(running.tape).headline, stacklevel=2)
-    return running.tape
+        warnings.warn(verdict_content.verdict_content(tape).headline, stacklevel=2)
+    return tape
+
+
+def _with_whole(tape: Tape, function: Callable[[], Any], block: Patched[VirtualGpu]) -> Tape:
+    """Return the tape of a function that ran out of memory together with its run in a block that has the memory."""
+    with contextlib.suppress(Exception, _TooLong), block as device, without_prints(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        device.mode.work_log = _Bounded(_OPS + _OPS_A_ROW * len(tape))
+        with record() as running:
+            function()
+        return with_whole(tape, running.tape)
+    return tape
+
+
+class _TooLong(BaseException):
+    """Ends a run for its length. A BaseException, so that `except Exception` cannot catch it."""
+
+
+class _Bounded(list[Any]):
+    """The work of a run, which ends when it has called more than a number of ops."""
+
+    def __init__(self, bound: int) -> None:
+        super().__init__()
+        self._left = bound
+
+    def append(self, work: Any) -> None:
+        """Count an op, and keep nothing."""
+        self._left -= 1
+        if self._left < 0:
+            raise _TooLong
 
 
 __all__ = ["Recording", "record", "simulate", "virtual"]

@@ -20,11 +20,13 @@ from memexplore.figures.palette import FONT, Theme
 from memexplore.figures.static import image
 from memexplore.figures.tables import categories_table, growth_table, lines_table, tensors_table
 from memexplore.figures.timeline import timeline
+from memexplore.postmortem.html import html as post_mortem_html
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from memexplore.postmortem.value import PostMortem
     from memexplore.tape import Tape
 
 _POINTS = 5000
@@ -87,8 +89,8 @@ for (const table of document.querySelectorAll("table.memexplore")) {
 """
 
 
-def html(tape: Tape) -> str:
-    """Return a stand-alone HTML page: verdict, timeline, layers, tensors, lines, growth, blocks, sources.
+def html(tape: Tape, post_mortem: PostMortem | None = None) -> str:
+    """Return a stand-alone HTML page: verdict, post-mortem, timeline, layers, tensors, lines, growth, blocks, sources.
 
     The page contains plotly.js once (about 5 MB) and loads nothing. It follows the light or dark setting of the
     browser; without JavaScript it shows the static image.
@@ -112,6 +114,7 @@ def html(tape: Tape) -> str:
         f'<h1 class="{verdict.level}">{escape(verdict.headline)}</h1>',
         f'<p class="note">{escape(verdict.detail)}</p>',
         _where(verdict),
+        *_post_mortem(post_mortem),
         f"<noscript>{image(tape)}</noscript>",
         _figure("timeline", timeline(picture(tape), points=_POINTS)),
         "<h2>Layers</h2>",
@@ -134,6 +137,10 @@ def html(tape: Tape) -> str:
         f"<script>{get_plotlyjs()}</script><script>{script}</script></body></html>",
     ]
     return "\n".join(parts)
+
+
+def _post_mortem(found: PostMortem | None) -> list[str]:
+    return [] if found is None else ["<h2>Post-mortem</h2>", post_mortem_html(found)]
 
 
 def _where(verdict: VerdictContent) -> str:

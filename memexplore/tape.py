@@ -156,11 +156,7 @@ COLUMNS: dict[str, Any] = {
 
 
 def _analysis(name: str) -> Any:
-    """Return a module of `memexplore.analysis`.
-
-    Methods of Tape look their functions up at the first call: a tape lies below everything that reads it, and building
-    one imports no pandas.
-    """
+    """Return a module of `memexplore.analysis`, at the first call: a tape lies below everything that reads it."""
     return importlib.import_module(f"memexplore.analysis.{name}")
 
 
@@ -279,9 +275,19 @@ class Tape:
     def _repr_html_(self) -> str:
         return str(_values().tape_html(self))
 
-    def __getitem__(self, rows: slice) -> Tape:
-        """Return the rows of a slice, with the same tables and metadata."""
-        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS}, whole=None)
+    def __getitem__(self, rows: slice | NDArray[Any]) -> Tape:
+        """Return the rows of a slice, of an array of row numbers or of a mask, with the same tables and metadata."""
+        return self.with_rows({name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def with_rows(self, columns: Mapping[str, Any], **changes: Any) -> Tape:
+        """Return a tape of other rows with the same tables and metadata, which `changes` may replace (`from_columns`).
+
+        >>> tape = Tape.from_columns({"size": [1], "op": [0]}, ops=["mm"], meta=Meta(Source.MEASURED, "cpu"))
+        >>> tape.with_rows({"size": [2, 3]}).ops
+        ('mm',)
+        """
+        tables = {name: getattr(self, name) for name in ("ops", "modules", "stacks", "classes", "tensor_texts", "meta")}
+        return Tape.from_columns(columns, **tables | changes)
 
     def replace(self, **changes: Any) -> Tape:
         """Return a copy with some columns, tables or metadata replaced."""

@@ -9,13 +9,17 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+from collections.abc import Iterable
 
 import torch
 
 from memexplore import capture, gpu_catalogue
 from memexplore.gpu_catalogue import Flops, Gpu, Sources
 from memexplore.recorder import cuda
+from memexplore.torch_internals.tensors import storage_key
+from memexplore.units import size_text
 from memexplore.virtual_gpu.device import active
+from memexplore.virtual_gpu.patches.device_names import is_virtual
 
 CUDA, CPU = "cuda", "cpu"
 DEFAULT_VIRTUAL = "T4"
@@ -76,6 +80,39 @@ def gpu_of(target: str | Gpu) -> Gpu:
     if target == CPU:
         return _cpu()
     return gpu_catalogue.find(target)
+
+
+def free_now(device: torch.device, own: int = 0) -> Gpu:
+    """Return the virtual GPU with the numbers of a real one and the memory that a program could get there right now.
+
+    That is what is free, the cache of this process's allocator, and `own`: bytes of tensors on the GPU that the
+    program makes again. What other processes and other tensors of this process have is taken; so is the memory outside
+    the allocator, also as far as it is not taken yet, as kernels are loaded at their first call.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    gpu = cuda.catalogue_gpu(device).for_release(capture.release_or_installed(None))
+    taken = max(total - free - reserved, gpu.outside) + max(allocated - own, 0)
+    note = (
+        f"{size_text(taken)} of {size_text(total)} are taken right now: by CUDA and its kernels, other processes, and "
+        "other tensors of this process."
+    )
+    return dataclasses.replace(gpu, key="this GPU", total=total, outside=min(taken, total), note=note)
+
+
+def bytes_on(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that tensors have on a real GPU; a storage that several of them share counts once.
+
+    >>> x = torch.zeros(8)
+    >>> bytes_on(torch.device("cpu"), [x, x[:2], torch.zeros(2, device="meta")])
+    32
+    """
+    storages = {
+        storage_key(tensor.untyped_storage()): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if not is_virtual(tensor) and tensor.layout is torch.strided and tensor.device == device
+    }
+    return sum(storages.values())
 
 
 def display_name(target: str | Gpu) -> str:

@@ -61,6 +61,16 @@ def difference_text(before: float, after: float) -> str:
     return f"{sign}{size_text(abs(change))}{percent}"
 
 
+def signed_percent(share: float) -> str:
+    """Return a share by which something changes in per cent, with its sign.
+
+    >>> signed_percent(0.352), signed_percent(-0.52), signed_percent(-0.001)
+    ('+35 %', '−52 %', '+0 %')
+    """
+    number = f"{abs(share) * 100:.0f}"
+    return f"{'−' if share < 0 and number != '0' else '+'}{number} %"
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of a size such as ``24GiB``, ``512 MiB`` or ``80GB``; K to P are binary, also without "i".
 

@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests.layout import TESTED_UNDER_EVERY_TORCH
+
+# How long an example takes depends on the machine. The rest is as Hypothesis has it, here and in CI.
+hypothesis.settings.register_profile("memexplore", parent=hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("memexplore")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

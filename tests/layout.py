@@ -18,6 +18,7 @@ LEVELS = [
         "texts",
         "tensor_text",
         "ipython_shell",
+        "dropped_prints",
         "result_files",
         "thrift",
         "parquet_file",
@@ -30,6 +31,7 @@ LEVELS = [
     {"tape_file"},
     {"analysis"},
     {"snapshot", "virtual_gpu", "figures"},
+    {"runs"},
     {"recorder"},
     {"capture"},
     {"targets"},
@@ -37,12 +39,28 @@ LEVELS = [
     {"steps"},
     {"codegen"},
     {"search"},
+    {"live"},
+    {"postmortem"},
+    {"integrations"},
     {"report"},
     {"notebook", "cli", "script", "doctor"},
     {"__main__"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
-TORCH = {"torch_internals", "recorder", "virtual_gpu", "capture", "targets", "knobs", "steps", "codegen", "search"}
+TORCH = {
+    "torch_internals",
+    "recorder",
+    "virtual_gpu",
+    "capture",
+    "targets",
+    "knobs",
+    "steps",
+    "codegen",
+    "search",
+    "live",
+    "postmortem",
+    "integrations",
+}
 """Packages and modules that import torch."""
 TESTED_UNDER_EVERY_TORCH = TORCH | {"fidelity"}
 """Folders and files of tests that `pytest -m torch` selects, and the doctests of the packages of the same name."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from memexplore.torch_internals import check
 
 LEAVES = {leaf for row in check.internals() if (leaf := row.name.rpartition(".")[2]).startswith("_")}
-NOT_TORCH = {"_replace", "_fields", "_asdict", "_getframe", "_processes"}
+NOT_TORCH = {"_replace", "_fields", "_asdict", "_getframe", "_current_frames", "_processes"}
 """Names of namedtuples, of `sys` and of `concurrent.futures`."""
 OPERATORS = ("_aten.", "aten.", "torch.ops.")
 

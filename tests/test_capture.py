@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 
 import memexplore as mx
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.recorder import cuda, tape_builder
 from memexplore.recorder.real_device import RealDevice
 from memexplore.tape import Action, Tape
@@ -150,3 +151,41 @@ def test_an_unknown_operating_system_is_refused() -> None:
         ValueError, match="'macos' is not an operating system of a GPU driver; write linux, wsl, windows"
     ):
         mx.virtual("T4", os="macos").__enter__()
+
+
+def test_a_function_that_does_not_fit_is_called_again_for_its_whole_run(capsys):
+    called = []
+
+    def run():
+        called.append(torch.cuda.get_device_properties(0).total_memory)
+        print("step")
+        kept = [torch.zeros(1 << 18, device="cuda") for _ in range(30)]  # 30 MiB
+        del kept
+
+    tape = mx.simulate(run, gpu="20MiB")
+    assert called == [20 * 2**20, 2**50]
+    assert capsys.readouterr().out == "step\n"
+    assert tape.whole.peak()[0] == 30 * 2**20
+    # 1 MiB each, two in a segment of 2 MiB
+    assert verdict_content(tape).headline == "Needs 30.0 MiB · the GPU has 20.0 · 10.0 over"
+
+
+def test_a_function_that_fits_is_called_once():
+    called = []
+    tape = mx.simulate(lambda: called.append(torch.zeros(1, device="cuda").is_cuda), gpu="20MiB")
+    assert (called, tape.whole) == ([True], None)
+
+
+def test_a_loop_that_ends_out_of_memory_has_no_whole_run():
+    def run():
+        kept = []
+        while True:
+            kept.append(torch.zeros(1 << 18, device="cuda"))
+
+    assert mx.simulate(run, gpu="20MiB").whole is None
+
+
+def test_a_second_call_that_fails_leaves_the_tape_of_the_first():
+    batches = iter([torch.zeros(1 << 18)] * 30)
+    tape = mx.simulate(lambda: [next(batches).cuda() for _ in range(30)], gpu="20MiB")
+    assert (len(tape.size[tape.action == Action.OOM]), tape.whole) == (1, None)

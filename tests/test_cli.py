@@ -108,16 +108,6 @@ def test_gpu_can_be_a_size_and_prints_the_assumption(write):
     assert "Compute capability 8.0 is assumed" in memexplore("run", path, "--gpu", "24GiB").stdout
 
 
-def test_out_of_memory_is_status_3_without_traceback(write):
-    done = memexplore("run", write(TOO_LARGE), "--gpu", "T4", "--json")
-    result = json.loads(done.stdout)
-    assert done.returncode == 3
-    assert result["outcome"] == "oom"
-    # Allocated at the failed request: the first tensor of 1 GiB.
-    assert result["peak_allocated"] == 1024**3
-    assert "Traceback" not in done.stderr
-
-
 def test_traceback_has_only_frames_of_the_script(write):
     path = write("""
         import torch

@@ -9,7 +9,9 @@ import textwrap
 
 import pytest
 
-from tests.test_cli import FITTING, memexplore
+from memexplore import script
+from memexplore.cli import options
+from tests.test_cli import FITTING, TOO_LARGE, memexplore
 
 
 @pytest.fixture
@@ -69,6 +71,98 @@ def test_caught_out_of_memory_errors_are_listed_and_the_run_fits(write):
     assert [one["requested"] for one in result["caught_requests"]] == [2**36, 2**35, 2**34]
     assert result["caught_requests"][0]["line"] == f"{path}:6"
     assert result["peak_allocated"] == 2**33
+
+
+TRAINS = """\
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        blocks = [layer for _ in range(8) for layer in (torch.nn.Linear(1024, 1024), torch.nn.GELU())]
+        self.blocks = torch.nn.Sequential(*blocks)
+
+    def forward(self, x):
+        return self.blocks(x).square().mean()
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(3000, 1024, device="cuda")).backward()
+optimizer.step()
+"""
+
+
+def test_advice_after_an_out_of_memory_error_is_a_setting_with_which_the_script_fits(write):
+    # 8 blocks keep 2 * 3000 * 1024 * 4 bytes each: 188 MiB, with 32 MiB of weights and 32 MiB of gradients.
+    done = memexplore("run", write(TRAINS), "--gpu", "256MiB", "--advise", "--json")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)["what_fits"]
+    assert found["failed"] == ""
+    code = {option["setting"]: option["code"] for option in found["options"]}["checkpoint every 1"]
+    changed = TRAINS.replace("optimizer = ", f"{code}\noptimizer = ")
+    assert memexplore("run", write(changed), "--gpu", "256MiB").returncode == 0
+    smaller = TRAINS.replace("3000", str(found["largest_batch"]))
+    assert memexplore("run", write(smaller), "--gpu", "256MiB").returncode == 0
+
+
+def test_advice_for_a_model_of_a_module_beside_the_script(write):
+    model, _, rest = TRAINS.partition("model = ")
+    path = write(f"import torch\nfrom nets_beside_the_script import Net\nmodel = {rest}")
+    (path.parent / "nets_beside_the_script.py").write_text(model)
+    done = memexplore("run", path, "--gpu", "256MiB", "--advise", "--json")
+    found = json.loads(done.stdout)["what_fits"]
+    assert (found["failed"], bool(found["options"])) == ("", True)
+
+
+def test_places_are_those_of_the_script(write):
+    done = memexplore("run", write(TRAINS), "--gpu", "256MiB", cwd=write(TRAINS).parent)
+    places = [line for line in done.stdout.splitlines() if line.startswith("  at ")]
+    # The line in `forward`, torch's own call of it, and the line that calls the model.
+    assert [place for place in places if "train.py" not in place and "torch" not in place] == []
+    assert "train.py, line 14: " in places[-1]
+
+
+def test_advice_is_not_for_a_script_that_fits_nor_with_live(write):
+    done = memexplore("run", write(FITTING), "--gpu", "T4", "--advise", "--json")
+    assert "what_fits" not in json.loads(done.stdout)
+    done = memexplore("run", write(FITTING), "--gpu", "T4", "--advise", "--live", "--json")
+    assert done.returncode == 2
+    assert "leave out --live" in done.stderr
+
+
+def test_out_of_memory_is_status_3_with_the_traceback_of_the_script(write):
+    path = write(TOO_LARGE)
+    done = memexplore("run", path, "--gpu", "T4", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert result["outcome"] == "oom"
+    # Allocated at the failed request: the first tensor of 1 GiB.
+    assert result["peak_allocated"] == 1024**3
+    # 14 913 MiB of the T4 − 140.875 outside the allocator: nothing is held, the request is larger than what is left.
+    assert result["post_mortem"]["cause"] == "too much memory"
+    assert result["post_mortem"]["request"]["line"].startswith(f"{path}:")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith(f'  File "{path}", line ')
+    assert lines[-1].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ")
+    assert os.path.dirname(script.__file__) + os.sep not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("", 0), ("1 / 0", 1), ('torch.empty(1 << 40, device="cuda")', 3), ("raise KeyboardInterrupt", 130)]
+    + [("import sys; sys.exit(5)", 5)],
+)
+def test_the_exit_status_says_how_the_program_ended(write, ending, status):
+    assert memexplore("run", write(FITTING + ending + "\n"), "--gpu", "T4").returncode == status
+
+
+def test_the_readme_lists_every_exit_status():
+    readme = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+    table = readme.partition("| status | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    statuses = [line.split("|")[1].strip() for line in table.splitlines()]
+    named = (options.FITS, options.ERROR, options.USAGE, options.OOM, options.NOT_KNOWN, options.INTERRUPTED)
+    assert statuses == [*map(str, named), "any other"]
 
 
 # --- run -m --------------------------------------------------------------------------------------------------------

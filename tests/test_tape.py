@@ -79,7 +79,7 @@ def test_columns_are_read_only():
         _tape().size[0] = 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(list(Action)), st.integers(-1, 2**62), st.integers(0, 2**62)), max_size=30))
 def test_load_returns_any_saved_rows(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("tapes") / "tape.parquet"
@@ -94,3 +94,22 @@ def test_slice_keeps_tables():
     assert len(part) == 1
     assert part.ops == ("aten::mm",)
     assert np.array_equal(part.size, [100])
+
+
+@pytest.mark.parametrize("rows", [np.array([1]), np.array([False, True, *[False] * (len(_tape()) - 2)])])
+def test_rows_of_an_array_or_a_mask_are_those_of_the_slice(rows):
+    assert _tape()[rows].equals(_tape()[1:2])
+
+
+def test_rows_of_an_array_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        _tape()[np.array([1])].size[0] = 5
+
+
+def test_other_rows_keep_tables_and_metadata():
+    other = _tape().with_rows({"size": [7], "op": [0]})
+    assert (other.ops, other.meta, other.size.tolist()) == (_tape().ops, _tape().meta, [7])
+
+
+def test_other_rows_may_have_other_tables():
+    assert _tape().with_rows({"op": [1]}, ops=["aten::mm", "aten::relu"]).ops == ("aten::mm", "aten::relu")

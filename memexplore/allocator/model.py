@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.blocks import Block, FreeSet
 from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.placement import Placement
 from memexplore.allocator.segments import ChooseAddress, OnEvent
 from memexplore.allocator.settings import UNLIMITED, Settings, version_of
+from memexplore.allocator.sizes import format_size
 from memexplore.allocator.stats import PoolStats, Stat
 from memexplore.tape import Action
 
@@ -209,7 +211,7 @@ class Allocator(AllocatorCore):
             names = ("all", "large_pool", "small_pool")
             of_pool = self._private_reserved.setdefault(free_set.pool.identity, {name: Stat() for name in names})
             stats += [of_pool["all"], of_pool[f"{free_set.pool.kind}_pool"]]
-        sign = 1 if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) else -1
+        sign = 1 if action in GROWTH else -1
         for stat in stats:
             stat.change(sign * size)
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
@@ -245,22 +247,22 @@ class Allocator(AllocatorCore):
     @property
     def peak_allocated(self) -> int:
         """The highest `allocated` since the last `reset_peak_stats`."""
-        return self._all_stats.allocated_bytes.peak
+        return self._all_stats.allocated_bytes.highest
 
     @property
     def peak_active(self) -> int:
         """The highest `active` since the last `reset_peak_stats`."""
-        return max(self._all_stats.allocated_bytes.peak, self._all_stats.active_bytes.peak)
+        return max(self._all_stats.allocated_bytes.highest, self._all_stats.active_bytes.peak)
 
     @property
     def peak_requested(self) -> int:
         """The highest `requested` since the last `reset_peak_stats`."""
-        return self._all_stats.requested_bytes.peak
+        return self._all_stats.requested_bytes.highest
 
     @property
     def peak_reserved(self) -> int:
         """The highest `reserved` since the last `reset_peak_stats`."""
-        return self._all_stats.reserved_bytes.peak
+        return self._all_stats.reserved_bytes.highest
 
     @property
     def free_memory(self) -> int:
@@ -272,7 +274,16 @@ class Allocator(AllocatorCore):
         for pool_stats in self._stats_by_pool().values():
             pool_stats.reset_peaks()
         for stat in (self._oversize_allocations, self._oversize_segments, *self._private_stats()):
-            stat.peak = stat.current
+            stat.reset_peak()
+
+    def mark_peaks(self) -> None:
+        """Begin a period whose own peaks are `peaks_since_mark`; the peaks of the statistics stay as they are."""
+        self._all_stats.allocated_bytes.mark()
+        self._all_stats.reserved_bytes.mark()
+
+    def peaks_since_mark(self) -> tuple[int, int]:
+        """The highest `allocated` and `reserved` since `mark_peaks`, also where statistics were reset meanwhile."""
+        return self._all_stats.allocated_bytes.since_mark, self._all_stats.reserved_bytes.since_mark
 
     def reset_accumulated_stats(self) -> None:
         """Start the sums of increases and decreases, and the counters, from zero."""
@@ -384,17 +395,3 @@ class Allocator(AllocatorCore):
             f"to avoid fragmentation.  See documentation for Memory Management  (https://{page})",
             rounded,
         )
-
-
-def format_size(size: int) -> str:
-    """Format a size as PyTorch's own messages do; memexplore's messages use `units`.
-
-    >>> format_size(1024), format_size(3 * 1024**2), format_size(8 * 1024**3)
-    ('1024 bytes', '3.00 MiB', '8.00 GiB')
-    """
-    if size <= 1024:
-        return f"{size} bytes"
-    for unit, bytes_of_unit in (("KiB", 1024), ("MiB", 1024**2)):
-        if size <= 1024 * bytes_of_unit:
-            return f"{size / bytes_of_unit:.2f} {unit}"
-    return f"{size / 1024**3:.2f} GiB"

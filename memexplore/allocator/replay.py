@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.blocks import Block
 from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.gc_pause import gc_paused
@@ -20,7 +21,6 @@ _DEFAULT_RELEASE = "2.11"  # for tapes without a torch version: free blocks had 
 _CHUNK = 1 << 17
 """Rows that are converted to Python's numbers at once."""
 _FREE_AT_ONCE = 100  # a free_requested row whose free_completed comes next
-_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 _UNFINISHED = frozenset({-1})  # a stream that never finishes: a free ends with its row, or with a wait for all streams
 
@@ -50,7 +50,7 @@ def replay(tape: Tape, settings: Settings | None = None) -> Tape:
     """
     own = Settings.parse(tape.meta.settings)
     chosen = own if settings is None else settings
-    has_segments = bool(np.isin(tape.action, _GROWTH).any())
+    has_segments = bool(np.isin(tape.action, GROWTH).any())
     replayed = _Replay(tape, chosen, keeps_addresses=chosen == own and has_segments).tape()
     return replayed.replace(meta=replayed.meta._replace(settings=str(chosen)))
 
@@ -97,7 +97,7 @@ class _Replay:
         self.completed_early: set[int] = set()
         """Addresses of the tape whose free completed before the tape's own row."""
         self.highest = int((tape.address + tape.size).max(initial=0))
-        self.dropped = np.isin(tape.action, (*_GROWTH, *_RELEASES))
+        self.dropped = np.isin(tape.action, (*GROWTH, *_RELEASES))
         self.allocator = AllocatorCore(
             settings,
             capacity=tape.meta.capacity,
@@ -140,7 +140,7 @@ class _Replay:
         first = row
         while first > 0 and self.dropped[first - 1]:
             first -= 1
-        return (before for before in range(first, row) if self.recorded.action[before] in _GROWTH)
+        return (before for before in range(first, row) if self.recorded.action[before] in GROWTH)
 
     def _run(self, begin: int) -> None:
         rows, actions = self._steps(begin)
@@ -216,7 +216,7 @@ class _Replay:
         capacity = tape.meta.capacity
         if capacity is None or not len(first):
             return first.tolist()
-        growth = np.isin(tape.action, _GROWTH)
+        growth = np.isin(tape.action, GROWTH)
         reserved = np.cumsum(np.where(growth, tape.size, 0) - np.where(release, tape.size, 0))
         others = np.flatnonzero(~release)
         rows = []
@@ -295,12 +295,4 @@ class _Replay:
         elif meta.ending is Ending.OUT_OF_MEMORY and not np.any(columns["action"] == Action.OOM):
             # The request that ended the program succeeds here: what the program would do next is unknown.
             meta = meta._replace(ending=Ending.UNKNOWN, error="")
-        return Tape.from_columns(
-            columns,
-            meta=meta,
-            ops=tape.ops,
-            modules=tape.modules,
-            stacks=tape.stacks,
-            classes=tape.classes,
-            tensor_texts=tape.tensor_texts,
-        )
+        return tape.with_rows(columns, meta=meta)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memexplore.allocator import expandable
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.blocks import ADDRESS, Block, ExpandableSegment, FreeSet
 from memexplore.allocator.segments import Segments
 from memexplore.allocator.settings import SMALL, SMALL_SEGMENT
@@ -98,7 +99,7 @@ def _regions(initial: Tape) -> list[_Region]:
     return sorted(
         _Region(address, address + size, stream, action == Action.SEGMENT_MAP)
         for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True)
-        if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) and size > 0
+        if action in GROWTH and size > 0
     )
 
 

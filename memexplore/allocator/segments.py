@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.blocks import RANK, Block, FreeSet, Pool, PoolOptions, PrivatePool
 from memexplore.allocator.placement import END, LinuxPlacement, Placement
 from memexplore.allocator.settings import BLOCK, SMALL, UNLIMITED, Order, Settings, order_of
@@ -102,7 +103,7 @@ class Segments:
 
     def update_reserved(self, action: Action, address: int, size: int, free_set: FreeSet) -> None:
         """Account for memory that the device gave (segment_alloc, segment_map) or took back, and report the event."""
-        self.reserved += size if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP) else -size
+        self.reserved += size if action in GROWTH else -size
         if action is Action.SEGMENT_FREE:
             self.placement.release(address)
         if self.on_event is not None:

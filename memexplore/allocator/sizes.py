@@ -1,4 +1,4 @@
-"""The size of the block that each request of a tape received."""
+"""The size of the block that each request of a tape received, and sizes as PyTorch writes them."""
 
 from __future__ import annotations
 
@@ -121,3 +121,17 @@ def _add_remainders(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int6
             del borders[bisect_left(borders, ends.pop(address))]
     for pair in initial:
         extend(*pair)
+
+
+def format_size(size: int) -> str:
+    """Format a size as PyTorch's own messages do; memexplore's messages use `units`.
+
+    >>> format_size(1024), format_size(3 * 1024**2), format_size(8 * 1024**3)
+    ('1024 bytes', '3.00 MiB', '8.00 GiB')
+    """
+    if size <= 1024:
+        return f"{size} bytes"
+    for unit, bytes_of_unit in (("KiB", 1024), ("MiB", 1024**2)):
+        if size <= 1024 * bytes_of_unit:
+            return f"{size / bytes_of_unit:.2f} {unit}"
+    return f"{size / 1024**3:.2f} GiB"

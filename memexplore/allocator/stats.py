@@ -6,11 +6,13 @@ from __future__ import annotations
 class Stat:
     """One statistic: its current value, its peak and the sums of increases and decreases."""
 
-    __slots__ = ("base", "current", "freed", "peak")
+    __slots__ = ("base", "before_mark", "before_reset", "current", "freed", "peak")
 
     def __init__(self) -> None:
         # `base` is the current value at the last reset_accumulated; the sum of increases follows from it.
-        self.current = self.peak = self.freed = self.base = 0
+        self.current = self.freed = self.base = 0
+        # `peak` starts anew at a mark and at a reset; the others hold what each of the two must not forget.
+        self.peak = self.before_mark = self.before_reset = 0
 
     def increase(self, amount: int) -> None:
         """Raise the current value, and the peak with it."""
@@ -30,6 +32,33 @@ class Stat:
         elif amount < 0:
             self.decrease(-amount)
 
+    @property
+    def highest(self) -> int:
+        """The highest value since the last `reset_peak`."""
+        return max(self.before_mark, self.peak)
+
+    @property
+    def since_mark(self) -> int:
+        """The highest value since the last `mark`, whatever was reset meanwhile."""
+        return max(self.before_reset, self.peak)
+
+    def reset_peak(self) -> None:
+        """Set the peak to the current value."""
+        self.before_reset = self.since_mark
+        self.before_mark, self.peak = 0, self.current
+
+    def mark(self) -> None:
+        """Begin a period whose own peak is `since_mark`; `highest` stays.
+
+        >>> stat = Stat()
+        >>> stat.increase(10), stat.decrease(4), stat.mark(), stat.increase(1)
+        (None, None, None, None)
+        >>> stat.highest, stat.since_mark
+        (10, 7)
+        """
+        self.before_mark, self.before_reset = self.highest, 0
+        self.peak = self.current
+
     def reset_accumulated(self) -> None:
         """Start the sums of increases and decreases from zero."""
         self.base, self.freed = self.current, 0
@@ -37,7 +66,7 @@ class Stat:
     def values(self) -> dict[str, int]:
         """Return the four values under PyTorch's names."""
         allocated = self.current + self.freed - self.base
-        return {"current": self.current, "peak": self.peak, "allocated": allocated, "freed": self.freed}
+        return {"current": self.current, "peak": self.highest, "allocated": allocated, "freed": self.freed}
 
 
 class PoolStats:
@@ -64,8 +93,7 @@ class PoolStats:
         """Set every peak to the current value."""
         self.active.peak = self.active_bytes.peak = 0
         for name in _WITH_OWN_PEAK:
-            stat = getattr(self, name)
-            stat.peak = stat.current
+            getattr(self, name).reset_peak()
         self.update_active_peaks()
 
     def reset_accumulated(self) -> None:
@@ -90,7 +118,7 @@ class PoolStats:
             values[name] = stat.values()
             if pending is not None:
                 values[name]["current"] += pending.current
-                values[name]["peak"] = max(stat.peak, getattr(self, name).peak)
+                values[name]["peak"] = max(stat.highest, getattr(self, name).peak)
                 values[name]["freed"] += pending.base - pending.current
         return values
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.settings import LARGE_SEGMENT, SMALL_SEGMENT
 from memexplore.analysis.curves import Rows, block_bytes, lifetimes
 from memexplore.analysis.segments import segments_at_end
-from memexplore.tape import Action, Tape
+from memexplore.tape import Tape
 from memexplore.units import size_text
 
 
@@ -52,7 +53,7 @@ class Fragmentation(NamedTuple):
 
 def has_segments(tape: Tape) -> bool:
     """Return whether the tape has segment rows, as a tape of a caching allocator has."""
-    return bool(np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any())
+    return bool(np.isin(tape.action, GROWTH).any())
 
 
 def address_map(tape: Tape, row: int) -> AddressMap:

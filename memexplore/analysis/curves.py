@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import block_sizes
+from memexplore.allocator.actions import GROWTH
 from memexplore.tape import Action, Category, Tape
 
 Rows = NDArray[np.int64]
 CurveName = Literal["requested", "allocated", "active", "reserved"]
 
 _BIRTHS = (Action.ALLOC, Action.PREEXISTING)
-_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _SHRINKING = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
@@ -155,7 +155,7 @@ def live_rows(tape: Tape, row: int | None = None) -> Rows:
 def changes(tape: Tape, curve: CurveName) -> Rows:
     """Return the change of a curve in each row, in bytes; the curve is the cumulative sum."""
     if curve == "reserved":
-        grows, shrinks = np.isin(tape.action, _GROWTH), np.isin(tape.action, _SHRINKING)
+        grows, shrinks = np.isin(tape.action, GROWTH), np.isin(tape.action, _SHRINKING)
         if np.any(grows) or np.any(shrinks):
             return np.where(grows, tape.size, 0) - np.where(shrinks, tape.size, 0)
         curve = "active"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 _COMPARED_STEPS = 100
-_LONGEST_TRAINING = 1_000_000
+LONGEST_TRAINING = 1_000_000
 """Steps after which a leak no longer matters: slower growth is not called a leak."""
 _LEAST_RISES = 3
 
@@ -104,19 +104,24 @@ def leak(tape: Tape) -> Leak | None:
     kept = np.minimum.accumulate(held.sizes[:, ::-1], axis=1)[:, ::-1]
     slopes = np.zeros(len(kept))
     for group in np.flatnonzero(kept[:, -1] > kept[:, 0]).tolist():
-        if _rises_to_the_end(kept[group]):
-            slopes[group] = _median_slope(steps, kept[group])
+        if rises_to_the_end(kept[group]):
+            slopes[group] = median_slope(steps, kept[group])
     rate = float(slopes.sum())
     used, capacity = peak(tape, "reserved")[0], tape.meta.capacity
     room = used if capacity is None else max(capacity - used, 0)
-    if rate <= 0 or room / rate > _LONGEST_TRAINING:
+    if rate <= 0 or room / rate > LONGEST_TRAINING:
         return None
     is_open = capacity is not None and not np.any(tape.action == Action.OOM)
     full_at = held.steps[-1] + math.ceil(room / rate) if is_open else None
     return Leak(round(rate), full_at, int(held.row[int(np.argmax(slopes))]))
 
 
-def _rises_to_the_end(values: Rows) -> bool:
+def rises_to_the_end(values: Rows) -> bool:
+    """Return whether values that never fall rise at least three times (in each interval if fewer), and to the end.
+
+    >>> rises_to_the_end(np.array([1, 2, 3, 4])), rises_to_the_end(np.array([1, 2, 3, 4, 4, 4]))
+    (True, False)
+    """
     rises = np.flatnonzero(np.diff(values) > 0)
     intervals = len(values) - 1
     if len(rises) < min(_LEAST_RISES, intervals):
@@ -124,7 +129,8 @@ def _rises_to_the_end(values: Rows) -> bool:
     return bool(intervals - 1 - rises[-1] < np.diff(rises).max())
 
 
-def _median_slope(steps: NDArray[np.float64], values: Rows) -> float:
+def median_slope(steps: NDArray[np.float64], values: Rows) -> float:
+    """Return the median of the slopes between any two points (Theil and Sen), in units of `values` a step."""
     first, second = np.triu_indices(len(values), k=1)
     return float(np.median((values[second] - values[first]) / (steps[second] - steps[first])))
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from memexplore.allocator.actions import SEGMENT_ACTIONS
 from memexplore.allocator.settings import SMALL_SEGMENT
 from memexplore.tape import Action, Tape
-
-_SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
 
 class MappedRanges:
@@ -71,7 +70,7 @@ def segments_at_end(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
     """Return (start, end, stream, is expandable, is small) of each segment at the end of a tape, sorted by address."""
     whole: dict[int, tuple[int, int]] = {}
     mapped = {True: MappedRanges(), False: MappedRanges()}
-    rows = np.flatnonzero(np.isin(tape.action, _SEGMENT_ROWS))
+    rows = np.flatnonzero(np.isin(tape.action, SEGMENT_ACTIONS))
     columns = (tape.action[rows], tape.address[rows], tape.size[rows], tape.stream[rows])
     for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
         if action == Action.SEGMENT_ALLOC:

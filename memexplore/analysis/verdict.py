@@ -94,6 +94,21 @@ def verdict(tape: Tape) -> Verdict:
     return Verdict.FITS
 
 
+def stop_text(tape: Tape) -> str:
+    """Return where a program ran out of memory, with the op and the bytes that it requested; empty if it did not.
+
+    >>> from memexplore.tape import Meta, Phase, Source
+    >>> columns = {"action": [Action.OOM], "size": [4096], "op": [0], "step": [2], "phase": [Phase.BACKWARD]}
+    >>> stop_text(Tape.from_columns(columns, ops=["aten::mm"], meta=Meta(Source.PREDICTED, "Tesla T4")))
+    'in step 2, backward (aten::mm, 4.00 KiB)'
+    """
+    row = failed_request(tape)
+    if row < 0:
+        return ""
+    location, op, request = location_text(tape, row), where(tape, row)["op"], size_text(int(tape.size[row]))
+    return (f"in {location} " if location else "") + (f"({op}, {request})" if op else f"({request})")
+
+
 def caught_text(tape: Tape) -> str:
     """Return the out-of-memory errors after which the program went on as one sentence; empty if there are none.
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
 from memexplore.analysis.growth import leak
-from memexplore.analysis.location import location_text, where
+from memexplore.analysis.location import location_text
 from memexplore.analysis.places import Place, name_cells, place, places
-from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, verdict
+from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
 from memexplore.tape import Category, Ending, Tape
 from memexplore.units import parse_size, size_text
 
@@ -205,15 +205,12 @@ def about(number: int) -> int:
 def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     row = failed_request(tape)
     request, allocated = int(tape.size[row]), int(curve(tape)[row])
-    location, op = location_text(tape, row), where(tape, row)["op"]
-    stops = f"stops in {location}" if location else "stops"
-    stops += f" ({op}, {size_text(request)})" if op else f" ({size_text(request)})"
     found = leak(tape)
     details = [
         "" if tape.whole is None else f"Peak {_held(tape.whole)}",
         _shares_and_lever(tape.whole or tape) if found is None else _shares(tape.whole or tape),
         f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
-        stops,
+        f"stops {stop_text(tape)}",
         _gaps(tape, row) if needed is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
         caught_text(tape).removesuffix("."),

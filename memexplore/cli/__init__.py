@@ -1,6 +1,8 @@
 """The command line ``memexplore``.
 
 - `commands`: the parser, and one function per command; `run`: the command `run`
+- `live_run`: `run --live`; `folder`: `open FOLDER`. Both show a `live_status.Status` by `live_text`, in place in a
+  terminal (`live_display`, `terminal`) or as plain lines
 - `options`: exit statuses and checks of options
 - `report_text`: tables and the report of a tape as text
 

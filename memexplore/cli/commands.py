@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import memexplore
 from memexplore import doctor, gpu_catalogue, result_files
-from memexplore.cli import run
+from memexplore.cli import folder, run
 from memexplore.cli.options import (
     ERROR,
     FITS,
@@ -30,6 +30,7 @@ from memexplore.cli.options import (
     write_output,
 )
 from memexplore.cli.report_text import report_text, text_table
+from memexplore.cli.terminal import is_terminal
 from memexplore.doctor import INSTALL_LAB
 from memexplore.tape import Os
 from memexplore.units import size_text
@@ -114,13 +115,33 @@ def _parser() -> argparse.ArgumentParser:
         help="values of virtual tensors that are computed: none, those that follow from known ones (the default), or "
         "real: all of them, on the CPU",
     )
+    running.add_argument(
+        "--live",
+        type=pathlib.Path,
+        nargs="?",
+        const=pathlib.Path(),
+        metavar="FOLDER",
+        help="watch the training steps instead of recording everything, show them while they run, and write them to a "
+        "folder that `memexplore open FOLDER` follows; a name that ends with .py is the script",
+    )
+    running.add_argument(
+        "--advise",
+        action="store_true",
+        help="after an out-of-memory error, search settings with which the step that failed would have fitted",
+    )
     running.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
     running.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")
     running.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")
 
-    opened = command("open", "Show a PyTorch memory snapshot or a saved tape.")
+    opened = command("open", "Show a PyTorch memory snapshot, a saved tape or a folder of a watched run.")
     opened.add_argument("file", type=pathlib.Path)
     opened.add_argument("--json", action="store_true", help="print one JSON object")
+    opened.add_argument(
+        "--follow",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show a folder of a run until the run ends; default: on a terminal, if the run goes on",
+    )
     opened.add_argument("--html", type=pathlib.Path, metavar="OUT", help="write a stand-alone HTML page per device")
 
     verify = command("verify", "Replay a recorded snapshot through the allocator model and compare.")
@@ -153,8 +174,14 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
 
 def _open(options: argparse.Namespace) -> int:
     from memexplore import snapshot
+    from memexplore.postmortem.value import of_tape
 
     check_output("--html", options.html, result_files.PAGE)
+    if options.file.is_dir():
+        if options.html is not None:
+            print("memexplore: --html writes a page of one tape: give a file of the folder", file=sys.stderr)
+            return ERROR
+        return _open_folder(options)
     with _reading(options.file):
         tapes = snapshot.load(options.file)
         devices = [_device_summary(device, tape) for device, tape in tapes.items()]  # of tapes with addresses only
@@ -163,7 +190,7 @@ def _open(options: argparse.Namespace) -> int:
         for path in pages:
             check_output("--html", path, result_files.PAGE)
         for path, tape in zip(pages, tapes.values(), strict=True):
-            write_output(path, functools.partial(run.write_html, tape))
+            write_output(path, functools.partial(run.write_html, tape, of_tape(tape)))
     if options.json:
         print(json.dumps({"devices": devices}, indent=2))
         return FITS
@@ -173,7 +200,22 @@ def _open(options: argparse.Namespace) -> int:
             f"{size_text(device['current_allocated'])} allocated of "
             f"{size_text(device['current_reserved'])} reserved at the end, {device['ooms']} out of memory"
         )
-        print(report_text(tape), end="\n\n")
+        print(report_text(tape, of_tape(tape)), end="\n\n")
+    return FITS
+
+
+def _open_folder(options: argparse.Namespace) -> int:
+    follow = False if options.json else options.follow
+    with _reading(options.file):
+        if follow is None:
+            follow = is_terminal(sys.stdout) and folder.is_running(options.file)
+        if follow:
+            try:
+                folder.follow(options.file)
+            except KeyboardInterrupt:
+                return INTERRUPTED
+        text = folder.as_json(options.file) if options.json else folder.text(options.file)
+    print(text)
     return FITS
 
 
@@ -183,7 +225,10 @@ def _device_summary(device: Any, tape: Tape) -> dict[str, Any]:
 
     from memexplore import snapshot
     from memexplore.analysis import curves
+    from memexplore.postmortem.value import of_tape
     from memexplore.tape import Action
+
+    post_mortem = of_tape(tape)
 
     def last(name: Any) -> int:
         return int(curves.curve(tape, name)[-1]) if len(tape) else 0
@@ -197,7 +242,7 @@ def _device_summary(device: Any, tape: Tape) -> dict[str, Any]:
         "peak_allocated": curves.peak(tape, "allocated")[0],
         "peak_reserved": curves.peak(tape, "reserved")[0],
         "ooms": int(np.count_nonzero(tape.action == Action.OOM)),
-    }
+    } | ({"post_mortem": post_mortem.as_dict()} if post_mortem is not None else {})
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ from memexplore.tensor_text import tensor_text
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
+    from memexplore.postmortem.value import PostMortem
+    from memexplore.postmortem.what_fits import WhatFits
     from memexplore.tape import Tape
 
 
@@ -30,13 +32,17 @@ def text_table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     ]
 
 
-def report_text(tape: Tape) -> str:
-    """Return the report of a tape: verdict, blocks alive at the peak, fragmentation, growth, notes."""
+def report_text(tape: Tape, post_mortem: PostMortem | None = None, what_fits: WhatFits | None = None) -> str:
+    """Return the report of a tape: verdict, post-mortem, advice, blocks at the peak, fragmentation, growth, notes."""
     from memexplore.analysis import placements, summary, verdict_content
 
     result, verdict = summary.summary(tape), verdict_content.verdict_content(tape)
     lines = [verdict.headline, verdict.detail]
     lines += [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in verdict.where[:_PLACES]]
+    if post_mortem is not None:
+        lines += ["", post_mortem.text]
+    if what_fits is not None:
+        lines += ["", what_fits.text]
     if peak := result["peak_allocated"]:
         shares = [(kind, size) for kind, size in result["at_peak"]["by_category"].items() if size]
         rows = [(kind, size_text(size), f"{size / peak * 100:.0f} %") for kind, size in shares]

@@ -9,10 +9,13 @@ import json
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import result_files, script
+from memexplore.cli import live_run, live_text
+from memexplore.cli.live_display import is_shown_here
 from memexplore.cli.options import (
     ERROR,
     FITS,
@@ -30,6 +33,10 @@ from memexplore.tape import Os
 from memexplore.virtual_gpu.value_setting import Values
 
 if TYPE_CHECKING:
+    from memexplore.postmortem.evidence_types import Evidence
+    from memexplore.postmortem.failed_step import FailedStep, SeenCall
+    from memexplore.postmortem.value import PostMortem
+    from memexplore.postmortem.what_fits import WhatFits
     from memexplore.tape import Tape
 
 
@@ -46,7 +53,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     if "--" in arguments:
         split = arguments.index("--")
     rest = arguments[split:]
-    return arguments[:split], rest[1:] if rest[:1] == ["--"] else rest
+    return live_run.normalized(arguments[:split]), rest[1:] if rest[:1] == ["--"] else rest
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -63,13 +70,19 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     check_output("-o", options.output, result_files.TAPE)
     if options.html is not None and options.output is not None and options.html.resolve() == options.output.resolve():
         raise UsageError(f"--html and -o name the same file {str(options.html)!r}; write two names")
+    if options.live is not None:
+        live_run.check_folder(options.live)
+        if options.advise:
+            raise UsageError("--advise needs all calls recorded: leave out --live")
     output = _private_stdout() if options.json else sys.stdout
     try:
         if options.module is not None:
             program = script.module(options.module, arguments)
         else:
             program = script.script(options.script, arguments)
-        tape, error = _record(program, options)
+        if options.live is not None:
+            return _run_live(program, options, output)
+        recorded = _record(program, options)
     except UsageError:
         raise
     except BaseException as failure:
@@ -77,22 +90,53 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         script.print_traceback(failure)
         return INTERRUPTED if isinstance(failure, KeyboardInterrupt) else ERROR
     sys.stdout.flush()
+    tape, error, evidence, _ = recorded
     if isinstance(error, script.NoModuleError):
         print(f"{sys.executable}: {error}", file=sys.stderr)
         return ERROR
 
     from memexplore.analysis import placements, summary
+    from memexplore.postmortem.value import of_tape
 
-    result = summary.summary(tape)
+    result, post_mortem = summary.summary(tape), of_tape(tape, evidence)
     status = _exit_status(result["outcome"], error)
     if options.output is not None:
         write_output(options.output, tape.save)
     if options.html is not None:
-        write_output(options.html, functools.partial(write_html, tape))
+        write_output(options.html, functools.partial(write_html, tape, post_mortem))
+    what_fits = _what_fits(recorded)
     if options.json:
-        text = json.dumps(result | placements.summary_ranges(tape), indent=2)
+        found: dict[str, Any] = {"post_mortem": post_mortem.as_dict()} if post_mortem is not None else {}
+        found |= {"what_fits": what_fits.as_dict()} if what_fits is not None else {}
+        text = json.dumps(result | placements.summary_ranges(tape) | found, indent=2)
     else:
-        text = report_text(tape)
+        text = report_text(tape, post_mortem, what_fits)
+    print(text, file=output, flush=True)
+    return status
+
+
+def _run_live(program: Callable[[], None], options: argparse.Namespace, output: Any) -> int:
+    target = _target(options)
+    watched = live_run.watch(program, options, target.virtual, target.device, target.is_virtual)
+    live_run.flush()
+    if isinstance(watched.error, script.NoModuleError):
+        print(f"{sys.executable}: {watched.error}", file=sys.stderr)
+        return ERROR
+    status = _exit_status(watched.outcome, watched.error)
+    if watched.tape is not None:
+        if options.output is not None:
+            write_output(options.output, watched.tape.save)
+        if options.html is not None:
+            write_output(options.html, functools.partial(write_html, watched.tape, watched.post_mortem))
+    elif options.output is not None or options.html is not None:
+        print("memexplore: no step was recorded, so no tape and no page are written", file=sys.stderr)
+    if options.json:
+        text = json.dumps(live_run.summary(watched), indent=2)
+    elif is_shown_here():
+        text = live_run.report(watched, options.live)
+    else:
+        # One report is enough for the processes that `torchrun` starts on a machine.
+        text = live_text.plain(watched.status, f"memexplore, rank {os.environ.get('RANK', '?')}")
     print(text, file=output, flush=True)
     return status
 
@@ -101,7 +145,7 @@ def _exit_status(outcome: str, error: BaseException | None) -> int:
     """Return the exit status of a run, after printing the error that ended the program as the interpreter does."""
     if isinstance(error, SystemExit) and (status := script.exit_status(error)):
         return status
-    if error is not None and outcome in ("error", "interrupted") and not isinstance(error, SystemExit):
+    if error is not None and not isinstance(error, SystemExit):
         script.print_traceback(error)
     statuses = {
         "oom": OOM,
@@ -124,40 +168,103 @@ def _private_stdout() -> Any:
     return private
 
 
-def _record(program: Callable[[], None], options: argparse.Namespace) -> tuple[Tape, BaseException | None]:
-    """Return the tape of a program and the exception that ended it, if any.
+class _Target(NamedTuple):
+    """The device that a program runs on."""
 
-    Default: the real GPU if usable, else a virtual T4.
+    virtual: Callable[[], contextlib.AbstractContextManager[Any]]
+    """Returns the context of the virtual GPU, an empty one for a real device."""
+    device: Any
+    """The real device."""
+    is_virtual: bool
+
+
+def _target(options: argparse.Namespace) -> _Target:
+    """Return the device that the options name. Default: the real GPU if usable, else a virtual T4.
+
+    Raises UsageError for a real device with options of a virtual one, or that is not there.
     """
     from memexplore import capture, targets
-    from memexplore.virtual_gpu.files import session
 
-    target, device = options.gpu or targets.default_target(), None
-    if targets.is_real(target):
-        for name in ("release", "os", "values"):
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name} needs a virtual GPU; name one with --gpu")
+    name = options.gpu or targets.default_target()
+    if targets.is_real(name):
+        for option in ("release", "os", "values"):
+            if getattr(options, option) is not None:
+                raise UsageError(f"--{option} needs a virtual GPU; name one with --gpu")
         try:
-            device = targets.real_device(target)
+            device = targets.real_device(name)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        virtual: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    else:
-        virtual = capture.virtual(
-            target, release=options.release, os=options.os or Os.LINUX, values=options.values or Values.KNOWN
-        )
-    ended_by = None
-    with session.every_file(), virtual, capture.record(device) as running:
+        return _Target(contextlib.nullcontext, device, False)
+    system, values = options.os or Os.LINUX, options.values or Values.KNOWN
+    return _Target(lambda: capture.virtual(name, release=options.release, os=system, values=values), None, True)
+
+
+class _Recorded(NamedTuple):
+    """A program that was run."""
+
+    tape: Tape
+    error: BaseException | None
+    """The exception that ended it."""
+    evidence: Evidence | None
+    """What is known of an out-of-memory error."""
+    step: FailedStep | str | None
+    """The step that ran out of memory, or why it cannot be rebuilt; None where no advice is wanted."""
+
+
+def _record(program: Callable[[], None], options: argparse.Namespace) -> _Recorded:
+    """Run a program and record it."""
+    from memexplore import capture
+    from memexplore.postmortem.evidence import collect
+    from memexplore.postmortem.failed_step import SeenCall
+    from memexplore.virtual_gpu.files import session
+
+    target, seen = _target(options), SeenCall()
+    ended_by, evidence, step = None, None, None
+    with session.every_file(), target.virtual(), capture.record(target.device) as running:
+        if options.advise and running.recorder is not None:
+            seen.follow(running.recorder)
+        # Above are the frames of memexplore's own command.
+        running.end_stacks_at(sys._getframe())
         try:
             program()
         except BaseException as error:
             running.ended_by(error)
-            ended_by = error
-    return running.tape, ended_by
+            ended_by, evidence = error, collect(error)
+            if options.advise and evidence is not None:
+                folder = os.path.dirname(os.path.realpath(options.script)) if options.script else os.getcwd()
+                step = _failed_step(error, seen, folder)
+    return _Recorded(running.tape, ended_by, evidence, step)
 
 
-def write_html(tape: Tape, path: pathlib.Path) -> None:
+def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:
+    """Return the step that an out-of-memory error has ended, or why it cannot be rebuilt.
+
+    `folder` is where the program finds its own modules.
+    """
+    from memexplore.postmortem.failed_step import failed_step
+    from memexplore.recorder.endings import out_of_memory_error
+
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    names = [value for frame in frames for value in frame.f_locals.values()]
+    step = failed_step(out_of_memory_error(error) or error, seen, names)
+    if isinstance(step, str):
+        return step
+    return step._replace(settings=step.settings._replace(path=(*step.settings.path, folder)))
+
+
+def _what_fits(recorded: _Recorded) -> WhatFits | None:
+    """Return what would have fitted, None where no advice is wanted or nothing failed."""
+    if recorded.step is None:
+        return None
+    from memexplore.postmortem.what_fits import WhatFits, search
+
+    if isinstance(recorded.step, str):
+        return WhatFits(None, failed=recorded.step)
+    return search(recorded.step, recorded.tape.meta)
+
+
+def write_html(tape: Tape, post_mortem: PostMortem | None, path: pathlib.Path) -> None:
     """Write a stand-alone HTML page."""
     from memexplore import report
 
-    path.write_text(report.html(tape), encoding="utf-8")
+    path.write_text(report.html(tape, post_mortem), encoding="utf-8")

@@ -62,7 +62,9 @@ class Fold(NamedTuple):
         return f"steps {self.first}–{self.last} alike ×{self.last - self.first + 1}"
 
     def last_step(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return rows with those of the last step that has any moved into the first, and whether to show each.
+        """Return rows of the tape, and which of them to show: of the folded steps only the last one that has rows.
+
+        Its rows are moved to those of the first folded step, which has the place. Both arrays have the shape of `rows`.
 
         >>> rows, shown = Fold(1, 3, 0, (4, 12)).last_step(np.array([1, 3, 5, 7, 20]))  # steps of 4 rows
         >>> rows[shown].tolist()

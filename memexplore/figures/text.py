@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.tape import Category, Tape
 from memexplore.tensor_text import tensor_text
-from memexplore.units import size_text
+from memexplore.units import signed_percent, size_text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -111,8 +111,8 @@ def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
         (
             "fits" if points[number].fits else "does not fit",
             size_text(points[number].peak_reserved),
-            _number_or_dash(points[number].slow_down, "{:.2f}x"),
-            _number_or_dash(points[number].extra_flops * 100, "{:+.0f} %"),
+            _text_or_dash(points[number].slow_down, "{:.2f}x".format),
+            _text_or_dash(points[number].extra_flops, signed_percent),
             bar(points[number].peak_reserved / highest, 18),
             f"{'*' if number in best else ' '} {points[number].setting}",
         )
@@ -121,8 +121,8 @@ def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
     return "\n\n".join([title, *([_columns(rows)] if rows else [])])
 
 
-def _number_or_dash(value: float, template: str) -> str:
-    return "–" if math.isnan(value) else template.format(value)
+def _text_or_dash(value: float, text: Callable[[float], str]) -> str:
+    return "–" if math.isnan(value) else text(value)
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> str:

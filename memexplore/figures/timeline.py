@@ -248,8 +248,8 @@ def outline_trace(
     places, rows = positions(tape, x), matching_rows(arrays["row"], before, tape)
     shown = rows <= max(len(tape) - 1, 0)
     for fold in places.folds:
-        rows, is_last = fold.last_step(rows)
-        shown &= is_last
+        rows, is_shown = fold.last_step(rows)
+        shown &= is_shown
     return {
         "type": "scatter",
         "x": places.x(rows[shown]),

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, escaped
 from memexplore.tape import Source
-from memexplore.units import size_text
+from memexplore.units import signed_percent, size_text
 
 HEIGHT = 320
 _FAR = 2.5
@@ -51,7 +51,7 @@ def setting_hover_text(point: Point, capacity: int | None = None) -> str:
         margin_text = f", {size_text(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
     return (
         f"<b>{escaped(point.setting)}</b><br>{size_text(point.peak_reserved)} reserved{margin_text}<br>"
-        f"{point.slow_down:.2f} times the time, {point.extra_flops * 100:+.0f} % FLOPs"
+        f"{point.slow_down:.2f} times the time, {signed_percent(point.extra_flops)} FLOPs"
     )
 
 

@@ -21,9 +21,11 @@ To add a knob:
 3. Text: `report_text._WRITERS` for the report of a change, `facts.NoteKind` and `report_text._NOTES` for a note, and
    `_VALUE_TEXTS` or `_FIELD_NOUNS` in `steps/sentences.py` if the value alone is not a readable phrase.
 4. A control in `notebook/knob_table.py` (`_model_knobs`), lines of code in `codegen/model.py`, and the list in
-   README.md. For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`).
-5. A knob that can save memory: `search.candidates.single_candidates`. A knob that changes what is trained:
-   `search.candidates.ALTERING`. A knob that keeps the FLOPs of a step: `steps.sentences._FIELDS_THAT_KEEP_FLOPS`.
+   README.md. For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`); for a watched
+   loop that cannot switch it while it runs, in `live/locks.py`.
+5. A knob that can save memory: `search.candidates.single_candidates`, and its effect, about, in
+   `search.estimates.estimated`. A knob that changes what is trained: `search.candidates.ALTERING`, and a sentence in
+   `search.trainings`. A knob that keeps the FLOPs of a step: `steps.sentences._FIELDS_THAT_KEEP_FLOPS`.
 6. Tests: the lists in `tests/knobs/test_apply.py` and `tests/knobs/test_interrupts.py`, with a model that has what
    the knob changes, and `everything()` in `tests/small_nets.py` if it does not compare that; `OTHERS` in
    `tests/codegen/test_lines_tapes.py`.

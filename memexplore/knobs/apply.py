@@ -63,13 +63,30 @@ def apply_to_step(
     return undone_after(lambda log: _apply_all(log, knobs, model, sites, Reach.STEP))
 
 
-def _apply_all(log: UndoLog, knobs: Knobs, model: nn.Module, sites: Sites | None, reach: Reach) -> ApplyReport:
+def apply_until_restored(
+    log: UndoLog, knobs: Knobs, model: nn.Module, in_place_failed: Callable[[Exception], object]
+) -> ApplyReport:
+    """Do what `apply` does until the log is restored, which the caller does also where this function raises.
+
+    A model that cannot run on fake tensors keeps its activations as written, and `in_place_failed` gets the error.
+    """
+    return _apply_all(log, knobs, model, None, Reach.FORWARD, in_place_failed)
+
+
+def _apply_all(
+    log: UndoLog,
+    knobs: Knobs,
+    model: nn.Module,
+    sites: Sites | None,
+    reach: Reach,
+    in_place_failed: Callable[[Exception], object] | None = None,
+) -> ApplyReport:
     adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
     report = ApplyReport((), (), (*_loop_field_notes(knobs), *micro_batch_notes(knobs, model)))
     changed = knobs.changed()
     for field, apply_field in MODEL_FIELDS.items():
         if field in changed:
-            report += apply_field(Application(log, model, knobs, sites, reach))
+            report += apply_field(Application(log, model, knobs, sites, reach, in_place_failed))
     return report
 
 
@@ -82,6 +99,8 @@ class Application(NamedTuple):
     knobs: Knobs
     sites: Sites | None
     reach: Reach
+    in_place_failed: Callable[[Exception], object] | None = None
+    """Gets the error of a model that cannot run on fake tensors; None to raise it from the model's call."""
 
 
 def of_model(knobs: Knobs) -> Knobs:
@@ -188,7 +207,11 @@ MODEL_FIELDS: dict[str, Callable[[Application], ApplyReport]] = {
     ),
     "memory_format": _set_memory_format,
     "inplace": lambda application: set_in_place(
-        application.log, application.model, application.knobs.inplace, application.sites
+        application.log,
+        application.model,
+        application.knobs.inplace,
+        application.sites,
+        application.in_place_failed,
     ),
     "offload": _offload,
     "checkpoint": lambda application: set_checkpoints(

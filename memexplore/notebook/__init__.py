@@ -7,6 +7,8 @@
   applies to a layer; `explorer_message.py` the message to the page. `explorer_search.py` searches beside the kernel,
   `own_source.py` finds the person's code of a step, `results.py` runs settings ahead of a request, `tabs.py` fills the
   explorer's own tabs, `allocator_settings.py` reads and changes one option.
+- `live_page.py`, `live_message.py`: the page of a watched run. `watching.py`: `memexplore.watch`, which shows it.
+  `controls.py`: what an explorer and a watched run are to the view.
 - `magics.py`, `options.py`, `profile.py`, `notebook_gpu.py`: `%%memprofile`, `%memprofile` and `%memgpu`.
 - `cpu_names.py`: advice for a cell that ran on the CPU.
 - `main_thread.py`, `idle_work.py`: work for the kernel when it is idle. `dropped_displays.py`: runs that

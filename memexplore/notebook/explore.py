@@ -22,7 +22,7 @@ from memexplore.notebook.results import Result
 from memexplore.search.beside import Report
 from memexplore.steps import batches, optimizers
 from memexplore.steps.cell import Cell
-from memexplore.steps.outcome import Outcome, run_outcome
+from memexplore.steps.outcome import Outcome, run_drawn, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
@@ -57,6 +57,9 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
     targets.gpu_of(target)
 
     def run(knobs: Knobs) -> tuple[Trial, Outcome]:
+        return run_drawn(step, knobs, gpu=target, release=release, os=os)
+
+    def finish(knobs: Knobs) -> tuple[Trial, Outcome]:
         return run_outcome(step, knobs, gpu=target, release=release, os=os)
 
     def search(knobs: Knobs, report: Report, thread: MainThread) -> Stop:
@@ -72,6 +75,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
     return Explorer(
         run,
         table,
+        finish=finish,
         step=step,
         own=own_code_of(step),
         search=None if is_cpu else search,

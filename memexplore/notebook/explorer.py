@@ -24,10 +24,6 @@ from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 
 _SECONDS_BEFORE_PREFETCH = 0.3
-_SECONDS_AFTER_DRAWN = 0.1
-"""Idle time of the kernel after a drawing, in which the next change of a control is answered without delay."""
-_SECONDS_WITHOUT_BROWSER = 1.0
-"""Time after which the explorer stops waiting for a browser to report that it has drawn."""
 
 
 class Explorer:
@@ -39,11 +35,14 @@ class Explorer:
     While no knob is turned, the `neighbours` of the setting shown are run ahead.
     """
 
+    name = "explorer"
+
     def __init__(
         self,
         run: Run,
         table: Sequence[Knob],
         *,
+        finish: Run | None = None,
         step: Step | None = None,
         own: OwnCode | None = None,
         search: StartSearch | None = None,
@@ -58,9 +57,9 @@ class Explorer:
 
         `contradiction` returns why a setting cannot be run, where that is known before. `no_search` says why there is
         no search. `own` is the code that the person runs, if it is known. `as_written` is the result of the step as
-        written, if it was run.
+        written, if it was run. `finish` runs a setting to its end for which `run` stops at the request that fails.
         """
-        self._run_step, self._step, self._own = run, step, own
+        self._run_step, self._finish_step, self._step, self._own = run, finish or run, step, own
         self._table, self._knob_named = list(table), {knob.name: knob for knob in table}
         self._static_reasons, self._hidden = dict(reasons), dict(hidden)
         self._neighbours, self._contradiction = neighbours, contradiction
@@ -97,6 +96,7 @@ class Explorer:
     @property
     def trial(self) -> Trial:
         """The run shown: knobs, tape, report of applying the knobs, and cost."""
+        self._finish(self._shown)
         return self._shown.trial
 
     @property
@@ -286,24 +286,14 @@ class Explorer:
 
     def _draw(self) -> None:
         """Draw the result shown, with the outline of what it is compared with."""
-        start_work = self._follow_up.cancel()
-
-        def start() -> None:
-            start_work(self._parts)
-
         baseline = self._baseline()
-        with self.view.lock:
-            # While the browser draws, it has the processor to itself; without a browser the follow-up starts anyway.
-            self.view.show(
-                self._shown.trial.tape,
-                baseline.trial.tape if baseline else None,
-                lambda: self._thread.run_after(_SECONDS_AFTER_DRAWN, start),
-            )
-            self.view.send_controls()
-        if self._thread.is_kernel:
-            self._thread.run_after(_SECONDS_WITHOUT_BROWSER, start)
-        else:
-            start()
+
+        def draw(on_drawn: Callable[[], None]) -> None:
+            with self.view.lock:
+                self.view.show(self._shown.trial.tape, baseline.trial.tape if baseline else None, on_drawn)
+                self.view.send_controls()
+
+        self._follow_up.start_after_drawing(draw, self._parts)
 
     def _baseline(self) -> Result | None:
         """Return the result that the one shown is compared with, None if it is that one itself."""
@@ -324,6 +314,8 @@ class Explorer:
         yield
         self.view.put_tabs(self._tabs(result))
         yield
+        self._finish(result)
+        yield
         if self._static_displays:
             output = self.view.static_output(self._sentence())
             for shown in self._static_displays:
@@ -331,10 +323,19 @@ class Explorer:
             yield
         self._thread.run_after(_SECONDS_BEFORE_PREFETCH, lambda: self._prefetch(result))
 
+    def _finish(self, result: Result) -> None:
+        """Run a setting that does not fit to its end, if its picture was drawn without that."""
+        if result is not self._shown or not result.is_unfinished:
+            return
+        finished = result.finished(self._finish_step(result.trial.knobs))
+        with self.view.lock:
+            self._results[result.trial.knobs] = self._shown = finished
+            self.view.finish(finished.trial.tape)
+
     def _prefetch(self, result: Result) -> None:
         """Run a neighbour of the setting shown, until an event arrives for the main thread."""
         knob = self._last_knob
-        if knob is None or result is not self._shown or self._is_requested:
+        if knob is None or result.trial.knobs != self._shown.trial.knobs or self._is_requested:
             return
         settings = self._neighbours(knob, result.trial.knobs)
         if run_ahead(settings, self._results, self._run_step, self._thread):

@@ -9,6 +9,7 @@ from typing import Any
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.explorer_message import SearchState, reason_text
 from memexplore.notebook.main_thread import MainThread
+from memexplore.search import beside
 from memexplore.search.advice import Advice
 from memexplore.search.beside import Ended, Found, Report, SearchProcess
 from memexplore.search.turns import SearchInTurns
@@ -22,6 +23,8 @@ StartSearch = Callable[[Knobs, Report, MainThread], Stop]
 Reports in any thread; returns how to end the search."""
 
 _SECONDS_BETWEEN_TURNS = 0.05
+_SECONDS_BEFORE_PREPARING = 3
+"""Seconds after the start of an explorer, which has the processor first, until the process of a search is started."""
 
 
 class Search:
@@ -47,6 +50,8 @@ class Search:
         self.base = Knobs()
         """GPU, batch and input size with which the latest search began; the settings of the advice do not name them."""
         self.state = SearchState() if start is not None else SearchState("unavailable", text=unavailable)
+        if start is not None:
+            thread.run_after(_SECONDS_BEFORE_PREPARING, beside.prepare)
 
     @property
     def is_running(self) -> bool:

@@ -144,6 +144,16 @@ def drawn(state: State, run: State) -> State:
     return dataclasses.replace(state, drawn=run.knobs, drawn_number=number, history=history, drag_of_history=drag)
 
 
+def shown_at_once(state: State, problem: str = "") -> State:
+    """Note that the setting wanted needs no run of its own before it is shown, and why the last one failed.
+
+    >>> state = shown_at_once(requested(State(), Knobs(batch=4)))
+    >>> state.drawn_number == state.number
+    True
+    """
+    return dataclasses.replace(state, drawn=state.knobs, drawn_number=state.number, problem=problem)
+
+
 def refused(state: State, run: State, field: str, knob: str, reason: str) -> State:
     """Give one field of the setting wanted, and of those to undo, the value drawn; the other fields stay.
 

@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterator
 
 from memexplore.notebook.main_thread import MainThread
 
+_SECONDS_AFTER_DRAWN = 0.1
+"""Idle time of the kernel after a drawing, in which the next change of a control is answered without delay."""
+_SECONDS_WITHOUT_BROWSER = 1.0
+"""Time after which the work stops waiting for a browser to report that it has drawn."""
+
 
 class IdleWork:
     """Does the latest work that it was given, one part at a time; without a kernel at once.
@@ -35,6 +40,24 @@ class IdleWork:
         else:
             for _ in parts:
                 pass
+
+    def start_after_drawing(
+        self, draw: Callable[[Callable[[], None]], None], work: Callable[[], Iterator[None]]
+    ) -> None:
+        """Cancel the work in progress, draw, and start other work when a browser has called the function it gets.
+
+        While the browser draws, it has the processor to itself; without a browser the work starts anyway.
+        """
+        start_work = self.cancel()
+
+        def start() -> None:
+            start_work(work)
+
+        draw(lambda: self._thread.run_after(_SECONDS_AFTER_DRAWN, start))
+        if self._thread.is_kernel:
+            self._thread.run_after(_SECONDS_WITHOUT_BROWSER, start)
+        else:
+            start()
 
     def resume(self) -> None:
         """Do the rest of the work that something more urgent has interrupted, if that did not bring other work."""

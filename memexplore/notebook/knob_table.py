@@ -70,6 +70,25 @@ def knob_table(step: Step | None, target: str, written: Mapping[str, str]) -> li
     return [*ordered, *by_name.values(), *_layer_knobs(), *_gpu_knobs(target)]
 
 
+def live_knob_table() -> list[Knob]:
+    """Return the knobs that can be switched while a training loop runs."""
+    by_name = {knob.name: knob for knob in _model_knobs({}) if knob.field != "mode"}
+    accumulation = Knob(
+        "accumulation",
+        "accumulation",
+        "Micro-batches",
+        "Batch",
+        "slider",
+        lambda knobs, value: knobs.replace(accumulation=None if value == 1 else value),
+        lambda knobs: knobs.accumulation or 1,
+        lambda knobs: numbers(2**power for power in range(6)),
+        unit="micro-batches",
+        is_primary=True,
+    )
+    layers = [knob for knob in _layer_knobs() if knob.name == CHOSEN_LAYERS]
+    return [by_name.pop("precision"), by_name.pop("checkpoint"), accumulation, *by_name.values(), *layers]
+
+
 # --- the knobs ------------------------------------------------------------------------------------------------------
 
 

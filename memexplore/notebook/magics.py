@@ -1,4 +1,4 @@
-"""The magics `%%memprofile`, `%memprofile` and `%memgpu`: record a cell or statement, choose the notebook's GPU."""
+"""The magics `%%memprofile`, `%memprofile`, `%memgpu` and `%memoom`: record cells, choose the GPU, out of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 
-from memexplore.notebook import profile
+from memexplore.notebook import dry_run, profile
+from memexplore.notebook.memoom import of_shell
 from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
 from memexplore.notebook.options import Options, parse, rewrite_first_line, split_values
 from memexplore.notebook.profile import Profile
@@ -27,6 +28,7 @@ class MemoryMagics(Magics):
         self._profile: Profile | None = None
         self._running_cells: list[str] = []
         self._notebook = NotebookGpu()
+        self._oom = of_shell(shell)
 
     # -- magics
 
@@ -38,7 +40,7 @@ class MemoryMagics(Magics):
 
             %%memprofile [--gpu NAME] [--release RELEASE] [--os SYSTEM] [--values SETTING]
                          [-o NAME] [--html FILE]
-                         [--explore] [--slider NAME=LOW:HIGH:STEP]                              (first line of a cell)
+                         [--dry-run] [--live] [--explore] [--slider NAME=LOW:HIGH:STEP]         (first line of a cell)
             %memprofile [the same options] STATEMENT
 
         --gpu NAME       run on a virtual GPU: a name that mx.gpus() lists, such as "RTX 4090", or a size such as
@@ -52,17 +54,22 @@ class MemoryMagics(Magics):
                          (the default), none computes none, real computes all of them on the CPU.
         -o NAME          store the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
+        --dry-run        only say whether the cell fits, and at which op it would fail: it runs on the virtual GPU and
+                         in a copy of the names, so no variable is changed. Without --gpu on a machine with a GPU:
+                         whether it fits into what that GPU has free right now.
+        --live           show every training step while the cell runs, as mx.watch does; some steps are recorded
+                         completely. -o NAME then stores the watched run: NAME.steps(), NAME.layers(), NAME.tape().
         --explore        show controls for the knobs beside the chart; each change runs the cell again, on the same
                          GPU.
         --slider NAME=LOW:HIGH:STEP
                          a slider for a variable that the cell assigns, such as batch=8:256:8; may be repeated. Each
                          assignment of the variable outside of functions gets the slider's value.
 
-        The cell first runs as written. --explore and --slider then run it in a copy of the names that existed before
-        it, and discard its printed output. Models, optimizers, schedulers and random states of earlier cells are
-        restored. What cannot be undone: files that the cell writes, iterators and generators of earlier cells that it
-        advances, its changes to other objects of earlier cells, and its work on the CPU beside a virtual GPU, which
-        is executed.
+        The cell first runs as written, except with --dry-run. --explore and --slider then run it in a copy of the names
+        that existed before it. They and --dry-run discard its printed output. Models, optimizers, schedulers and random
+        states of earlier cells are restored. What cannot be undone: files that the cell writes, iterators and
+        generators of earlier cells that it advances, its changes to other objects of earlier cells, and its work on the
+        CPU beside a virtual GPU, which is executed.
 
         Variables, results and exceptions are those of an ordinary cell.
         """
@@ -72,6 +79,11 @@ class MemoryMagics(Magics):
             statement = cell
         if not statement.strip():
             raise UsageError("The cell has no code to profile: write %%memprofile above code, or %memprofile STATEMENT")
+        if options.dry_run:
+            raw = self._running_cells[-1] if self._running_cells else statement
+            names = self.shell.user_ns if local_ns is None else {**self.shell.user_ns, **local_ns}
+            dry_run.dry_run(self.shell, options, statement, raw, names)
+            return None
         if options.runs_again:
             raise UsageError("--explore and --slider run a whole cell again: write %%memprofile as its first line")
         code = self._compile(statement)
@@ -141,6 +153,31 @@ class MemoryMagics(Magics):
             usable = size_text(gpu.for_release(capture.release_or_installed(None)).capacity)
             print(f"The virtual {gpu.name} is on: {usable} usable. Run %memgpu off to switch it off.")
 
+    @no_var_expand
+    @line_magic
+    def memoom(self, line: str) -> None:
+        """Show a post-mortem under the traceback of each cell that runs out of memory, and free what it holds.
+
+        %memoom on              show a post-mortem for each cell that runs out of memory
+        %memoom off             show none
+        %memoom                 print whether they are shown
+        %memoom advise          search what would have fitted, for the step that failed last: the model, its last call
+                                and its optimizer are run on a virtual GPU with other settings, in another process;
+                                an interrupt keeps what was found
+        %memoom apply NUMBER    apply a setting that was found to the model, and free what the failed cell holds; what
+                                only the code of the loop can change is put into the next cell as lines
+        %memoom undo            restore the model
+        %memoom free [--out]    free what failed cells still hold: frames of tracebacks, leftovers of autograd, cached
+                                blocks. No variable is deleted; --out also drops the notebook's outputs (Out, _)
+        %memoom save FILE       save the last post-mortem: FILE.html is a page, FILE.parquet its tape, FILE.pickle a
+                                PyTorch snapshot
+
+        On a virtual GPU each cell is recorded meanwhile. On a real GPU nothing is recorded, and a post-mortem has what
+        the allocator knows: its counters, and its history where torch.cuda.memory._record_memory_history is on.
+        `%debug` works until `%memoom free`.
+        """
+        self._oom.command(line)
+
     # -- a profile
 
     def _start(self, options: Options, *, cell: str | None) -> None:
@@ -149,11 +186,14 @@ class MemoryMagics(Magics):
                 raise UsageError("A profile is running: end it before you start another")
             self._finish()
         self._profile = profile.start(self.shell, options, cell=cell, notebook_gpu=self._notebook.gpu)
+        recorder = getattr(self._profile.recording, "recorder", None)
+        if recorder is not None:
+            self._oom.see_calls(recorder)
 
     def _finish(self, error: BaseException | None = None) -> None:
         running, self._profile = self._profile, None
         if running is not None:
-            profile.finish(self.shell, running, error)
+            profile.finish(self.shell, running, self._oom, error)
 
     def _compile(self, statement: str) -> tuple[Any, Any]:
         """Compile the statements and a last expression separately; tracebacks show their lines."""
@@ -176,6 +216,8 @@ class MemoryMagics(Magics):
     def pre_run_cell(self, info: Any) -> None:
         """Push the text of a cell that starts."""
         self._running_cells.append(info.raw_cell)
+        if len(self._running_cells) == 1:
+            self._oom.cell_begins(info.raw_cell)
 
     def post_run_cell(self, result: Any) -> None:
         """Finish the profile of a cell that has ended, also after an exception or interrupt."""
@@ -185,15 +227,19 @@ class MemoryMagics(Magics):
         while self._running_cells and (cell is None or cell in self._running_cells):
             if self._running_cells.pop() == cell:
                 break
+        error = KeyboardInterrupt() if result is None else result.error_in_exec
         running = self._profile
         if running is not None and running.cell is not None and (cell is None or cell == running.cell):
-            self._finish(KeyboardInterrupt() if result is None else result.error_in_exec)
+            self._finish(error)
+        if not self._running_cells:
+            self._oom.cell_ends(error, profile.show_view)
 
     def close(self) -> None:
         """Stop the running profile without showing it, and switch the notebook's virtual GPU off."""
         running, self._profile = self._profile, None
         if running is not None:
             running.contexts.close()
+        self._oom.close()
         self._notebook.turn_off()
 
 
@@ -215,12 +261,13 @@ _NAMES: Sequence[tuple[str, str]] = (
     ("line", "memprofile"),
     ("cell", "memprofile"),
     ("line", "memgpu"),
+    ("line", "memoom"),
     ("line", "_memprofile_cell"),
 )
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Add `%%memprofile`, `%memprofile` and `%memgpu` to the shell. Loading twice has no further effect."""
+    """Add `%%memprofile`, `%memprofile`, `%memgpu` and `%memoom` to the shell. Loading twice has no further effect."""
     if shell in _LOADED:
         return
     magics = MemoryMagics(shell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,12 @@ class MainThread:
         """
         selector = getattr(getattr(self._loop, "asyncio_loop", None), "_selector", None)
         return selector is None or threading.current_thread() is not threading.main_thread() or bool(selector.select(0))
+
+
+def reads_while_busy() -> bool:
+    """Return whether the kernel reads messages of pages while a cell runs: ipykernel from 7 on does."""
+    ipykernel = sys.modules.get("ipykernel")
+    return ipykernel is None or int(ipykernel.__version__.split(".")[0]) >= 7
 
 
 def receive_while_busy(*widgets: Any) -> None:

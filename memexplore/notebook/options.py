@@ -20,7 +20,8 @@ from memexplore.virtual_gpu.value_setting import Values
 
 _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
-_WITHOUT_VALUE = ("--explore",)
+_WITHOUT_VALUE = ("--explore", "--live", "--line", "--dry-run")
+_DRY_RUN = "--dry-run"
 _MAX_SLIDER_STEPS = 1000
 _MAX_SLIDER_VALUE = 1e15
 """Beyond it a float no longer has every integer's successor."""
@@ -39,7 +40,10 @@ class Options(NamedTuple):
     name: str | None
     html: pathlib.Path | None
     explore: bool
+    live: bool
+    line: bool
     sliders: list[tuple[str, list[Any]]]
+    dry_run: bool
 
     @property
     def runs_again(self) -> bool:
@@ -54,12 +58,17 @@ def rewrite_first_line(lines: list[str]) -> list[str]:
 
     >>> rewrite_first_line(["%%memprofile --gpu T4\\n", "train()\\n"])
     ["get_ipython().run_line_magic('_memprofile_cell', '--gpu T4')\\n", 'train()\\n']
+    >>> rewrite_first_line(["%%memprofile --dry-run\\n", "train()\\n"])
+    ['%%memprofile --dry-run\\n', 'train()\\n']
     >>> rewrite_first_line(["train()\\n"])
     ['train()\\n']
     """
     match = _FIRST_LINE.match(lines[0]) if lines else None
-    # A first line without a cell below is left to the cell magic, which raises the error.
+    # A first line without a cell below is left to the cell magic, which raises the error; a cell that must not run is
+    # left to it as well.
     if match is None or not any(line.strip() for line in lines[1:]):
+        return lines
+    if _DRY_RUN in split_options(match["options"].strip())[0]:
         return lines
     return [f"get_ipython().run_line_magic('_memprofile_cell', {match['options'].strip()!r})\n", *lines[1:]]
 
@@ -95,6 +104,14 @@ def parse(line: str) -> tuple[Options, str]:
         raise UsageError(f"{options.name!r} is not a variable name; write -o NAME, such as -o tape")
     if options.name is not None and (hasattr(builtins, options.name) or options.name in _NAMES_OF_IPYTHON):
         raise UsageError(f"{options.name!r} is a name of Python or IPython; write another one, such as -o tape")
+    if options.live and options.runs_again:
+        raise UsageError("--live shows the cell while it runs, --explore and --slider run it again: write one of them")
+    if options.line and not options.live:
+        raise UsageError("--line is the form of a watched run: write --live --line")
+    if options.dry_run and (options.live or options.runs_again):
+        raise UsageError("--dry-run answers whether the cell fits and shows no controls: remove the other option")
+    if options.values is not None and options.dry_run:
+        raise UsageError("--dry-run runs the cell with --values known: remove --values")
     if options.values is not None and options.runs_again:
         raise UsageError("--explore and --slider run the cell with --values known: remove --values")
     if options.html is not None:
@@ -116,6 +133,11 @@ def _parser() -> MagicArgumentParser:
     parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
     parser.add_argument("--explore", action="store_true", help="show controls for the knobs next to the chart")
+    parser.add_argument("--live", action="store_true", help="show every training step while the cell runs")
+    parser.add_argument("--line", action="store_true", help="with --live: as one line, which a button opens")
+    parser.add_argument(
+        _DRY_RUN, action="store_true", help="run the cell on the virtual GPU only, in a copy of the names"
+    )
     parser.add_argument(
         "--slider", dest="sliders", action="append", default=[], type=slider, help="NAME=LOW:HIGH:STEP, a slider"
     )

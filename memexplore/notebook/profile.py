@@ -22,6 +22,9 @@ from memexplore.virtual_gpu.value_setting import Values
 if TYPE_CHECKING:
     from memexplore.capture import Recording
     from memexplore.gpu_catalogue import Gpu
+    from memexplore.live.live import Live
+    from memexplore.notebook.memoom import OutOfMemoryWatch
+    from memexplore.postmortem.value import PostMortem
     from memexplore.steps.cell import Cell
     from memexplore.steps.cost import Meter
     from memexplore.tape import Tape
@@ -39,7 +42,8 @@ class Profile(NamedTuple):
 
     options: Options
     contexts: contextlib.ExitStack
-    recording: Recording
+    recording: Recording | Live
+    """What records the cell; a watched run with `--live`."""
     cell: str | None
     """Text of the cell at whose end the profile ends; None if it ends with a statement."""
     replay: Replay | None = None
@@ -68,7 +72,10 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
                 device = block.__enter__()
             except (ValueError, RuntimeError) as error:
                 raise UsageError(str(error)) from None
-        if again is None:
+        recording: Recording | Live
+        if options.live:
+            recording = contexts.enter_context(_watched(options))
+        elif again is None:
             is_cpu = options.gpu == "cpu"
             recording = contexts.enter_context(capture.record(device="cpu") if is_cpu else capture.record())
         else:
@@ -77,8 +84,17 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
         return Profile(options, contexts.pop_all(), recording, cell, replay)
 
 
-def finish(shell: InteractiveShell, profile: Profile, error: BaseException | None = None) -> None:
-    """Stop recording, then store, show and write the Tape as the options say; `error` is the cell's exception."""
+def finish(
+    shell: InteractiveShell, profile: Profile, watch: OutOfMemoryWatch, error: BaseException | None = None
+) -> None:
+    """Stop recording, then store, show and write the Tape as the options say; `error` is the cell's exception.
+
+    A post-mortem is shown for a cell that ran out of memory.
+    """
+    from memexplore.live.live import Live
+
+    # Before the virtual GPU is off, while the frames of the error are alive.
+    evidence = watch.evidence(error)
     if error is not None:
         profile.recording.ended_by(error)
     try:
@@ -86,6 +102,13 @@ def finish(shell: InteractiveShell, profile: Profile, error: BaseException | Non
     finally:
         # Once more for what an interrupt has left.
         profile.contexts.close()
+    if isinstance(profile.recording, Live):
+        live = profile.recording
+        post_mortem = watch.post_mortem(live.tape(live.recorded[-1]) if live.recorded else None, evidence)
+        _finish_live(shell, live, profile.options, post_mortem)
+        watch.show(post_mortem)
+        return
+    post_mortem = watch.post_mortem(profile.recording.tape, evidence)
     tape = cpu_names.with_advice(profile.recording.tape, profile.cell or "", shell.user_ns, profile.options.gpu)
     if profile.options.name is not None:
         shell.user_ns[profile.options.name] = tape
@@ -98,11 +121,37 @@ def finish(shell: InteractiveShell, profile: Profile, error: BaseException | Non
         show_explorer(profile.replay, tape, profile.options, shell.user_ns)
     else:
         show_view(tape)
-    if profile.options.html is not None:
+    watch.show(post_mortem)
+    write_page(tape, profile.options, post_mortem)
+
+
+def _watched(options: Options) -> contextlib.AbstractContextManager[Live]:
+    """Return the watched run of a cell."""
+    from memexplore.notebook.watching import watch
+
+    return watch(device="cpu" if options.gpu == "cpu" else None, form="line" if options.line else "page")
+
+
+def _finish_live(shell: InteractiveShell, live: Live, options: Options, post_mortem: PostMortem | None) -> None:
+    """Store and write a watched run as the options say; its page was shown when it began."""
+    if options.name is not None:
+        shell.user_ns[options.name] = live
+    if not len(live.steps()):
+        print(
+            "No training step ended in this cell: a step ends when an optimizer has stepped. "
+            "Write %%memprofile without --live to see the memory of other code."
+        )
+    elif live.recorded:
+        write_page(live.tape(), options, post_mortem)
+
+
+def write_page(tape: Tape, options: Options, post_mortem: PostMortem | None = None) -> None:
+    """Write the stand-alone page, if the options name a file."""
+    if options.html is not None:
         from memexplore import report
 
-        path = profile.options.html.expanduser()
-        page = report.html(tape)
+        path = options.html.expanduser()
+        page = report.html(tape, post_mortem)
         _, problem = result_files.write(path, lambda path: path.write_text(page, encoding="utf-8"))
         print(problem or f"Wrote {path}")
 

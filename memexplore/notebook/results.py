@@ -11,7 +11,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.knob import Knob
 from memexplore.notebook.main_thread import MainThread
 from memexplore.steps.cost import interruptible
-from memexplore.steps.outcome import Outcome
+from memexplore.steps.outcome import Outcome, is_unfinished
 from memexplore.steps.trial import Trial
 
 
@@ -20,6 +20,16 @@ class Result(NamedTuple):
 
     trial: Trial
     outcome: Outcome
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether what Python frees after the failed request is not on the tape."""
+        return is_unfinished(self.trial)
+
+    def finished(self, whole_run: tuple[Trial, Outcome]) -> Result:
+        """Return the result of the run to its end, with the picture of this one."""
+        trial, outcome = whole_run
+        return Result(trial._replace(tape=trial.tape.replace(whole=self.trial.tape.whole)), outcome)
 
 
 Run = Callable[[Knobs], tuple[Trial, Outcome]]

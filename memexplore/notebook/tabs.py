@@ -152,7 +152,7 @@ def advice(advice: Advice, current: Knobs | None = None, base: Knobs = _WRITTEN)
             _flops_text(option.outcome, advice.as_written),
             option.largest_text,
         ]
-        warning = ["The training result changes."] if option.alters else []
+        warning = ["The training result changes.", option.training] if option.alters else []
         row = {
             "cells": cells,
             "hint": " ".join(("Use this setting.", *warning, *option.notes)),

@@ -7,7 +7,7 @@ import pathlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import anywidget
 
@@ -26,6 +26,7 @@ from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
 from memexplore.notebook import view_content
 from memexplore.notebook.bundle import bundle, plotly_source
+from memexplore.notebook.controls import Controls
 from memexplore.notebook.main_thread import receive_while_busy
 from memexplore.notebook.packing import pack
 from memexplore.notebook.static_output import image_html, static_output
@@ -50,16 +51,6 @@ class Screen(NamedTuple):
     """Whether a run out of memory is drawn as it happened, not as if there were room."""
     x: XChoice = DEFAULT_X
     """Horizontal axis of the timeline."""
-
-
-class Controls(Protocol):
-    """What the page of a view shows above the timeline, such as the knobs of an explorer."""
-
-    def message(self) -> dict[str, Any]:
-        """Return the state of the controls (`ExplorerState` in `frontend/types.d.ts`)."""
-
-    def receive(self, request: dict[str, Any]) -> bool:
-        """Take a request of the page; return False if it is for the view. Called in any thread."""
 
 
 class View(anywidget.AnyWidget):
@@ -151,6 +142,14 @@ class View(anywidget.AnyWidget):
             self._tape, self._before, self._on_drawn = tape, before, on_drawn
             self._redraw(old)
 
+    def finish(self, tape: Tape) -> None:
+        """Replace a tape that ends with its failed request by the tape of the run to its end, of the same `whole`."""
+        with self.lock:
+            old, self._tape = self.drawn, tape
+            if self.drawn is not old:
+                self._redraw(old)
+                self.send_details()
+
     def _redraw(self, old: Tape) -> None:
         """Send the tape drawn, with the positions that they had in the tape drawn before."""
         tape = self.drawn
@@ -184,11 +183,11 @@ class View(anywidget.AnyWidget):
         """Add tabs after the built-in ones, in this order, or replace their content."""
         with self.lock:
             self._tabs.update(tabs)
-            self._send_packed("tabs", tabs=_named(tabs))
+            self.send_packed("tabs", tabs=_named(tabs))
 
     def open_tab(self, name: str) -> None:
         """Show a tab."""
-        self._send_packed("open", tab=name)
+        self.send_packed("open", tab=name)
 
     def attach(self, controls: Controls) -> None:
         """Show controls on the page, and send their requests to them."""
@@ -199,6 +198,12 @@ class View(anywidget.AnyWidget):
         with self.lock:
             if self._controls is not None:
                 self.send({"type": "explorer", "explorer": self._controls.message()})
+
+    def send_unasked(self) -> None:
+        """Send everything to all pages, for a kernel that reads no request while a cell runs (ipykernel before 7)."""
+        with self.lock:
+            self.send({"type": "plotly"}, [plotly_source()])
+            self._answer_request({"type": "everything", "width": self._screen.width})
 
     @contextlib.contextmanager
     def _silently(self) -> Iterator[None]:
@@ -228,12 +233,12 @@ class View(anywidget.AnyWidget):
     @traitlets.observe("cursor")
     def _send_cursor(self, _: Any) -> None:
         if self.comm is not None and not self._is_silent:  # the comm is None while the widget is constructed
-            self._send_packed("cursor", self._sender(), **view_content.cursor_content(self._scene()))
+            self.send_packed("cursor", self._sender(), **view_content.cursor_content(self._scene()))
 
     @traitlets.observe("selection")
     def _send_selection(self, _: Any) -> None:
         if not self._is_silent:
-            self._send_packed("selection", self._sender(), layer=self.selection)
+            self.send_packed("selection", self._sender(), layer=self.selection)
 
     # -- requests of the browser
 
@@ -262,7 +267,8 @@ class View(anywidget.AnyWidget):
             scene = self._scene()
             content = {"tab": tab, "tabs": _named(self._tabs), **view_content.tape_content(scene)}
             content |= view_content.scene_content(scene) | view_content.details_content(scene)
-            content["explorer"] = None if self._controls is None else self._controls.message()
+            if self._controls is not None:
+                content[self._controls.name] = self._controls.message()
             message = {"type": "everything", "tape": self._screen.tape_number, **_identity(request)}
             self.send(message, pack(content))
             self._details_number = self._screen.tape_number
@@ -327,7 +333,8 @@ class View(anywidget.AnyWidget):
     def _reply(self, request: dict[str, Any], **content: Any) -> None:
         self.send({"type": request["type"], **_identity(request)}, pack(content))
 
-    def _send_packed(self, kind: str, identity: dict[str, Any] | None = None, **content: Any) -> None:
+    def send_packed(self, kind: str, identity: dict[str, Any] | None = None, **content: Any) -> None:
+        """Send a message to all pages; `identity` are the fields of the request that caused it."""
         self.send({"type": kind, **(identity or {})}, pack(content))
 
     def _scene(self) -> Scene:

@@ -1,6 +1,7 @@
 """Recorder: every allocation and free of a run, with op, layer, phase, step and stack, as a Tape.
 
-- `recorder`: notes what ops, module hooks and optimizers report; `events` has the rows it writes.
+- `recorder`: notes what ops, module hooks and optimizers report; `events` has the rows it writes,
+  and `tags` finds the blocks of weights, gradients, optimizer state and inputs.
 - `module_hooks`: global hooks of torch that report module calls and optimizer steps, and the names of layers.
 - `stacks`: Python stacks interned as numbers.
 - `tape_builder`: the recorded rows as a Tape; `categories` decides the category of each block.

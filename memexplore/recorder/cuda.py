@@ -113,27 +113,21 @@ def annotate(history: Tape, recorded: Tape) -> Tape:
     columns["stack"][matched[has_stack]] = recorded.stack[rows][has_stack] + offset
 
     _fill(history, columns, matched)
-    tape = Tape.from_columns(
-        columns,
-        meta=recorded.meta,
-        ops=recorded.ops,
-        modules=recorded.modules,
-        classes=recorded.classes,
-        stacks=[*history.stacks, *recorded.stacks],
-        tensor_texts=recorded.tensor_texts,
-    )
+    tape = recorded.with_rows(columns, stacks=[*history.stacks, *recorded.stacks])
     return _with_marks(tape, recorded, match)
 
 
 def _matches(history: Tape, recorded: Tape) -> Any:
     """Return the matching row of the history for each recorded alloc, free and oom row, -1 for none."""
-    candidates: dict[tuple[int, int], list[int]] = {}
-    born = np.isin(history.action, (Action.ALLOC, Action.PREEXISTING))
-    for row in np.flatnonzero(born)[::-1].tolist():
-        candidates.setdefault((int(history.address[row]), int(history.size[row])), []).append(row)
+    # An older block and a new one may have the same address and size, the older one unseen by the recorder.
+    older, new = (_by_place(history, action) for action in (Action.PREEXISTING, Action.ALLOC))
     result = np.full(len(recorded), -1, dtype=np.int64)
     for row in np.flatnonzero(np.isin(recorded.action, (Action.ALLOC, Action.PREEXISTING))).tolist():
-        waiting = candidates.get((int(recorded.address[row]), int(recorded.size[row])))
+        place = int(recorded.address[row]), int(recorded.size[row])
+        waiting = new.get(place)
+        if recorded.action[row] == Action.PREEXISTING:
+            # A block that another thread made since the history began is older for the recorder only.
+            waiting = older.get(place) or waiting
         if waiting:
             result[row] = waiting.pop()
     freed = _frees(history)
@@ -145,6 +139,14 @@ def _matches(history: Tape, recorded: Tape) -> Any:
     for row, history_row in zip(*failed, strict=False):
         result[row] = history_row
     return result
+
+
+def _by_place(history: Tape, action: Action) -> dict[tuple[int, int], list[int]]:
+    """Return the rows of an action by address and size, the last first."""
+    rows: dict[tuple[int, int], list[int]] = {}
+    for row in np.flatnonzero(history.action == action)[::-1].tolist():
+        rows.setdefault((int(history.address[row]), int(history.size[row])), []).append(row)
+    return rows
 
 
 def _frees(tape: Tape) -> dict[int, int]:
@@ -203,12 +205,4 @@ def _with_marks(tape: Tape, recorded: Tape, match: Any) -> Tape:
     for name in ("phase", "step"):
         columns[name][inside] = columns[name][last_mark[inside]]
     columns["time"] = np.maximum.accumulate(columns["time"])
-    return Tape.from_columns(
-        columns,
-        meta=tape.meta,
-        ops=tape.ops,
-        modules=tape.modules,
-        stacks=tape.stacks,
-        classes=tape.classes,
-        tensor_texts=tape.tensor_texts,
-    )
+    return tape.with_rows(columns)

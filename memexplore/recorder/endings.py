@@ -43,18 +43,23 @@ def end_of(error: BaseException | None) -> End:
         return COMPLETED
     if isinstance(error, KeyboardInterrupt):
         return End(Ending.INTERRUPTED, _text(error))
-    return End(Ending.OUT_OF_MEMORY if _is_out_of_memory(error) else Ending.ERROR, _text(error))
+    return End(Ending.OUT_OF_MEMORY if out_of_memory_error(error) is not None else Ending.ERROR, _text(error))
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def out_of_memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """Return the out-of-memory error that an exception is, or that it was raised from; None for another exception.
+
+    >>> out_of_memory_error(ValueError("too small")) is None
+    True
+    """
     seen: set[int] = set()
-    link: BaseException | None = error
+    link = error
     while link is not None and id(link) not in seen:
         if isinstance(link, torch.OutOfMemoryError):
-            return True
+            return link
         seen.add(id(link))
         link = link.__cause__ or (link.__context__ if isinstance(link, SystemExit) else None)
-    return False
+    return None
 
 
 def _text(error: BaseException) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from memexplore.tape import Category
+
+LISTS = (list, tuple)
+"""Types of an op's arguments that hold tensors; a union of them takes longer to check."""
 
 
 class Event(NamedTuple):
@@ -54,6 +58,17 @@ def needs_gradient(args: Any) -> bool:
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
                 return True
-        elif isinstance(value, list | tuple) and needs_gradient(value):
+        elif isinstance(value, LISTS) and needs_gradient(value):
             return True
     return False
+
+
+# Each recording asks for the names of its ops.
+@functools.lru_cache(maxsize=5000)
+def op_name(func: Any) -> str:
+    """Return the name of an operator on a tape, such as ``aten::mm``: without its overload. A text stays as it is.
+
+    >>> op_name(torch.ops.aten.mm.default)
+    'aten::mm'
+    """
+    return func if isinstance(func, str) else "::".join(str(func).split(".")[:2])

@@ -16,7 +16,7 @@ from memexplore.recorder import tape_builder
 from memexplore.recorder.recorder import Recorder
 from memexplore.snapshot import as_snapshot
 from memexplore.tape import Meta
-from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY, SNAPSHOT
+from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, HISTORY_IS_ON, RECORD_HISTORY, SNAPSHOT
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
@@ -51,13 +51,20 @@ class History:
             # The older form: (enabled: bool, record_context, trace_alloc_max_entries, trace_alloc_record_context, …).
             max_entries = args[1] if len(args) > 1 else max_entries
         if not enabled:
+            # The allocator clears its buffer when it stops (recordHistory in c10/cuda/CUDACachingAllocator.cpp).
             self._watching.close()
+            self._recorder = None
             return
         if self._recorder is None or kwargs.get("clear_history"):
             self._watching.close()
             self._recorder = _HistoryRecorder(live_storages)
             self._watching.enter_context(self._device.watch(self._recorder))
         self._max_entries = max_entries
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the history is recorded now."""
+        return self._recorder is not None
 
     def snapshot(self, device: Any = None, **kwargs: Any) -> dict[str, Any]:
         """`torch.cuda.memory._snapshot`: the present segments, and the events since the history began."""
@@ -87,6 +94,7 @@ def patches(device: Device, meta: Callable[[], Meta]) -> list[Patch]:
         # Undone last: a history that the script did not end.
         Call(unmake=lambda: history.record(None)),
         Replace(*RECORD_HISTORY, history.record),
+        Replace(*HISTORY_IS_ON, lambda: history.is_on),
         Replace(*SNAPSHOT, history.snapshot),
         Replace(*DUMP_SNAPSHOT, history.dump),
     ]

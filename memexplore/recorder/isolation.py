@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from memexplore import snapshot
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.settings import SMALL
 from memexplore.analysis.curves import lifetimes
-from memexplore.tape import COLUMNS, Action, Tape
+from memexplore.tape import Action, Tape
 from memexplore.torch_internals.cuda import clear_cublas_workspaces
 
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
@@ -109,7 +110,7 @@ def drop_unrelated(history: Tape, recorded: Tape) -> tuple[Tape, int]:
     dropped_segments: dict[int, int] = {}
     for row in range(len(history) - snapshot.event_count(history)):
         start, size = int(history.address[row]), int(history.size[row])
-        is_segment = history.action[row] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        is_segment = history.action[row] in GROWTH
         if is_segment and not np.any((kept >= start) & (kept < start + size)):
             dropped[row] = True
             dropped_segments[start] = start + size
@@ -120,8 +121,7 @@ def drop_unrelated(history: Tape, recorded: Tape) -> tuple[Tape, int]:
             dropped[row] = True
             # A segment of the run may get the same address.
             dropped_segments.pop(start, None)
-    kept_rows = ~dropped[:-1]
-    return history.replace(**{name: getattr(history, name)[kept_rows] for name in COLUMNS}), dropped_bytes
+    return history[~dropped[:-1]], dropped_bytes
 
 
 def _blocks(tape: Tape, rows: Any) -> list[tuple[int, int]]:

@@ -6,13 +6,13 @@ They need no change to the user's code.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.recorder import stacks
 
@@ -32,9 +32,10 @@ class Names:
         self.classes: list[str] = []
         """Class name of each module, "" for a name of an earlier recording."""
         self._interned: dict[str, int] = {}
-        # By identity: a module may define equality, as tensordict's do.
-        self._numbers = WeakIdKeyDictionary()
-        self._roots = WeakIdKeyDictionary()
+        self._numbers: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
+        """Id of a module -> the module and its number: a module may define equality, as tensordict's do."""
+        self._most = 1000
+        """Entries above which those of dead modules are removed."""
         self._prefixes: dict[str, int] = {}
         self._plain = True
 
@@ -51,28 +52,40 @@ class Names:
 
     def root(self, module: torch.nn.Module) -> bool:
         """Name all modules of a model that is called from outside any module; return whether it is new."""
-        if module in self._roots or module in self._numbers:
+        if self._number(module) is not None:
             return False
-        self._roots[module] = True
         title = type(module).__name__
         uses = self._prefixes[title] = self._prefixes.get(title, 0) + 1
         if uses > 1:
             title = f"{title}#{uses}"
-        self._numbers[module] = self.intern(title, module)
+        self._keep(module, self.intern(title, module))
         children = [(name, child) for name, child in module.named_modules() if name]
         prefix = ""
         if children:
             prefix, self._plain = ("" if self._plain else f"{title}."), False
         for name, child in children:
-            self._numbers.setdefault(child, self.intern(prefix + name, child))
+            number = self.intern(prefix + name, child)
+            if self._number(child) is None:
+                self._keep(child, number)
         return True
+
+    def _number(self, module: torch.nn.Module) -> int | None:
+        found = self._numbers.get(id(module))
+        return found[1] if found is not None and found[0]() is module else None
+
+    def _keep(self, module: torch.nn.Module, number: int) -> None:
+        self._numbers[id(module)] = weakref.ref(module), number
+        if len(self._numbers) > self._most:
+            self._numbers = {key: entry for key, entry in self._numbers.items() if entry[0]() is not None}
+            self._most = max(self._most, 2 * len(self._numbers))
 
     def number(self, module: torch.nn.Module, parent: int) -> int:
         """Return the number of a module's name; a module that its model does not list is named after its class."""
-        number = self._numbers.get(module)
+        number = self._number(module)
         if number is None:
             outer = f"{self.table[parent]}." if parent >= 0 else ""
-            number = self._numbers[module] = self.intern(outer + type(module).__name__, module)
+            number = self.intern(outer + type(module).__name__, module)
+            self._keep(module, number)
         return number
 
 
@@ -87,7 +100,7 @@ def hooks(recorder: Recorder) -> contextlib.ExitStack:
         recorder.call_ends(module)
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder.optimizer_begins(optimizer)
+        recorder.optimizer_begins(optimizer, stacks.caller(2))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.optimizer_ends(optimizer)

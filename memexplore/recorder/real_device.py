@@ -10,17 +10,24 @@ from typing import Any
 import torch
 
 from memexplore.recorder import cuda, isolation
+from memexplore.recorder.events import LISTS
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Category, Meta, Source, Tape
 from memexplore.tensor_text import tensor_text
-from memexplore.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode
-from memexplore.torch_internals.tensors import base_of, storage_key, untyped_storage
+from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, FakeTensor, TorchDispatchMode
+from memexplore.torch_internals.tensors import base_of, storage_key, storage_use_count, untyped_storage
 from memexplore.units import size_text
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
+from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
 _UNKNOWN = Category.UNKNOWN
 # `torch.tensor` fills its memory without the dispatcher and passes it in by this op.
 _LIFT = torch.ops.aten.lift_fresh.default
+_STORAGE = torch.UntypedStorage(1)
+_ALONE = storage_use_count(storage_key(_STORAGE)) + 1
+"""Use count of a storage with one tensor, while Python has the storage: no other tensor is in it."""
+_FEW = 4
+"""Outputs up to which the arguments of an op are searched for each."""
 
 
 class Unrelated(enum.Enum):
@@ -38,6 +45,8 @@ class RealMode(TorchDispatchMode):
         self.device = device
         self.live: dict[int, StorageRef] = {}
         self.recorder = Recorder(self.live, self.adopt)
+        if device.type == "cpu":
+            self.recorder.training = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -45,33 +54,54 @@ class RealMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.recorder.op(func, args)
+        if types and any(hasattr(kind, FLATTEN) for kind in types):
+            # A tensor around others, such as DTensor: its own code runs, and calls ops on the tensors inside.
+            return NotImplemented
+        self.recorder.op(func, args, depth=1)
         self.record_arguments(args)
         try:
             result = func(*args, **(kwargs or {}))
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             self.recorder.out_of_memory(0, func, args)
+            hide_own_frames(error)
             raise
         with DisableTorchFunction():
-            outputs = result if isinstance(result, tuple | list) else (result,)
-            for index, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor):
-                    self._record_output(output, func, args, index)
+            if isinstance(result, torch.Tensor):
+                self._record_output(result, func, args, 0)
+            elif isinstance(result, LISTS):
+                arguments = _by_storage(args, {}) if len(result) > _FEW else None
+                for index, output in enumerate(result):
+                    if isinstance(output, torch.Tensor):
+                        self._record_output(output, func, args, index, arguments)
         return result
 
     def record_arguments(self, args: Any) -> None:
         """Record the storages of an op's arguments; a CPU tensor may be new or old, so this does nothing."""
 
-    def _record_output(self, output: torch.Tensor, func: Any, args: Any, index: int) -> None:
-        if output.device != self.device or output.layout is not torch.strided:
+    def _record_output(
+        self, output: torch.Tensor, func: Any, args: Any, index: int, arguments: dict[int, torch.Tensor] | None = None
+    ) -> None:
+        try:
+            storage = untyped_storage(output)
+        except NotImplementedError:  # sparse tensors and wrappers have none
             return
-        storage = untyped_storage(output)
-        ref = self.live.get(storage_key(storage))
+        key = storage_key(storage)
+        ref = self.live.get(key)
         size = storage.nbytes()
         if ref is not None and ref.size == size and ref.address == storage.data_ptr():
             return
+        if output.device != self.device or output.layout is not torch.strided:
+            return
+        if isinstance(output, FakeTensor) and self.device.type == "cpu":
+            # Code such as DTensor's runs ops on tensors without memory to learn shapes.
+            return
         if ref is None and func is not _LIFT:
-            argument = _argument_in(storage_key(storage), args)
+            if arguments is not None:
+                argument = arguments.get(key)
+            elif storage_use_count(key) > _ALONE:
+                argument = _argument_in(storage, args)
+            else:
+                argument = output if _has(args, output) else None
             if argument is not None:
                 self.adopt(argument)
                 return
@@ -80,8 +110,9 @@ class RealMode(TorchDispatchMode):
         if size:
             # A storage that was resized may have been seen first through a view of its tensor.
             text = tensor_text(output.shape, output.dtype) if ref is None else _text_of_whole(output, size)
-            self.recorder.alloc(storage.data_ptr(), size, func, args, index, _UNKNOWN, text)
-            self._keep(storage, size)
+            address = storage.data_ptr()
+            self.recorder.alloc(address, size, func, args, index, _UNKNOWN, text)
+            self._keep(storage, key, address, size)
 
     def adopt(self, tensor: torch.Tensor) -> StorageRef | None:
         """Record a storage older than the recording."""
@@ -91,19 +122,45 @@ class RealMode(TorchDispatchMode):
         size = storage.nbytes()
         if not size:
             return None
-        self.recorder.preexisting(storage.data_ptr(), size, None, tensor=_text_of_whole(tensor, size))
-        return self._keep(storage, size)
+        address = storage.data_ptr()
+        self.recorder.preexisting(address, size, None, _UNKNOWN, _text_of_whole(tensor, size))
+        return self._keep(storage, storage_key(storage), address, size)
 
-    def _keep(self, storage: Any, size: int) -> StorageRef:
+    def resized(self, storage: torch.UntypedStorage, address: int, size: int) -> None:
+        """Record that a storage, which had `size` bytes at an address, got another size without an op.
+
+        FSDP frees gathered parameters by `resize_(0)`, and gives them memory again: category and module stay.
+        """
+        key, now = storage_key(storage), storage.nbytes()
+        if now == size:
+            return
+        ref = self.live.get(key)
+        if ref is None and size:
+            self.recorder.preexisting(address, size, None)
+            ref = self._keep(storage, key, address, size)
+        tag = None
+        if ref is not None:
+            tag = self.recorder.tag_at(ref.address) if ref.size else ref.tag
+            self._release(ref)
+        if not now:
+            self._keep(storage, key, 0, 0).tag = tag
+            return
+        self.recorder.alloc(storage.data_ptr(), now, "UntypedStorage.resize_", (), 0, _UNKNOWN)
+        self._keep(storage, key, storage.data_ptr(), now)
+        if tag is not None:
+            self.recorder.tag_block(storage.data_ptr(), tag)
+
+    def _keep(self, storage: Any, key: int, address: int, size: int) -> StorageRef:
         ref = StorageRef(storage, self._release)
-        ref.key, ref.address, ref.size, ref.origin = storage_key(storage), storage.data_ptr(), size, None
-        self.live[ref.key] = ref
+        ref.key, ref.address, ref.size, ref.origin, ref.tag = key, address, size, None, None
+        self.live[key] = ref
         return ref
 
     def _release(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
-            self.recorder.free(ref.address, ref.size)
+            if ref.size:
+                self.recorder.free(ref.address, ref.size)
 
 
 class CudaMode(RealMode):
@@ -117,7 +174,7 @@ class CudaMode(RealMode):
                     with DisableTorchFunction():
                         if storage_key(untyped_storage(value)) not in self.live:
                             self.adopt(value)
-            elif isinstance(value, tuple | list):
+            elif isinstance(value, LISTS):
                 self.record_arguments(value)
 
 
@@ -129,22 +186,43 @@ def _text_of_whole(tensor: torch.Tensor, size: int) -> str:
     """
     base = base_of(tensor)
     base = tensor if base is None else base
-    is_whole = base.numel() * base.element_size() == size and base.storage_offset() == 0
+    if base.nbytes != size:
+        return ""
     is_in_order = base.is_contiguous() or base.is_contiguous(memory_format=torch.channels_last)
-    return tensor_text(base.shape, base.dtype) if is_whole and is_in_order else ""
+    return tensor_text(base.shape, base.dtype) if is_in_order else ""
 
 
-def _argument_in(key: int, args: Any) -> torch.Tensor | None:
+def _has(args: Any, output: torch.Tensor) -> bool:
+    """Return whether an op's output is one of its arguments itself, those in lists included."""
+    for value in args:  # noqa: SIM110 - a generator takes three times as long
+        if value is output or (isinstance(value, LISTS) and _has(value, output)):
+            return True
+    return False
+
+
+def _argument_in(storage: torch.UntypedStorage, args: Any) -> torch.Tensor | None:
     """Return the first of an op's tensor arguments in a storage, those in lists included; None without one."""
     for value in args:
         if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided and storage_key(untyped_storage(value)) == key:
+            # A storage has one Python object while that is alive.
+            if value.layout is torch.strided and untyped_storage(value) is storage:
                 return value
-        elif isinstance(value, tuple | list):
-            found = _argument_in(key, value)
+        elif isinstance(value, LISTS):
+            found = _argument_in(storage, value)
             if found is not None:
                 return found
     return None
+
+
+def _by_storage(args: Any, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return the first of an op's tensor arguments in each storage, by the key of the storage."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                found.setdefault(storage_key(untyped_storage(value)), value)
+        elif isinstance(value, LISTS):
+            _by_storage(value, found)
+    return found
 
 
 @contextlib.contextmanager

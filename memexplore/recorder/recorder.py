@@ -5,29 +5,24 @@ Each row has the op, module, phase, step and stack; `tape_builder` decides the c
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
-from memexplore.recorder.events import Origin, needs_gradient
-from memexplore.recorder.module_hooks import Names
+from memexplore.recorder.events import Origin, needs_gradient, op_name
 from memexplore.recorder.stacks import Stacks, caller
+from memexplore.recorder.tags import Tags
 from memexplore.recorder.thread_state import Threads, ThreadState
 from memexplore.tape import Action, Category, Phase
-from memexplore.torch_internals.modules import buffers_of, parameters_of
 from memexplore.torch_internals.tensors import (
     current_autograd_node,
     next_sequence_number,
     sequence_number_of,
-    storage_key,
-    untyped_storage,
 )
 
 _DETACH = torch.ops.aten.detach.default
@@ -40,7 +35,7 @@ _ALLOC, _FREE, _MARK, _OOM, _PREEXISTING = (
 )
 
 
-class Recorder:
+class Recorder(Tags):
     """The rows of one recording, as plain numbers; no tensor is kept.
 
     `live` maps a storage's C++ address to its `Ref` and is updated by the dispatch mode that runs the ops. `events` are
@@ -48,60 +43,47 @@ class Recorder:
     """
 
     def __init__(self, live: dict[int, Any], adopt: Callable[[torch.Tensor], Any] | None = None) -> None:
-        self.live = live
-        self._adopt = adopt
-        """Makes the `Ref` of a storage older than the recording; None if `live` has all storages."""
+        super().__init__(live, adopt)
         self.events: list[tuple[int, ...]] = []
         self.ops: dict[str, int] = {}
-        self.names = Names()
         self.stacks = Stacks()
-        self.tags: dict[int, int] = {}
-        """Row -> category of parameters, gradients, optimizer state and inputs, which need not be derived."""
-        self.owners: dict[int, int] = {}
-        """Row -> number of the module whose parameter, gradient or state the block holds."""
         self.tensors: dict[int, str] = {}
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
-        self.open_rows: dict[int, int] = {}
-        """Address -> row of the block that is alive there."""
-        self._op_numbers: dict[Any, int] = {}
+        self._known_ops: dict[int, tuple[int, bool, Any]] = {}
+        """Id of an op -> its number, whether it copies, and the op, whose own hash takes longer."""
         self._threads = Threads()
-        self._forwards: dict[int, dict[int, tuple[int, int, str]]] = {}
-        self._sequences: dict[int, int] = {}
+        self._local = self._threads.local
         self._marked = (0, _OTHER)
         """Step and phase of the last mark."""
         self._step_ended = True
-        self._uninitialized = False
-        """Whether a parameter without memory was met, so that its model is tagged again after its call."""
-        self._tagged_states = WeakIdKeyDictionary()
-        """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
-        self.training = CpuTraining()
+        self.training: CpuTraining | None = CpuTraining()
+        """None where the CPU itself is recorded."""
         self.copies = Copies(live, self.open_rows)
         self._epoch = time.perf_counter_ns()
 
     # -- called by the dispatch mode
 
-    def op(self, func: Any, args: Any) -> None:
-        """Record that an op is about to run: module and stack of the autograd node that its forward just created."""
-        here = self._threads.here
+    def op(self, func: Any, args: Any, depth: int = 3) -> None:
+        """Record that an op is about to run: module and stack of the autograd node that its forward just created.
+
+        The dispatch mode's own frame is `depth` calls above this one; the stack begins there.
+        """
+        here = self._local.state
         here.stack = -2
-        thread = threading.get_ident()
         sequence = next_sequence_number()
-        if sequence != self._sequences.get(thread):
-            self._sequences[thread] = sequence
-            forward = self._forwards.get(thread)
-            if forward is None:
-                forward = self._forwards[thread] = {}
-            here.stack = stack = self.stacks.number(caller(3))
+        if sequence != here.sequence:
+            here.sequence = sequence
+            here.stack = stack = self.stacks.number(caller(depth))
             calls = here.calls
-            forward[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
+            here.forwards[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
         if func is _DETACH:
             node = current_autograd_node()
             if node is not None and sequence_number_of(node) == _ACCUMULATE:
                 # AccumulateGrad detaches the incoming gradient to keep it: accumulate_grad.h.
-                self._tag(args[0], Category.GRADIENT, self._owner(node.variable))
+                self.tag(args[0], Category.GRADIENT, self.owner_of(node.variable))
         elif func is COPY and not here.calls:
             self.copies.copied(*args[:2])
 
@@ -110,21 +92,27 @@ class Recorder:
     ) -> None:
         """Record an allocated block, with the `tensor_text` of the tensor that it is for."""
         phase, module, stack, grad, call = self._attribution(func, args, index)
+        number, copies, _ = self._known_ops.get(id(func)) or self._know(func)
         row = self.open_rows[address] = len(self.events)
         self.tensors[row] = tensor
         if category == _UNKNOWN and phase == _BACKWARD and call == -2:
             self.tags[row] = Category.GRADIENT
             call = -1
-        elif func in COPYING and call < 0 and phase in (_OTHER, _FORWARD):
+        elif copies and call < 0 and phase in (_OTHER, _FORWARD):
             self.copies.computed(row, args, size)
-        now, number = time.perf_counter_ns() - self._epoch, self._op_number(func)
+        now = time.perf_counter_ns() - self._epoch
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 
     def preexisting(
         self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN, tensor: str = ""
     ) -> None:
         """Record a block older than the recording."""
-        self._from_before(_PREEXISTING, 0, address, size, origin, category, tensor)
+        if origin is not None:
+            self._from_before(_PREEXISTING, 0, address, size, origin, category, tensor)
+            return
+        row = self.open_rows[address] = len(self.events)
+        self.tensors[row] = tensor
+        self.events.append((0, _PREEXISTING, address, size, _OTHER, 0, -1, -1, -1, 0, -1, category))
 
     def reallocated(self, address: int, size: int, origin: Origin | None, tensor: str = "") -> None:
         """Record an earlier block that is placed on this device only now."""
@@ -153,17 +141,6 @@ class Recorder:
             (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
         )
 
-    def tag_at(self, address: int) -> tuple[int | None, int | None]:
-        """Return the certain category and the module of the block at an address."""
-        row = self.open_rows.get(address, -1)
-        return self.tags.get(row), self.owners.get(row)
-
-    def tag_block(self, address: int, tag: tuple[int | None, int | None]) -> None:
-        """Give the block at an address what `tag_at` returned for another block."""
-        for table, value in zip((self.tags, self.owners), tag, strict=True):
-            if value is not None:
-                table[self.open_rows[address]] = value
-
     def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
         """Record a segment that the allocator got or returned."""
         if action is not Action.OOM:
@@ -177,13 +154,13 @@ class Recorder:
         phase, module, stack, grad, _ = self._attribution(func, args, 0)
         self.tensors[len(self.events)] = tensor
         now = time.perf_counter_ns() - self._epoch
-        number = self._op_number(func)
+        number = self._know(func)[0]
         self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))
 
     def _attribution(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
         """Phase, module, stack, 1 if gradients are enabled, and open call (-2: in AccumulateGrad) of an op's output."""
         node = current_autograd_node()
-        here = self._threads.here
+        here = self._local.state
         calls = here.calls
         module, call = calls[-1][:2] if calls else (-1, -1)
         grad = here.gradients(node)
@@ -192,7 +169,7 @@ class Recorder:
         if node is None or here.in_backward:
             phase = here.phase
             if phase == _OPTIMIZER:
-                module = self._owner_of_argument(args, index, module)
+                module = self.owner_of_argument(args, index, module)
             elif phase == _OTHER and grad and not calls and needs_gradient(args):
                 phase = here.phase = _FORWARD
                 self._step_begins(here)
@@ -206,7 +183,7 @@ class Recorder:
                 # A checkpoint recomputes its forward in backward: the frames of the forward are running.
                 stack = self._stack_now(here)
             elif sequence == _ACCUMULATE:
-                module, stack, call = self._owner(node.variable), -1, -2
+                module, stack, call = self.owner_of(node.variable), -1, -2
             else:
                 module, stack = self._made_by(node, sequence, module)
         if (self.step, phase) != self._marked and self._threads.leads(here, phase == _BACKWARD):
@@ -220,7 +197,8 @@ class Recorder:
 
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
         """Module and stack of the forward op that made the running autograd node."""
-        entries = [entry for forward in self._forwards.values() if (entry := forward.get(sequence)) is not None]
+        states = self._threads.states
+        entries = [entry for state in states if (entry := state.forwards.get(sequence)) is not None]
         if not entries:
             return module, -1
         if len(entries) > 1:
@@ -229,13 +207,10 @@ class Recorder:
             entries.sort(key=lambda entry: not name.startswith(str(entry[2]).split(".")[1].strip("_").replace("_", "")))
         return entries[0][0], entries[0][1]
 
-    def _op_number(self, func: Any) -> int:
-        number = self._op_numbers.get(func)
-        if number is None:
-            namespace, name = str(func).split(".")[:2] if not isinstance(func, str) else ("", func)
-            text = f"{namespace}::{name}" if namespace else name
-            number = self._op_numbers[func] = self.ops.setdefault(text, len(self.ops))
-        return number
+    def _know(self, func: Any) -> tuple[int, bool, Any]:
+        number = self.ops.setdefault(op_name(func), len(self.ops))
+        known = self._known_ops[id(func)] = number, func in COPYING, func
+        return known
 
     def _mark(self, phase: int) -> None:
         self._marked = (self.step, phase)
@@ -246,9 +221,15 @@ class Recorder:
         if self._threads.leads(here, trains=True) and self._step_ended:
             self._step_ended = False
             self.step += 1
-            self._forwards.clear()
+            for state in self._threads.states:
+                state.forwards.clear()
 
     # -- called by the module and optimizer hooks
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the calling thread runs a module's call."""
+        return bool(self._threads.here.calls)
 
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """Record that a module is called."""
@@ -259,7 +240,8 @@ class Recorder:
             self.names.root(module)
             if node is None:
                 self.tag_model(module)
-                self.training.called(module)
+                if self.training is not None:
+                    self.training.called(module)
                 here.in_backward = False
                 here.phase = _FORWARD
                 if self._threads.leads_call(here, module):
@@ -267,7 +249,7 @@ class Recorder:
                     if self._marked != (self.step, _FORWARD):
                         self._mark(_FORWARD)
                 for value in args:
-                    self._tag_input(value)
+                    self.tag_input(value)
         number = self.names.number(module, calls[-1][0] if calls else -1)
         call = len(self.call_ends_at)
         self.call_ends_at.append(-1)
@@ -283,118 +265,51 @@ class Recorder:
             self.stacks.leave(before)
             if identity == id(module):
                 break
-        if self._uninitialized and not here.calls:
-            self._uninitialized = False
+        if self.uninitialized and not here.calls:
+            self.uninitialized = False
             self.tag_model(module)
         if not here.calls and here.phase == _FORWARD and not here.gradients(None):
             here.phase = _OTHER
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record that an optimizer is about to step."""
-        self.training.stepped(optimizer)
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> None:
+        """Record that an optimizer is about to step; `frame` calls it."""
+        if self.training is not None:
+            self.training.stepped(optimizer)
         here = self._threads.here
+        self._leave_optimizer(here)
+        if frame is not None:
+            here.optimizer = self.stacks.enter_line(frame)
         here.in_backward = current_autograd_node() is not None
         if not here.in_backward:
             self._step_begins(here)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._tag(parameter, Category.PARAMETER, None)
-                if parameter.grad is not None:
-                    self._tag(parameter.grad, Category.GRADIENT, self._owner(parameter))
-        self._tag_state(optimizer)
+                self.tag(parameter, Category.PARAMETER, None)
+                grad = parameter.grad
+                if grad is not None:
+                    self.tag(grad, Category.GRADIENT, self.owner_of(parameter))
+        self.tag_state(optimizer)
         here.phase = _OPTIMIZER
         if self._threads.leads(here, trains=True):
             self._mark(_OPTIMIZER)
 
     def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that an optimizer has stepped."""
-        self._tag_state(optimizer)
+        self.tag_state(optimizer)
         here = self._threads.here
+        self._leave_optimizer(here)
         here.phase = _BACKWARD if here.in_backward else _OTHER
         here.in_backward = False
         if self._threads.leads(here, trains=True):
             self._step_ended = True
             self._mark(here.phase)
 
-    def tag_model(self, root: torch.nn.Module) -> None:
-        """Tag the storages of a model's parameters, buffers and gradients with category and module."""
-        self.names.root(root)
-        for module in root.modules():
-            parameters = parameters_of(module)
-            buffers = buffers_of(module)
-            if parameters or buffers:
-                number = self.names.number(module, -1)
-                for parameter in parameters.values():
-                    if parameter is not None:
-                        self._tag(parameter, Category.PARAMETER, number)
-                        if parameter.grad is not None:
-                            self._tag(parameter.grad, Category.GRADIENT, number)
-                for buffer in buffers.values():
-                    if buffer is not None:
-                        self._tag(buffer, Category.BUFFER, number)
-
-    def _tag_input(self, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and not value.requires_grad:
-            ref = self._ref(value)
-            if ref is not None:
-                self.tags.setdefault(self.open_rows.get(ref.address, -1), Category.INPUT)
-
-    def _ref(self, tensor: torch.Tensor) -> Any:
-        try:
-            key = storage_key(untyped_storage(tensor))
-        except NotImplementedError:
-            # The tensors of `torch.func` are wrappers without memory of their own.
-            return None
-        except ValueError:
-            # The parameters of lazy modules get memory in the first forward pass.
-            self._uninitialized = True
-            return None
-        ref = self.live.get(key)
-        return self._adopt(tensor) if ref is None and self._adopt is not None else ref
-
-    def _tag_state(self, optimizer: torch.optim.Optimizer) -> None:
-        # Optimizers of other people keep numbers beside the dictionaries of the parameters.
-        states = {key: state for key, state in optimizer.state.items() if isinstance(state, dict)}
-        present = (id(optimizer.state), sum(map(len, states.values())))
-        if self._tagged_states.get(optimizer) == present:
-            return
-        self._tagged_states[optimizer] = present
-        for parameter, state in states.items():
-            owner = self._owner(parameter) if isinstance(parameter, torch.Tensor) else None
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    self._tag(value, Category.OPTIMIZER_STATE, owner)
-
-    def _tag(self, tensor: torch.Tensor, category: Category, owner: int | None) -> None:
-        ref = self._ref(tensor)
-        if ref is None:
-            return
-        if not ref.size:
-            ref.tag = (category, owner)
-            return
-        row = self.open_rows.get(ref.address, -1)
-        self.tags[row] = category
-        if owner is not None and owner >= 0:
-            self.owners[row] = owner
-
-    def _owner(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
-        """The number of the module that owns the block of a tensor."""
-        # By the block that is alive now: the C++ address of a freed storage soon belongs to another storage.
-        ref = self.live.get(storage_key(untyped_storage(tensor)))
-        return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
-
-    def _owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:
-        """The number of the module whose parameter, gradient or state an op of an optimizer reads first."""
-        first = args[0] if args else None
-        if isinstance(first, list | tuple) and first:
-            first = first[index if index < len(first) else 0]
-        if isinstance(first, torch.Tensor):
-            return self._owner(first, otherwise)
-        return otherwise
+    def _leave_optimizer(self, here: ThreadState) -> None:
+        if here.optimizer is not None:
+            self.stacks.leave(here.optimizer)
+            here.optimizer = None
 
     def finish(self) -> None:
         """Close the calls that an exception left open."""
-        for state in self._threads.states:
-            for _, call, *_ in state.calls:
-                self.call_ends_at[call] = len(self.events)
-            state.calls.clear()
+        for call in self._threads.close_calls():
+            self.call_ends_at[call] = len(self.events)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from memexplore.tape import Frame
 from memexplore.texts import encodable
@@ -14,20 +15,28 @@ DEPTH = 128
 """Frames kept of one stack, innermost first."""
 
 
-class _Walk(threading.local):
-    """The end of a walk through the frames of a thread."""
+class Outer(NamedTuple):
+    """The frame at which the walks through the frames of a thread end."""
 
-    base = 0
-    """The id of the frame at which a walk stops, 0 for none."""
-    parent = -1
+    base: int = 0
+    """Its id, 0 for none."""
+    parent: int = -1
     """The number of the stack from that frame outwards."""
+    code: CodeType | None = None
+    """Its code: after an exception another frame may have its id."""
+    at: int = -1
+    """The instruction that it is at, -1 for any."""
+
+
+class _Walk(threading.local):
+    outer = Outer()
 
 
 class Stacks:
     """Interned stacks of running code.
 
-    While a module call is open, its outer frames do not change, so they are interned once (`enter`); the stacks of the
-    ops inside are walked only up to that call.
+    While a module call or the step of an optimizer is open, its outer frames do not change, so they are interned once
+    (`enter`); the stacks of the ops inside are walked only up to that call.
     """
 
     def __init__(self) -> None:
@@ -37,38 +46,52 @@ class Stacks:
 
     def number(self, frame: FrameType | None) -> int:
         """Return the number of the stack from `frame` outwards."""
-        walk = self._walk
-        base = walk.base
-        key: list[Any] = [-1]
-        while frame is not None:
-            if base and id(frame) == base:
-                key[0] = walk.parent
+        base, parent, code, at = self._walk.outer
+        # By the ids of the code, which is kept below: the hash of code reads all of it.
+        key: list[int] = []
+        end = frame
+        while end is not None:
+            if id(end) == base and end.f_code is code and (at < 0 or end.f_lasti == at):
+                key.append(parent)
                 break
-            key.append(frame.f_code)
-            key.append(frame.f_lasti)
-            frame = frame.f_back
+            key.append(id(end.f_code))
+            key.append(end.f_lasti)
+            end = end.f_back
         hashable = tuple(key)
         number = self._numbers.get(hashable)
-        if number is None:
-            number = self._numbers[hashable] = len(self._chains)
-            self._chains.append((hashable[0], hashable[1:]))
+        return self._new(hashable, frame, end) if number is None else number
+
+    def _new(self, key: tuple[int, ...], frame: FrameType | None, end: FrameType | None) -> int:
+        """Keep the code of the frames from `frame` to the one before `end`; the key ends with the number of `end`."""
+        chain: list[Any] = []
+        while frame is not end:
+            assert frame is not None
+            chain += (frame.f_code, frame.f_lasti)
+            frame = frame.f_back
+        number = self._numbers[key] = len(self._chains)
+        self._chains.append((-1 if end is None else key[-1], tuple(chain)))
         return number
 
-    def enter(self, frame: FrameType | None) -> tuple[int, int]:
+    def enter(self, frame: FrameType | None) -> Outer:
         """Begin a module call made by `frame` and intern the stack from there outwards; return a value for `leave`."""
-        walk = self._walk
-        before = (walk.base, walk.parent)
+        before = self._walk.outer
         number = self.number(frame)
-        walk.base, walk.parent = id(frame), number
+        self._walk.outer = Outer(id(frame), number, None if frame is None else frame.f_code)
+        return before
+
+    def enter_line(self, frame: FrameType) -> Outer:
+        """Begin a call that `leave` may never end: the stack is used while `frame` is at the same instruction."""
+        before = self.enter(frame)
+        self._walk.outer = self._walk.outer._replace(at=frame.f_lasti)
         return before
 
     def end_at(self, frame: FrameType) -> None:
         """Cut all stacks of the calling thread at a frame that runs for the whole recording."""
-        self._walk.base, self._walk.parent = id(frame), -1
+        self._walk.outer = Outer(id(frame), -1, frame.f_code)
 
-    def leave(self, before: tuple[int, int]) -> None:
-        """End the module call that `enter` began."""
-        self._walk.base, self._walk.parent = before
+    def leave(self, before: Outer) -> None:
+        """End the call that `enter` or `enter_line` began."""
+        self._walk.outer = before
 
     def intern_frames(self, frames: tuple[Frame, ...]) -> int:
         """Return the number of a stack given as `Frame` values."""
@@ -89,18 +112,18 @@ class Stacks:
             for position in range(0, len(chain), 2):
                 code, instruction = chain[position], chain[position + 1]
                 if not code.co_filename.startswith(own):
-                    frames.append(Frame(encodable(code.co_filename), _line(code, instruction), code.co_qualname))
+                    frames.append(_frame(code, instruction))
         return tuple(frames[:DEPTH])
 
 
-_lines: dict[CodeType, list[tuple[int, int, int | None]]] = {}
+# The stacks of a step have the same frames in each step; a lookup in the table of lines takes longer than the rest.
+@functools.lru_cache(maxsize=50_000)
+def _frame(code: CodeType, instruction: int) -> Frame:
+    return Frame(encodable(code.co_filename), _line(code, instruction), code.co_qualname)
 
 
 def _line(code: CodeType, instruction: int) -> int:
-    ranges = _lines.get(code)
-    if ranges is None:
-        ranges = _lines[code] = list(code.co_lines())
-    for start, end, line in ranges:
+    for start, end, line in code.co_lines():
         if start <= instruction < end and line is not None:
             return line
     return code.co_firstlineno
@@ -108,8 +131,7 @@ def _line(code: CodeType, instruction: int) -> int:
 
 def caller(depth: int) -> FrameType | None:
     """Return the frame `depth` calls above the caller's; None in a thread with fewer frames, such as autograd's."""
-    frame: FrameType | None = sys._getframe(1)
-    while depth > 0 and frame is not None:
-        frame = frame.f_back
-        depth -= 1
-    return frame
+    try:
+        return sys._getframe(depth + 1)
+    except ValueError:
+        return None

@@ -14,7 +14,8 @@ from memexplore.tape import Action, Category, Frame, Meta, Tape
 from memexplore.tensor_text import interned
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
-_OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
+OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
+"""Folder of files whose frames are no part of a stack."""
 
 
 def build(recorder: Recorder, meta: Meta) -> Tape:
@@ -152,7 +153,7 @@ def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
     table: dict[tuple[Frame, ...], int] = {}
     index = np.full(max(used, default=-1) + 1, -1, dtype=np.int64)
     for number in used:
-        frames = recorder.stacks.resolve(number, _OWN)
+        frames = recorder.stacks.resolve(number, OWN)
         if frames:
             index[number] = table.setdefault(frames, len(table))
     return list(table), index

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memexplore.recorder.stacks import Outer
 from memexplore.tape import Phase
 from memexplore.torch_internals.tensors import forward_gradients_enabled
 
@@ -19,7 +20,7 @@ class ThreadState:
     """Open module calls, phase and stack of one thread."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, int, tuple[int, int], int, int]] = []
+        self.calls: list[tuple[int, int, Outer, int, int]] = []
         """Open calls: module, number, stack, id, and the call outside of the autograd function that runs it."""
         self.enabled = True
         """Whether gradients were enabled when code outside the forward of an autograd function last ran."""
@@ -27,6 +28,12 @@ class ThreadState:
         self.in_backward = False
         """Whether a hook of the backward pass called the optimizer that is stepping."""
         self.stack = -2
+        self.sequence = -1
+        """Number of the autograd node that the thread makes next, as the last op saw it."""
+        self.forwards: dict[int, tuple[int, int, Any]] = {}
+        """Number of a node -> module, stack and op of the forward that made it."""
+        self.optimizer: Outer | None = None
+        """The stack outside of the optimizer that steps; also after one that raised."""
 
     def gradients(self, node: Any) -> bool:
         """Return whether gradients are enabled; in the forward of an autograd function, whether they were at its call.
@@ -55,13 +62,14 @@ class Threads:
 
     def __init__(self) -> None:
         self.states: list[ThreadState] = []
-        self._here = _Here(self.states)
-        self._leader = self._here.state
+        self.local = _Here(self.states)
+        """Has the `state` of the calling thread."""
+        self._leader = self.local.state
 
     @property
     def here(self) -> ThreadState:
         """The state of the calling thread."""
-        return self._here.state
+        return self.local.state
 
     def leads(self, here: ThreadState, trains: bool) -> bool:
         """Return whether the calling thread leads; one that trains takes over while the leader is in no module."""
@@ -75,3 +83,10 @@ class Threads:
             return True
         trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
         return self.leads(here, trained)
+
+    def close_calls(self) -> list[int]:
+        """Close the calls that are open in any thread, and return their numbers."""
+        numbers = [call for state in self.states for _, call, *_ in state.calls]
+        for state in self.states:
+            state.calls.clear()
+        return numbers

@@ -1,10 +1,12 @@
 """Search: many settings of a step, each of them run.
 
 - `sweep` runs given settings; `advise` searches for settings that fit a GPU and returns an `advice.Advice`.
-- `candidates`: which knobs and which batch to try next; `batch_extrapolation` estimates the largest batch.
+- `candidates`: the knobs by themselves, and which batch to try next; `batch_extrapolation` estimates the largest batch.
+- `combinations`: which knobs to run together; `estimates`: which settings to run first, and which cannot fit.
 - `batch_search`: the largest batch of several settings at once; `larger_gpus`: the smallest GPU that fits.
 - `run_log`: all runs of one search; `progress`: how far it is.
-- `executors`: in which processes settings run; `workers`: the bytes sent to a process and back.
+- `executors`: in which processes settings run; `lanes`: the processes started here; `workers`: the bytes sent to a
+  process and back.
 - `beside` runs a search in a process of its own, `turns` in the idle time of this one where the step cannot be sent.
 - `results_table`: sweeps and advice as text and HTML tables.
 """

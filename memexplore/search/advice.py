@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import budget, short_name
+from memexplore.figures.values import form
 from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.search.candidates import LargestBatch
 from memexplore.search.results_table import Line, html_table, text_table
+from memexplore.search.trainings import training_text
 from memexplore.steps.outcome import Outcome, point, slow_down
-from memexplore.units import size_text
+from memexplore.units import signed_percent, size_text
 
 if TYPE_CHECKING:
     import pandas
 
 _TIME_TOLERANCE, _MEMORY_TOLERANCE = 1.01, 1.02
 """An option is listed only if it saves at least 1 % of the time or 2 % of the memory of another."""
+_LITTLE = 0.05
 _MAX_NAMES = 3
 """More layers than these are given by the first and the last name."""
 
@@ -51,6 +54,11 @@ class Option(NamedTuple):
         return bool(self.altered)
 
     @property
+    def training(self) -> str:
+        """How the setting trains differently, in sentences; empty where it trains the same."""
+        return training_text(self.knobs, self.altered)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes of applying the knobs, one sentence each."""
         return self.outcome.applied.note_texts
@@ -67,7 +75,7 @@ class Option(NamedTuple):
         if not math.isnan(self.slow_down):
             parts.append("as fast" if abs(self.slow_down - 1) < 0.005 else f"{self.slow_down:.2f} times the time")
         if not math.isnan(self.extra_flops) and abs(self.extra_flops) >= 0.005:
-            parts.append(f"{self.extra_flops * 100:+.0f} % FLOPs")
+            parts.append(f"{signed_percent(self.extra_flops)} FLOPs")
         if self.largest_text:
             own = self.knobs.batch is not None
             parts.append("the largest that fits" if own else f"largest batch {self.largest_text}")
@@ -127,6 +135,8 @@ class Advice:
     """The step as written on the largest GPU of the catalogue, if it does not fit there."""
     base: Knobs = _WRITTEN
     """The batch and the input size of the step where they are not those written; the settings do not name them."""
+    cancelled: bool = False
+    """Whether the search was interrupted: the options are those found so far, some without their largest batch."""
 
     @property
     def fits(self) -> bool:
@@ -191,10 +201,16 @@ class Advice:
 
     def __str__(self) -> str:
         table = [text_table(self._lines(), _COLUMNS)] if self.options else []
-        return "\n".join([*self.sentences, *table])
+        return "\n".join([*self.sentences, *table, *self._trainings()])
 
     def _repr_html_(self) -> str:
-        return html_table(self.sentences, self._lines(), _COLUMNS)
+        trainings = list(self._trainings())
+        return html_table(self.sentences, self._lines(), _COLUMNS) + (form(trainings, "") if trainings else "")
+
+    def _trainings(self) -> Iterator[str]:
+        for number, option in enumerate(self.options, start=1):
+            if option.training:
+                yield f"Setting {number} trains differently: {option.training}"
 
     def _lines(self) -> list[Line]:
         return [
@@ -219,7 +235,7 @@ class Advice:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The answer in sentences, for above the options."""
-        return (self._answer(), *self._nearest(), *self._largest_gpu(), *self._title())
+        return (self._answer(), *self._little(), *self._nearest(), *self._largest_gpu(), *self._ended(), *self._title())
 
     def _answer(self) -> str:
         written, needed = self.as_written, self.as_written.peak_reserved
@@ -235,6 +251,21 @@ class Advice:
         too_large = written.constant > written.capacity
         why = f": weights, gradients and optimizer state alone take {size_text(written.constant)}" if too_large else ""
         return f"{line} Not even a batch of 1 would{why}."
+
+    def _little(self) -> Iterator[str]:
+        if not misses_little(self.as_written):
+            return
+        missing = self.as_written.peak_allocated - self.as_written.capacity
+        if missing > 0:
+            share = missing / self.as_written.capacity
+            what = f"Its peak allocated is only {size_text(missing)} ({share * 100:.1f} %) more than the GPU has"
+        else:
+            what = f"Its peak allocated is {size_text(-missing)} less than the GPU has, which is in pieces too small"
+        yield f"{what}: small changes were run first."
+
+    def _ended(self) -> Iterator[str]:
+        if self.cancelled:
+            yield "The search was stopped: there may be better settings."
 
     def _nearest(self) -> Iterator[str]:
         """The settings nearest to fitting, where none fits with the batch of the step."""
@@ -269,6 +300,14 @@ class Advice:
             yield "With another batch or GPU these fit, cheapest first:"
         elif self.options:
             yield "On another GPU it fits:"
+
+
+def misses_little(outcome: Outcome) -> bool:
+    """Return whether few of the bytes of a GPU are missing, so that small changes may be enough.
+
+    At most 5 % are missing for all that is allocated at the peak; the segments may need more.
+    """
+    return not outcome.fits and outcome.peak_allocated - outcome.capacity <= _LITTLE * outcome.capacity
 
 
 def _missing(outcome: Outcome) -> str:

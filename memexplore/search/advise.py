@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from typing import Any
 
 from memexplore import gpu_catalogue, targets
 from memexplore.capture import release_or_installed
-from memexplore.codegen import lines
-from memexplore.knobs.knobs import Knobs
-from memexplore.search import batch_search, candidates
-from memexplore.search.advice import Advice, Option, on_base
+from memexplore.knobs.knobs import CheckpointKind, Knobs
+from memexplore.search import batch_search, candidates, combinations
+from memexplore.search.advice import Advice, Option, misses_little, on_base
 from memexplore.search.candidates import Candidate, LargestBatch
+from memexplore.search.estimates import SearchPoint, cannot_fit, estimated
 from memexplore.search.executors import open_runner
 from memexplore.search.larger_gpus import smallest_larger_gpu
-from memexplore.search.progress import Reporting, report_of
+from memexplore.search.progress import Reporting, report_of, shown_in_place
 from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import Outcome, RunSetting, run_unlimited
 from memexplore.steps.step import Step
@@ -25,12 +26,20 @@ from memexplore.steps.trial import Trial
 from memexplore.tape import Os
 
 _OF_BASE = ("batch", "input_size")
-_ROUND = 8
+_ROUND = 4
 """Settings run at once: enough for several processes, few enough to learn from each round."""
 _MAX_IDLE_ROUNDS = 2
-"""Rounds without improvement after which the search ends if nothing that trains the same fits acceptably."""
+"""Rounds without improvement after which the search ends."""
 _IMPROVEMENT = 0.98
 """A round improves on the smallest setting if one needs less than this share of its bytes."""
+_LITTLE = 0.05
+"""Small changes are run first where at most this share of the GPU's memory is missing."""
+_BY_FAR = 1.2
+"""A setting expected to need this many times the bytes of a faster one that fits is not run by itself."""
+_STRONGEST = (Knobs(checkpoint="every 1"), Knobs(checkpoint="keep matmuls"), Knobs(checkpoint="norms"))
+"""Knobs run in any case if they may fit: combinations are made of them."""
+_SMALL_FIELDS = ("settings", "update", "inplace")
+_EXPANDABLE = "expandable_segments:True"
 
 
 def advise(
@@ -48,8 +57,10 @@ def advise(
 ) -> Advice:
     """Search the knobs for settings with which a step fits a GPU; every setting of the answer is run.
 
-    First the step as written and every knob by itself are run, then combinations expected to fit, until nothing better
-    is found: at most `budget` runs. Further runs, not counted in the budget: the step on larger GPUs in ascending
+    First the step as written and every knob that may fit by itself are run, those expected to fit first, then
+    combinations expected to fit, until nothing better is found: at most `budget` runs. A knob whose savings cannot be
+    enough, because what it leaves as it is exceeds the GPU, is run in combinations only. Where at most 5 % of the bytes
+    are missing, small changes come first. Further runs, not counted in the budget: the step on larger GPUs in ascending
     memory, if it does not fit as written; and for every option the largest batch that fits and the next larger one.
     If nothing fits within an acceptable time, the best settings get the largest batch that does.
 
@@ -60,15 +71,18 @@ def advise(
 
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
-    is an estimate until the last run is done. `found` is called with the advice so far after every run, before
-    `progress`. `run_setting` runs a setting, by default with unlimited memory. `base` has the batch and the input size
-    for which advice is wanted, by default those of the step: "as written" then means the step with these.
+    is an estimate until the last run is done; a notebook also shows the options found so far. `found` is called with
+    the advice so far after every run, before `progress`. `run_setting` runs a setting, by default with unlimited
+    memory. `base` has the batch and the input size for which advice is wanted, by default those of the step: "as
+    written" then means the step with these.
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
     >>> advice = advise(step, "T4", budget=4, progress=None)
     >>> advice.fits, str(advice.options[0].knobs)
     (True, 'as written')
+
+    An interrupt (Ctrl-C, or the notebook's stop button) ends the search; the advice then has what was found so far.
 
     Raises what the step raises as written, ValueError for a budget below 1, for the CPU and for other knobs in `base`,
     and as `sweep` does.
@@ -91,25 +105,38 @@ def advise(
     ) as run_all:
         report = report_of(progress)
 
+        show = shown_in_place() if progress == "shown" else None
+
         def on_run(log: RunLog) -> None:
             if found is not None:
-                found(_advice(log, step, log.options()))
+                found(_advice(log, log.options()))
+            if show is not None:
+                show(_advice(log, log.options()))
 
         log = RunLog(run_all, step, device, report, on_run, base)
         log.expected_runs = budget
-        log.run([Knobs()])
-        if Knobs() in log.errors:
-            raise log.errors[Knobs()]
-        _search(log, candidates.single_candidates(step, device, base), budget)
-        larger, on_largest = smallest_larger_gpu(log, release)
-        options, largest = _with_largest_batches(log, larger)
+        try:
+            log.run([Knobs()])
+            if Knobs() in log.errors:
+                raise log.errors[Knobs()]
+            _search(log, step, candidates.single_candidates(step, device, base), budget)
+            larger, on_largest = smallest_larger_gpu(log, release)
+            options, largest = _with_largest_batches(log, larger)
+        except KeyboardInterrupt:
+            if Knobs() not in log.outcomes:
+                raise
+            log.end()
+            if show is not None:
+                show(None)
+            return dataclasses.replace(_advice(log, log.options()), cancelled=True)
         log.end()
-    return _advice(log, step, options, largest, on_largest)
+        if show is not None:
+            show(None)
+    return _advice(log, options, largest, on_largest)
 
 
 def _advice(
     log: RunLog,
-    step: Step,
     options: list[Option],
     largest: dict[Knobs, LargestBatch] | None = None,
     too_small: Outcome | None = None,
@@ -120,7 +147,7 @@ def _advice(
     return Advice(
         gpu=log.gpu,
         as_written=log.as_written,
-        options=tuple(option._replace(code=lines.lines(step, on_base(option.knobs, log.base))) for option in options),
+        options=tuple(option._replace(code=log.code(option.knobs)) for option in options),
         tried=(*tried, *smaller),
         errors={knobs: error for knobs, error in log.errors.items() if knobs.batch is None and knobs.gpu is None},
         largest=largest or {},
@@ -143,29 +170,84 @@ def _virtual_gpu(target: str) -> str:
     return targets.gpu_of(target).key if targets.is_real(target) else target
 
 
-def _search(log: RunLog, single: tuple[Candidate, ...], budget: int) -> None:
-    """Run every candidate by itself, then combinations, until they improve nothing or the budget is spent."""
+def _search(log: RunLog, step: Step, single: tuple[Candidate, ...], budget: int) -> None:
+    """Run every candidate by itself that may fit, then combinations, until they improve nothing or end the budget."""
     batch_search.expect_searches(log, 1, budget)
-    log.run([one.knobs for one in single][: budget - log.run_count])
-    every = (*single, *_micro_batches(log, budget))
+    capacity, written = log.gpu.capacity, log.points()[Knobs()]
+    small_first = misses_little(log.as_written)
+    every = (*(candidates.small_moves(step) if small_first else ()), *single)
+    size = log.base.input_size or step.input_size
+    estimates = {one.knobs: estimated(one.knobs, log.need(Knobs()), written, size) for one in every}
+    counts = [one.knobs for one in every if one.field == "accumulation"]
+    expected = [knobs for knobs in counts if estimates[knobs].needed <= capacity]
+    first_count = next(iter(expected or counts), None)
+    alone = [one for one in every if one.field != "accumulation" or one.knobs == first_count]
+    if not written.fits:
+        alone = [one for one in alone if not cannot_fit(written, one.knobs, capacity)]
+    alone.sort(key=lambda one: _order(one, estimates[one.knobs], capacity, small_first))
+    _run(log, [one.knobs for one in alone[:_ROUND]], budget)
+    rest = [one for one in alone[_ROUND:] if not _is_beaten(log, one, estimates[one.knobs])]
+    _run(log, [one.knobs for one in rest], budget)
+    _run_other_counts(log, counts, first_count, budget)
+    # Another knob only lessens the micro-batches that are needed.
+    too_many = [] if first_count is None else counts[counts.index(first_count) + 1 :]
+    every = tuple(one for one in every if one.knobs in log.outcomes or one.knobs not in too_many)
     idle_rounds, best = 0, _best(log)
-    while log.run_count < budget and idle_rounds < (1 if log.has_acceptable_option() else _MAX_IDLE_ROUNDS):
+    while log.run_count < budget and idle_rounds < _MAX_IDLE_ROUNDS:
         # The whole budget, and the largest batches of the options so far.
         batch_search.expect_searches(log, len(log.options()) + 1, budget)
         points = log.points()
-        following = candidates.next_combinations(
-            candidates.worth_combining(every, points),
+        possible = [one for one in every if one.knobs not in log.errors]
+        following = combinations.next_combinations(
+            combinations.worth_combining(possible, {**estimates, **points}),
             points,
             log.errors,
-            log.gpu.capacity,
+            capacity,
             min(_ROUND, budget - log.run_count),
+            estimates,
         )
         if not following:
             return
-        log.run(following)
+        _run(log, following, budget)
         before, best = best, _best(log)
         improved = best[0] != before[0] or (not best[0] and best[1] < before[1] * _IMPROVEMENT)
         idle_rounds = 0 if improved else idle_rounds + 1
+
+
+def _order(one: Candidate, estimate: SearchPoint, capacity: int, small_first: bool) -> tuple[Any, ...]:
+    """The key that sorts the knobs by themselves: expected to fit first, then the same training, then by time."""
+    is_small = one.field in _SMALL_FIELDS or one.knobs.checkpoint.kind is CheckpointKind.LAYERS
+    return (small_first and not is_small, estimate.needed > capacity, one.alters, estimate.time)
+
+
+def _is_beaten(log: RunLog, one: Candidate, estimate: SearchPoint) -> bool:
+    """Return whether a knob by itself is expected to be beaten by far by one that fits and trains the same."""
+    if one.knobs in _STRONGEST or log.as_written.fits:
+        return False
+    return any(
+        point.fits
+        and point.time <= estimate.time
+        and point.needed * _BY_FAR <= estimate.needed
+        and len(knobs.changed()) == 1
+        and not candidates.altered(knobs, log.model)
+        and ("precision" not in knobs.changed() or one.field == "precision")
+        for knobs, point in log.points().items()
+    )
+
+
+def _run(log: RunLog, settings: list[Knobs], budget: int) -> None:
+    """Run settings within the budget; where one lacks memory in pieces only, run it with expandable segments too."""
+    log.run(settings[: max(budget - log.run_count, 0)])
+    segments = Knobs(settings=_EXPANDABLE)
+    known = log.outcomes.get(segments)
+    if segments in log.errors or (known is not None and known.peak_reserved >= log.as_written.peak_reserved):
+        return
+    in_pieces = [
+        knobs.replace(settings=_EXPANDABLE)
+        for knobs in settings
+        if (one := log.outcomes.get(knobs)) and not one.fits and one.peak_allocated <= log.gpu.capacity
+    ]
+    log.run(in_pieces[: max(budget - log.run_count, 0)])
 
 
 def _best(log: RunLog) -> tuple[list[Knobs], int]:
@@ -173,19 +255,25 @@ def _best(log: RunLog) -> tuple[list[Knobs], int]:
     return [option.knobs for option in log.options()], min(point.needed for point in log.points().values())
 
 
-def _micro_batches(log: RunLog, budget: int) -> list[Candidate]:
-    """Run ever more micro-batches, while the step does not fit and each count needs less than the one before."""
-    tried: list[Candidate] = []
-    counts, least = candidates.micro_batch_counts(log.samples), log.as_written.peak_reserved
-    for before, count in itertools.pairwise(counts):
-        one = log.outcomes.get(Knobs(accumulation=before))
-        if one is None or one.fits or one.peak_reserved >= least * _IMPROVEMENT or log.run_count >= budget:
-            break
+def _run_other_counts(log: RunLog, counts: list[Knobs], first: Knobs | None, budget: int) -> None:
+    """Run the fewest micro-batches that fit: fewer while they fit, or more while each count needs less than before."""
+    if first is None or first not in log.outcomes or log.as_written.fits:
+        return
+    number = counts.index(first)
+    if log.outcomes[first].fits:
+        for knobs in reversed(counts[:number]):
+            _run(log, [knobs], budget)
+            one = log.outcomes.get(knobs)
+            if one is None or not one.fits:
+                return
+        return
+    least = log.as_written.peak_reserved
+    for before, knobs in itertools.pairwise(counts[number:]):
+        one = log.outcomes.get(before)
+        if one is None or one.fits or one.peak_reserved >= least * _IMPROVEMENT:
+            return
         least = one.peak_reserved
-        knobs = Knobs(accumulation=count)
-        log.run([knobs])
-        tried.append(candidates.candidate(knobs, log.model))
-    return tried
+        _run(log, [knobs], budget)
 
 
 def _with_largest_batches(log: RunLog, larger: list[Knobs]) -> tuple[list[Option], dict[Knobs, LargestBatch]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from memexplore.allocator import Settings, assign_addresses
+from memexplore.allocator.actions import SEGMENT_ACTIONS
 from memexplore.tape import Action, Tape
 
-_SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 _MAX_UNITS = 1 << 40
 
 
@@ -61,12 +61,4 @@ def extrapolated_batch(tapes: dict[int, Tape], capacity: int, unit: int = 1) -> 
 
 def _requests(tape: Tape) -> Tape:
     """The tape without its segments."""
-    rows = np.flatnonzero(~np.isin(tape.action, _SEGMENTS))
-    columns = ("time", "action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack")
-    return Tape.from_columns(
-        {name: getattr(tape, name)[rows] for name in columns},
-        meta=tape.meta,
-        ops=tape.ops,
-        modules=tape.modules,
-        stacks=tape.stacks,
-    )
+    return tape[~np.isin(tape.action, SEGMENT_ACTIONS)]

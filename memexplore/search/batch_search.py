@@ -12,6 +12,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.search import candidates
 from memexplore.search.batch_extrapolation import extrapolated_batch
 from memexplore.search.candidates import BatchResult, LargestBatch
+from memexplore.search.estimates import overhead
 from memexplore.search.run_log import RunLog
 
 _MAX_SMALLER = 4
@@ -70,8 +71,22 @@ def _search(log: RunLog, knobs: Knobs, estimate: int | None = None) -> BatchSear
         count = max((one.accumulation or 1 for one in cut), default=1)
         return candidates.largest_batch(max(1, log.samples // count), log.gpu.capacity)
     return candidates.largest_batch(
-        log.samples, outcome.capacity, unit=unit, constant=outcome.constant, estimate=estimate or None
+        log.samples,
+        outcome.capacity,
+        unit=unit,
+        constant=outcome.constant,
+        estimate=estimate or _filling_batch(log, knobs) or None,
     )
+
+
+def _filling_batch(log: RunLog, knobs: Knobs) -> int:
+    """The batch whose forward and backward would fill the GPU if activations grew linearly; 0 where none would fit."""
+    outcome, point = log.outcomes[knobs], log.point(knobs, log.outcomes[knobs])
+    # Where the update needs the most memory, the bytes needed in all do not show how activations grow.
+    if not point.activations or point.fixed > outcome.capacity:
+        return 0
+    left = outcome.capacity / overhead(point) - (point.constant - point.gradients)
+    return int(outcome.samples * max(left, 0) / point.activations)
 
 
 def _side_by_side(log: RunLog, searches: dict[Knobs, BatchSearch]) -> dict[Knobs, LargestBatch]:
@@ -103,9 +118,10 @@ def _side_by_side(log: RunLog, searches: dict[Knobs, BatchSearch]) -> dict[Knobs
 
 
 def _extrapolated(log: RunLog, settings: dict[int, Knobs]) -> int | None:
-    """The extrapolation from the first two batches; None otherwise, as later batches are nearer than it."""
-    if len(settings) != 2 or not all(knobs in log.tapes for knobs in settings.values()):
+    """The extrapolation from the latest two batches; None where one of them was not run."""
+    latest = dict(list(settings.items())[-2:])
+    if len(latest) != 2 or not all(knobs in log.tapes for knobs in latest.values()):
         return None
-    *_, knobs = settings.values()
-    tapes = {batch: log.tapes[setting] for batch, setting in settings.items()}
+    *_, knobs = latest.values()
+    tapes = {batch: log.tapes[setting] for batch, setting in latest.items()}
     return extrapolated_batch(tapes, log.outcomes[knobs].capacity, knobs.accumulation or 1)

@@ -17,13 +17,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import NamedTuple
 
 import cloudpickle
 import torch
 
+from memexplore import targets
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import workers
+from memexplore.search import lanes, workers
 from memexplore.search.advice import Advice
 from memexplore.search.advise import advise
 from memexplore.search.progress import Progress
@@ -55,41 +58,46 @@ Report = Callable[[Found | Ended], object]
 class SearchProcess:
     """A search that runs in a process of its own, and in worker processes of that one.
 
-    `report` is called in a thread with each `Found`, and once with `Ended`. For the other arguments see `advise`.
+    The step may be packed already. `report` is called in a thread with each `Found`, and once with `Ended`. The process
+    gets `settings`, by default those of this process. For the other arguments see `advise`.
 
     Raises `workers.UnsendableStepError` for a step that cannot be sent to another process.
     """
 
     def __init__(
         self,
-        step: Step,
+        step: Step | bytes,
         gpu: str,
         report: Report,
         *,
         release: str | None,
         os: str = Os.LINUX,
         base: Knobs | None = None,
+        settings: workers.ProcessSettings | None = None,
     ) -> None:
-        packed = workers.pack_step(step)
-        request = cloudpickle.dumps((gpu, base, workers.process_settings(release, os)))
+        packed = step if isinstance(step, bytes) else workers.pack_step(step)
+        wanted = (settings or workers.process_settings(None))._replace(os=os)
+        wanted = wanted if release is None else wanted._replace(release=release)
+        request = cloudpickle.dumps((gpu, base, wanted))
         self._report = report
         self._is_stopped = False
-        self._connection, sending = multiprocessing.Pipe(duplex=False)
-        self._process = workers.new_process(_search, (sending, packed, request))
-        self._process.start()
-        # The end of the process then ends `_receive`.
-        sending.close()
+        self._process, self._connection = _take_prepared() or _started()
         _running.add(self)
-        threading.Thread(target=self._receive, name="memexplore-search", daemon=True).start()
+        threading.Thread(
+            target=self._communicate, args=(packed, request), name="memexplore-search", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """End the search without a further report."""
         self._is_stopped = True
         self._process.terminate()
 
-    def _receive(self) -> None:
+    def _communicate(self, packed_step: bytes, request: bytes) -> None:
         event: Found | Ended = Ended(None, RuntimeError("the process of the search died"))
         with contextlib.suppress(EOFError, OSError):
+            # In this thread: a process that has just been started reads it after some seconds only.
+            self._connection.send_bytes(packed_step)
+            self._connection.send_bytes(request)
             while True:
                 event = pickle.loads(self._connection.recv_bytes())
                 if self._is_stopped or isinstance(event, Ended):
@@ -103,6 +111,41 @@ class SearchProcess:
         _running.discard(self)
 
 
+def _started() -> tuple[SpawnProcess, Connection]:
+    """Start the process of a search, which waits for its step."""
+    mine, its = multiprocessing.Pipe()
+    process = workers.new_process(_search, (its,))
+    process.start()
+    # The end of the process then ends the connection.
+    its.close()
+    return process, mine
+
+
+# --- a process that waits for its search ----------------------------------------------------------------------------
+
+_prepared: tuple[SpawnProcess, Connection] | None = None
+_LEAST_MEMORY = 2 << 30
+"""Free memory of the machine from which on a process may wait: it takes a quarter of a GiB."""
+
+
+def prepare() -> None:
+    """Start the process of the next search now: it imports torch at low priority, and waits.
+
+    No effect where one waits already, or where the machine has little memory left.
+    """
+    global _prepared
+    if _prepared is not None and _prepared[0].is_alive():
+        return
+    if targets.available_system_memory() >= _LEAST_MEMORY:
+        _prepared = _started()
+
+
+def _take_prepared() -> tuple[SpawnProcess, Connection] | None:
+    global _prepared
+    taken, _prepared = _prepared, None
+    return taken if taken is not None and taken[0].is_alive() else None
+
+
 _running: weakref.WeakSet[SearchProcess] = weakref.WeakSet()
 
 
@@ -111,17 +154,19 @@ def _stop_all() -> None:
     # Python waits at its exit for processes that are no daemons; a daemon could not start the workers of a search.
     for search in list(_running):
         search.stop()
+    if (waiting := _take_prepared()) is not None:
+        waiting[0].terminate()
 
 
 # --- in the process -------------------------------------------------------------------------------------------------
 
 
-def _search(connection: Any, packed_step: bytes, request: bytes) -> None:
+def _search(connection: Connection) -> None:
     # An interrupt of a notebook reaches the whole process group; the parent stops the search itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # As an exception, which ends the workers on its way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     torch.set_num_threads(1)
@@ -135,9 +180,16 @@ def _search(connection: Any, packed_step: bytes, request: bytes) -> None:
         connection.send_bytes(_packed(Found(progress, latest)))
 
     try:
+        packed_step, request = connection.recv_bytes(), connection.recv_bytes()
+    except EOFError:
+        return
+    try:
         gpu, base, settings = pickle.loads(request)
         workers.set_process_settings(settings)
+        lanes.fork_here()
         step = pickle.loads(packed_step)
+        # Before `advise` builds the model: processes are forked from this one.
+        lanes.build(step)
         advice = advise(step, gpu, release=settings.release, os=settings.os, progress=report, found=found, base=base)
         ended = Ended(advice, None)
     except Exception as error:
@@ -153,7 +205,8 @@ def _packed(event: Found | Ended) -> bytes:
     return cloudpickle.dumps(event)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait for the end of the parent process, then end this one."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

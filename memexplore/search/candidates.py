@@ -1,24 +1,21 @@
 """Candidates of a search: the batch to try next, and the knobs to try next. Nothing is run here.
 
 `largest_batch` is a generator: it yields batches and is sent a `BatchResult` for each. `single_candidates` lists the
-knobs of a step one by one; `worth_combining` and `next_combinations` choose among them by the `SearchPoint`s of the
-settings that were run.
+knobs of a step one by one.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple
 
 from torch import nn
 
-from memexplore.analysis.tradeoffs import frontier
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import micro_batch_notes
 from memexplore.knobs.checkpoints.blocks import repeated
-from memexplore.knobs.knobs import Knobs, Optimizer, Precision, Update, conflicts
+from memexplore.knobs.knobs import Checkpoint, CheckpointKind, Knobs, Optimizer, Precision, Update
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 
@@ -29,6 +26,8 @@ MAX_BATCH = 1 << 30
 _ESTIMATES = 2
 """Batches estimated from bytes needed before the last estimate is closed in on: the first is often far off, as memory
 may grow in steps."""
+_GIVEN_ESTIMATES = 3
+"""Estimates given with results that the search follows: a wrong one may be given again and again."""
 
 
 class BatchResult(NamedTuple):
@@ -76,7 +75,7 @@ def largest_batch(
     start, max_batch = max(unit, start // unit * unit), max(unit, max_batch // unit * unit)
     fitting: list[_Need] = [_Need(0, constant)]
     too_large: list[_Need] = []
-    batch, estimates, reach = start, 0, 0
+    batch, estimates, given, reach = start, 0, 0, 0
     while True:
         result = yield batch
         (fitting if result.fits else too_large).append(_Need(batch, result.needed))
@@ -87,14 +86,15 @@ def largest_batch(
             return LargestBatch(low.batch, False)
         farthest = min(low.batch * 16, max_batch) if high is None else high.batch - unit
         middle = low.batch * 2 if high is None else (low.batch + high.batch) // 2
-        estimate = estimate or result.estimate
+        if result.estimate is not None and given < _GIVEN_ESTIMATES:
+            given, estimate = given + 1, result.estimate
         if high is None:
             one, other = fitting[-2:]
         else:
             # The constant is itself an estimate: two runs are more exact.
             one, other = (low, high) if low.batch or len(too_large) < 2 else (high, too_large[-2])
         target = estimate or _linear_estimate(one, other, capacity)
-        if target is not None and estimates < _ESTIMATES:
+        if target is not None and (estimate is not None or estimates < _ESTIMATES):
             # A leap cut short at `farthest` does not count as an estimate; after a given estimate none is computed.
             if high is not None or target <= farthest:
                 estimates, estimate = _ESTIMATES if estimate else estimates + 1, None
@@ -167,7 +167,7 @@ def single_candidates(step: Step, gpu: Gpu, base: Knobs | None = None) -> tuple[
         *(Knobs(checkpoint=text) for text in ("keep matmuls", "norms", "every 2", "sqrt", "every 1")),
         # Before compute capability 8.0 a GPU has no units for bf16.
         Knobs(precision="bf16" if gpu.compute_capability >= (8, 0) else "fp16"),
-        *(Knobs(accumulation=count) for count in micro_batch_counts(base.batch or step.batch_size)[:1]),
+        *(Knobs(accumulation=count) for count in micro_batch_counts(base.batch or step.batch_size)),
         *(Knobs(update=update) for update in (Update.PER_TENSOR, Update.FUSED, Update.IN_BACKWARD)),
         Knobs(offload="saved tensors on the CPU"),
         Knobs(settings="expandable_segments:True"),
@@ -184,6 +184,22 @@ def single_candidates(step: Step, gpu: Gpu, base: Knobs | None = None) -> tuple[
     settings += [Knobs(frozen=names) for names in blocks_to_freeze(built_model(step))]
     settings += [Knobs(input_size=size) for size in smaller_input_sizes(step, base.input_size)]
     return tuple(candidate(knobs, built_model(step)) for knobs in settings)
+
+
+def small_moves(step: Step) -> tuple[Candidate, ...]:
+    """Return settings that save little memory and cost little, for a step that misses few bytes: one block recomputed.
+
+    >>> import torch
+    >>> blocks = [nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(4)]
+    >>> [str(one.knobs) for one in small_moves(Step(nn.Sequential(*blocks), torch.zeros(2, 4), loss=torch.mean))]
+    ['checkpoint layers 2']
+    """
+    names = repeated(built_model(step))
+    if len(names) < 2:
+        return ()
+    # Not the last: it is recomputed at the start of backward, at the peak.
+    checkpoint = Checkpoint(CheckpointKind.LAYERS, layers=(names[len(names) // 2],))
+    return (candidate(Knobs(checkpoint=checkpoint), built_model(step)),)
 
 
 def candidate(knobs: Knobs, model: nn.Module) -> Candidate:
@@ -255,112 +271,3 @@ def micro_batch_counts(batch: int) -> tuple[int, ...]:
         if batch % count == 0 and (not counts or count >= 2 * counts[-1]):
             counts.append(count)
     return tuple(counts)
-
-
-class SearchPoint(NamedTuple):
-    """A setting that was run: time of a sample (1 as written), bytes needed, whether it fits."""
-
-    time: float
-    needed: int
-    fits: bool
-    constant: int = 0
-    """Bytes of weights, gradients and optimizer state, which do not depend on the batch."""
-
-
-def worth_combining(candidates: Iterable[Candidate], points: Mapping[Knobs, SearchPoint]) -> tuple[Candidate, ...]:
-    """Return the candidates that save time or memory and that no other value of the same knob beats in both."""
-    written = points[Knobs()]
-    better = [
-        one
-        for one in candidates
-        if one.knobs in points
-        and (points[one.knobs].needed < written.needed or points[one.knobs].time < written.time * 0.99)
-    ]
-    kept: set[Knobs] = set()
-    for field, alters in dict.fromkeys((one.field, one.alters) for one in better):
-        rivals = [one.knobs for one in better if (one.field, one.alters) == (field, alters)]
-        best = frontier([(points[knobs].time, points[knobs].needed) for knobs in rivals])
-        kept |= {rivals[number] for number in best}
-    return tuple(one for one in better if one.knobs in kept)
-
-
-ACCEPTABLE_SLOW_DOWN = 1.5
-"""Time over the time as written up to which a setting that trains the same ends the search for other trainings."""
-
-
-def next_combinations(
-    candidates: Iterable[Candidate],
-    points: Mapping[Knobs, SearchPoint],
-    failed: Iterable[Knobs],
-    capacity: int,
-    count: int,
-) -> list[Knobs]:
-    """Return the next `count` settings to run: settings that were run with one more knob changed, best estimate first.
-
-    Time and bytes are estimated by multiplying the ratios of the single knobs. Settings expected to fit come first, and
-    of these what trains the same; fields that change the training take turns. The estimate only orders the runs.
-    Excluded are:
-
-    - knobs that do not make a fitting setting faster: any other would cost something and gain nothing;
-    - settings that change more of the training than one that fits within `ACCEPTABLE_SLOW_DOWN`;
-    - more micro-batches than fit, or are expected to.
-    """
-    written, candidates = points[Knobs()], tuple(candidates)
-    altering = [(one.knobs.changed().items(), one.field) for one in candidates if one.alters]
-
-    def altered_fields(knobs: Knobs) -> tuple[str, ...]:
-        return tuple(field for change, field in altering if change <= knobs.changed().items())
-
-    limit = written.time * ACCEPTABLE_SLOW_DOWN
-    acceptable = [knobs for knobs, point in points.items() if point.fits and point.time <= limit]
-    max_altered = min((len(altered_fields(knobs)) for knobs in acceptable), default=len(altering))
-    fits_in_micro_batches = {knobs.replace(accumulation=None) for knobs, point in points.items() if point.fits}
-    excluded = {*points, *failed}
-    changes = {change for one in candidates for change in one.knobs.changed().items()}
-    order: dict[Knobs, tuple[Any, ...]] = {}
-    for knobs, point in points.items():
-        if not knobs.changed().items() <= changes:
-            continue
-        for one in candidates:
-            single = points[one.knobs]
-            if one.field in knobs.changed() or (point.fits and single.time >= written.time):
-                continue
-            both = knobs.replace(**one.knobs.changed())
-            if both in excluded or conflicts(both) or len(altered_fields(both)) > max_altered:
-                continue
-            if both.accumulation and both.replace(accumulation=None) in fits_in_micro_batches:
-                continue
-            time, needed = point.time * single.time, point.needed * single.needed / max(written.needed, 1)
-            constant = point.constant * single.constant / max(written.constant, 1)
-            expected_to_fit = needed <= capacity
-            # Where weights, gradients and optimizer state alone are too large, saving activations cannot help.
-            merit = (
-                constant > capacity,
-                not expected_to_fit,
-                len(altered_fields(both)),
-                time if expected_to_fit else needed,
-            )
-            key = (*merit, len(both.changed()), str(both))
-            order[both] = min(key, order.get(both, key))
-    ordered = sorted(order, key=lambda knobs: order[knobs])
-    by_count: dict[Knobs, list[Knobs]] = {}
-    for knobs in ordered:
-        by_count.setdefault(knobs.replace(accumulation=None), []).append(knobs)
-    chosen = {
-        _micro_batched(rivals, [knobs for knobs in rivals if not order[knobs][1]]) for rivals in by_count.values()
-    }
-    # Fields that change the training take turns: the search cannot know which of them a person accepts.
-    turns: Counter[tuple[Any, ...]] = Counter()
-    turn_of: dict[Knobs, tuple[Any, ...]] = {}
-    for knobs in filter(chosen.__contains__, ordered):
-        merit = order[knobs][:3]
-        turns[merit, altered_fields(knobs)] += 1
-        turn_of[knobs] = (merit, turns[merit, altered_fields(knobs)])
-    return sorted(turn_of, key=lambda knobs: turn_of[knobs])[:count]
-
-
-def _micro_batched(rivals: list[Knobs], expected_to_fit: list[Knobs]) -> Knobs:
-    """Of settings that differ only in micro-batches, the one with the fewest expected to fit, else with the most."""
-    if expected_to_fit:
-        return min(expected_to_fit, key=lambda knobs: knobs.accumulation or 1)
-    return max(rivals, key=lambda knobs: knobs.accumulation or 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import multiprocessing.connection
 import pickle
 import time
 from collections import deque
@@ -18,13 +19,14 @@ import cloudpickle
 
 from memexplore import targets
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import workers
+from memexplore.search import lanes, workers
+from memexplore.search.lanes import Lane, Lanes, next_for
 from memexplore.search.workers import Done, Failed, Result
 from memexplore.steps.outcome import RunSetting, run_outcome
 from memexplore.steps.step import Step
 
 _START = 8.0
-"""Seconds from starting processes until each has imported torch and run its first setting."""
+"""Seconds, at most, from the start of processes until each has imported torch and run its first setting."""
 _WINDOW = 64
 """Settings submitted to an executor at once: enough to keep many workers busy, few to be cancelled."""
 
@@ -105,17 +107,14 @@ def _result(future: Future[bytes], knobs: Knobs) -> Result:
     error = future.exception()
     if error is not None:
         return Failed(knobs, error)
-    result: Result | TypeError = pickle.loads(future.result())
-    if isinstance(result, TypeError):
-        raise result
-    return result
+    return _received(future.result())
 
 
 class _LocalRunner:
     """Runs settings in this process, and in processes of its own as soon as starting these saves time.
 
-    A worker that dies breaks its pool. The settings that were running then are run again one by one, each in a pool of
-    its own, which separates the setting that kills its worker from the others.
+    While the processes start, settings run here. If one dies, the setting that it ran is run again in a process of its
+    own, and fails if that dies as well.
     """
 
     def __init__(
@@ -126,50 +125,59 @@ class _LocalRunner:
         # Weights are not sent, and a second process on a real GPU would take memory from the first.
         self._count = 1 if targets.is_real(gpu) else workers.processor_count()
         self._seconds: list[float] = []
-        self._can_pack_step = True
-        self._pool: Any = None
-        self._runner: _ExecutorRunner | None = None
+        self._can_send_step = True
+        self._lanes: Lanes | None = None
+        self._started = 0.0
+        self._arguments: tuple[Any, ...] = ()
 
     def close(self) -> None:
         """End the processes."""
-        if self._pool is not None:
-            workers.terminate_pool(self._pool)
-            self._pool = self._runner = None
+        if self._lanes is not None:
+            self._lanes.close()
+            self._lanes = None
 
     def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
         waiting = deque(settings)
         self._expected_runs = max(self._expected_runs, len(waiting))
-        while waiting and not self._has_processes():
-            yield self._run_here(waiting.popleft())
         while waiting:
-            yield from self._run_in_processes(waiting)
+            if self._has_processes():
+                yield from self._run_in_processes(waiting)
+            else:
+                yield self._run_here(waiting.popleft())
 
     def _has_processes(self) -> bool:
-        """Whether processes run; starts them if that saves time."""
-        if self._runner is not None:
+        """Whether processes run or start; starts them if that saves time."""
+        if self._lanes is not None:
             return True
-        if len(self._seconds) < 2 or not self._can_pack_step:
+        if not self._can_send_step or self._count < 2:
             return False
-        remaining = self._expected_runs - len(self._seconds)
-        at_once = min(self._count, remaining)
-        # A single run is not faster in another process.
-        if at_once < 2:
-            return False
-        # The first run makes plans that later runs reuse, so the last one predicts them best.
-        saved = remaining * self._seconds[-1] * (1 - 1 / at_once)
-        if saved <= _START:
-            return False
+        if not lanes.forks_here():
+            if len(self._seconds) < 2:
+                return False
+            remaining = self._expected_runs - len(self._seconds)
+            at_once = min(self._count, remaining)
+            # A single run is not faster in another process.
+            if at_once < 2:
+                return False
+            # The first run makes plans that later runs reuse, so the last one predicts them best.
+            saved = remaining * self._seconds[-1] * (1 - 1 / at_once)
+            if saved <= _START:
+                return False
         try:
             self._start(self._count)
         except TypeError:
             # A step that cannot be sent runs here: slower, with the same results.
-            self._can_pack_step = False
-        return self._can_pack_step
+            self._can_send_step = False
+        return self._can_send_step
 
     def _start(self, count: int) -> None:
         self.close()
-        self._pool = workers.spawn_pool(count)
-        self._runner = _ExecutorRunner(self._step, self._gpu, self._release, self._os, self._run_setting, self._pool)
+        settings = workers.process_settings(self._release, self._os)
+        self._arguments = (self._gpu, self._run_setting, settings, workers.this_thread())
+        # A function that cannot be sent raises a TypeError here, not at its first run.
+        cloudpickle.dumps(self._arguments)
+        self._lanes = Lanes(self._step, count, settings)
+        self._started = time.monotonic()
 
     def _run_here(self, knobs: Knobs) -> Result:
         start = time.monotonic()
@@ -182,33 +190,77 @@ class _LocalRunner:
             self._seconds.append(time.monotonic() - start)
 
     def _run_in_processes(self, waiting: deque[Knobs]) -> Iterator[Result]:
-        """Run settings until none waits or a worker has died."""
-        assert self._runner is not None
-        running: dict[Future[bytes], Knobs] = {}
+        """Run settings until none waits or a process has died."""
         interrupted: list[Knobs] = []
-        while (waiting or running) and not interrupted:
-            while waiting and len(running) < self._count + 1:
+        while (waiting or self._running()) and not interrupted:
+            interrupted += self._assign(waiting)
+            if waiting and self._goes_on_here():
+                yield self._run_here(waiting.popleft())
+            wait_for = {lane.connection: lane for lane in self._all()}
+            for connection in multiprocessing.connection.wait(list(wait_for), 0 if self._goes_on_here() else None):
+                lane = wait_for[connection]  # type: ignore[index]
+                knobs = lane.running
                 try:
-                    future = self._runner.submit(waiting[0])
-                except BrokenExecutor:
-                    interrupted.append(waiting.popleft())
-                    break
-                running[future] = waiting.popleft()
-            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in [one for one in running if one in done]:
-                knobs = running.pop(future)
-                if isinstance(future.exception(), BrokenExecutor):
-                    interrupted.append(knobs)
-                else:
-                    yield _result(future, knobs)
-        if not interrupted:
-            return
-        interrupted += running.values()
-        for knobs in interrupted:
-            self._start(1)
-            future = self._runner.submit(knobs)
-            result = _result(future, knobs)
-            if isinstance(result, Failed) and isinstance(result.error, BrokenExecutor):
-                result = Failed(knobs, RuntimeError(f"the process that ran {knobs} died"))
-            yield result
-        self._start(self._count)
+                    received = lane.receive()
+                except (EOFError, OSError):
+                    interrupted += [] if knobs is None else [knobs]
+                    self._all().remove(lane)
+                    continue
+                # The process goes on while the caller looks at the result.
+                interrupted += self._assign(waiting)
+                if received is not None and knobs is not None:
+                    yield _received(received)
+            if not self._all():
+                break
+        if interrupted:
+            interrupted += self._running()
+            for knobs in interrupted:
+                self._start(1)
+                yield self._run_alone(knobs)
+            self._start(self._count)
+        elif not self._all():
+            # They died before their first setting: the rest runs here.
+            self._can_send_step = False
+            self.close()
+
+    def _all(self) -> list[Lane]:
+        return [] if self._lanes is None else self._lanes.lanes
+
+    def _running(self) -> list[Knobs]:
+        return [lane.running for lane in self._all() if lane.running is not None]
+
+    def _goes_on_here(self) -> bool:
+        """Whether settings run in this process: while the others start, unless they fork from it."""
+        if lanes.forks_here() or any(lane.is_ready for lane in self._all()):
+            return False
+        return time.monotonic() - self._started < _START
+
+    def _assign(self, waiting: deque[Knobs]) -> list[Knobs]:
+        """Give every process that runs nothing its next setting; return the settings of those that have died."""
+        died: list[Knobs] = []
+        for lane in list(self._all()):
+            if lane.is_ready and lane.running is None and (knobs := next_for(lane, waiting, self._all())) is not None:
+                try:
+                    lane.send(knobs, cloudpickle.dumps((knobs, *self._arguments)))
+                except OSError:
+                    died.append(knobs)
+                    self._all().remove(lane)
+        return died
+
+    def _run_alone(self, knobs: Knobs) -> Result:
+        (lane,) = self._all()
+        try:
+            lane.receive()
+            lane.send(knobs, cloudpickle.dumps((knobs, *self._arguments)))
+            received = lane.receive()
+        except (EOFError, OSError):
+            return Failed(knobs, RuntimeError(f"the process that ran {knobs} died"))
+        assert received is not None
+        return _received(received)
+
+
+def _received(received: bytes) -> Result:
+    result: Result | TypeError = pickle.loads(received)
+    if isinstance(result, TypeError):
+        raise result
+    return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from memexplore import gpu_catalogue
 from memexplore.capture import release_or_installed
 from memexplore.gpu_catalogue import Gpu
@@ -31,23 +33,37 @@ def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], 
     return ([] if fitting is None else [fitting]), on_largest
 
 
+_FEWEST = 4
+"""Other kernels need no less than this fraction of the bytes: GPUs with less memory are not tried."""
+
+
 def _smallest_fitting(log: RunLog, knobs: Knobs, gpus: list[Gpu]) -> Knobs | None:
-    """Return the setting on the smallest GPU on which it fits; the largest GPU is run in any case."""
+    """Return the setting on the smallest GPU on which it fits; where it fits none, the largest GPU is run too."""
+    outcome = log.outcomes[knobs]
     # Weights, gradients and optimizer state are equal on all GPUs, the rest on GPUs that run the same kernels.
-    large_enough = [gpu for gpu in gpus if gpu.capacity > log.outcomes[knobs].constant]
-    first = {gpu.compute_capability: gpu for gpu in reversed(large_enough)}
-    log.run(knobs.replace(gpu=gpu.key) for gpu in [*first.values(), gpus[-1]])
-    needed = {
-        capability: outcome.peak_allocated
-        for capability, gpu in first.items()
-        if (outcome := log.outcomes.get(knobs.replace(gpu=gpu.key)))
-    }
-    for gpu in large_enough:
-        if gpu.capacity < needed.get(gpu.compute_capability, 0):
-            continue
-        setting = knobs.replace(gpu=gpu.key)
-        log.run([setting])
-        outcome = log.outcomes.get(setting)
-        if outcome is not None and outcome.fits:
-            return setting
+    least = max(outcome.constant, outcome.peak_allocated / _FEWEST)
+    large_enough = [gpu for gpu in gpus if gpu.capacity > least]
+    needed: dict[tuple[int, int], int] = {}
+    if "compute_capability" not in log.gpu.estimated:
+        needed[log.gpu.compute_capability] = outcome.peak_allocated
+    while True:
+        possible = [gpu for gpu in large_enough if gpu.capacity >= needed.get(gpu.compute_capability, 0)]
+        waiting: list[Gpu] = []
+        for gpu in possible:
+            on_gpu = log.outcomes.get(knobs.replace(gpu=gpu.key))
+            if on_gpu is not None and on_gpu.fits:
+                if not waiting:
+                    return knobs.replace(gpu=gpu.key)
+                break
+            if on_gpu is None and knobs.replace(gpu=gpu.key) not in log.errors:
+                waiting.append(gpu)
+        if not waiting:
+            break
+        # The smallest, and beside it one with other kernels: what that needs excludes others.
+        beside = (gpu for gpu in waiting if gpu.compute_capability != waiting[0].compute_capability)
+        log.run(knobs.replace(gpu=gpu.key) for gpu in (waiting[0], *itertools.islice(beside, 1)))
+        for gpu in waiting:
+            if (on_gpu := log.outcomes.get(knobs.replace(gpu=gpu.key))) is not None:
+                needed[gpu.compute_capability] = on_gpu.peak_allocated
+    log.run([knobs.replace(gpu=gpus[-1].key)])
     return None

@@ -99,6 +99,43 @@ def shown_progress() -> Report:
     return show_bar
 
 
+class _InPlace(NamedTuple):
+    """A value that is shown for a while; None shows nothing."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return "" if self.value is None else repr(self.value)
+
+    def _repr_html_(self) -> str:
+        return "" if self.value is None else str(self.value._repr_html_())
+
+
+def shown_in_place() -> Callable[[Any], object] | None:
+    """Return a function that shows a value in a notebook in place of the one before, None for nothing; None elsewhere.
+
+    The value has `_repr_html_`. It is shown again only where it has changed.
+    """
+    if not ipython_shell.is_notebook():
+        return None
+    output: Any = None
+    latest = ""
+
+    def show(value: Any) -> None:
+        nonlocal output, latest
+        shown = _InPlace(value)
+        html_text = shown._repr_html_()
+        if html_text == latest:
+            return
+        latest = html_text
+        if output is None:
+            output = ipython_shell.display_in_place(shown)
+        else:
+            output.update(shown)
+
+    return show
+
+
 def _write_line(progress: Progress) -> None:
     stream, ended = sys.stderr, progress.done == progress.total
     redraws = stream.isatty()

@@ -17,7 +17,7 @@ from memexplore.figures.values import Cell, form, number, sparkline, table, word
 from memexplore.figures.values import bar as share_bar
 from memexplore.steps.outcome import Outcome
 from memexplore.tape import Tape
-from memexplore.units import in_unit, size_text, unit_of
+from memexplore.units import in_unit, signed_percent, size_text, unit_of
 
 _BAR = 12
 """Characters of a bar."""
@@ -127,5 +127,5 @@ def _cells(line: Line) -> tuple[str, str, str, str, str]:
         size_text(line.outcome.peak_reserved),
         size_text(line.outcome.margin),
         "unknown" if math.isnan(line.slow_down) else f"{line.slow_down:.2f}×",
-        "unknown" if math.isnan(line.extra_flops) else f"{line.extra_flops * 100:+.0f} %",
+        "unknown" if math.isnan(line.extra_flops) else signed_percent(line.extra_flops),
     )

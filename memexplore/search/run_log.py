@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from memexplore.codegen import lines
 from memexplore.gpu_catalogue import Gpu
+from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import candidates
-from memexplore.search.advice import Option, rank, undominated
-from memexplore.search.candidates import SearchPoint
+from memexplore.search.advice import Option, on_base, rank, undominated
+from memexplore.search.combinations import ACCEPTABLE_SLOW_DOWN
+from memexplore.search.estimates import Need, SearchPoint, need_of
 from memexplore.search.executors import RunAll
 from memexplore.search.progress import Progress, estimate_seconds_left
 from memexplore.search.workers import Done
@@ -36,6 +39,7 @@ class RunLog:
     ) -> None:
         """`base` has the batch and the input size that each setting without its own is run with."""
         self.model: torch.nn.Module = built_model(step)
+        self._step = step
         self.base = base or Knobs()
         self.samples = self.base.batch or step.batch_size
         self.gpu = gpu
@@ -46,6 +50,9 @@ class RunLog:
         self.outcomes: dict[Knobs, Outcome] = {}
         self.tapes: dict[Knobs, Tape] = {}
         """Tapes of the runs with unlimited memory."""
+        self._needs: dict[Knobs, Need] = {}
+        self._sites: dict[Knobs, Sites | None] = {}
+        self._codes: dict[Knobs, str] = {}
         self.errors: dict[Knobs, BaseException] = {}
         self.expected_runs = 0
         """Estimate of the total number of runs."""
@@ -67,6 +74,7 @@ class RunLog:
             if isinstance(result, Done):
                 self.outcomes[result.outcome.knobs] = result.outcome
                 self.tapes[result.outcome.knobs] = result.trial.tape
+                self._sites[result.outcome.knobs] = result.sites
             else:
                 self.errors[result.knobs] = result.error
             self._finished.append(time.monotonic() - self._start)
@@ -90,13 +98,25 @@ class RunLog:
             seconds_left = estimate_seconds_left(self._finished, total)
             self._report_progress(Progress(self.run_count, len(self.errors), total, self._finished[-1], seconds_left))
 
+    def need(self, knobs: Knobs) -> Need:
+        """Return the bytes of a setting that was run by what they depend on."""
+        if knobs not in self._needs:
+            self._needs[knobs] = need_of(self.tapes[knobs])
+        return self._needs[knobs]
+
     def points(self) -> dict[Knobs, SearchPoint]:
         """Return the settings with the batch of the step on the given GPU."""
         return {
-            knobs: SearchPoint(slow_down(one, self.as_written), one.peak_reserved, one.fits, one.constant)
+            knobs: self.point(knobs, one)
             for knobs, one in self.outcomes.items()
             if knobs.batch is None and knobs.gpu is None
         }
+
+    def point(self, knobs: Knobs, outcome: Outcome) -> SearchPoint:
+        """Return a setting that was run as a point of the search."""
+        need, time_ratio = self.need(knobs), slow_down(outcome, self.as_written)
+        parts = (need.constant, need.gradients, need.fixed, need.peak, need.activations)
+        return SearchPoint(time_ratio, outcome.peak_reserved, outcome.fits, *parts)
 
     def option(self, knobs: Knobs) -> Option:
         """Return a setting that was run as an `Option`, without its largest batch and its code."""
@@ -106,6 +126,12 @@ class RunLog:
         time_ratio = slow_down(outcome, self.as_written) if comparable else math.nan
         return Option(outcome, time_ratio, extra_flops(outcome, self.as_written), fields, None, "")
 
+    def code(self, knobs: Knobs) -> str:
+        """Return a setting that was run as lines of PyTorch, with the batch and the input size of `base`."""
+        if knobs not in self._codes:
+            self._codes[knobs] = lines.lines(self._step, on_base(knobs, self.base), self._sites.get(knobs))
+        return self._codes[knobs]
+
     def options(self, others: Iterable[Knobs] = ()) -> list[Option]:
         """Return the undominated of the settings that fit so far and of `others`, cheapest first."""
         fitting = [knobs for knobs, point in self.points().items() if point.fits]
@@ -113,6 +139,4 @@ class RunLog:
 
     def has_acceptable_option(self) -> bool:
         """Return whether an option trains the same at no more than `ACCEPTABLE_SLOW_DOWN`."""
-        return any(
-            not option.altered and option.slow_down <= candidates.ACCEPTABLE_SLOW_DOWN for option in self.options()
-        )
+        return any(not option.altered and option.slow_down <= ACCEPTABLE_SLOW_DOWN for option in self.options())

@@ -21,12 +21,13 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 
+from memexplore.codegen.lines import recorded_sites
+from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps import batches
 from memexplore.steps.outcome import Outcome
@@ -50,6 +51,8 @@ class Done(NamedTuple):
 
     trial: Trial
     outcome: Outcome
+    sites: Sites | None = None
+    """The legal in-place sites that a run in another process has found, for the code of the setting."""
 
 
 class Failed(NamedTuple):
@@ -65,7 +68,7 @@ Result = Done | Failed
 # --- packing steps --------------------------------------------------------------------------------------------------
 
 
-class _Pickler(cloudpickle.Pickler):
+class StepPickler(cloudpickle.Pickler):
     """Pickles large tensors as their shapes."""
 
     def __init__(self, file: io.BytesIO, min_bytes: dict[int, int]) -> None:
@@ -73,6 +76,7 @@ class _Pickler(cloudpickle.Pickler):
         self._min_bytes = min_bytes
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
         if isinstance(obj, torch.Tensor) and self._by_shape(obj):
             parameter = isinstance(obj, torch.nn.Parameter) or bool(getattr(obj, PARAMETER_MARK, False))
             shape = _Shape(tuple(obj.shape), obj.stride(), obj.dtype, obj.requires_grad, parameter)
@@ -113,7 +117,7 @@ class UnsendableStepError(TypeError):
     """A step cannot be sent to another process."""
 
 
-def pack_step(step: Step) -> bytes:
+def pack_step(step: Step, pickler: type[StepPickler] = StepPickler) -> bytes:
     """Return a step as bytes for another process; weights and large batches are packed as shapes.
 
     Raises UnsendableStepError for a step that cannot be pickled.
@@ -126,7 +130,7 @@ def pack_step(step: Step) -> bytes:
     min_bytes |= {id(leaf): _MIN_LARGE for leaf in batches.tensors(step.batch)}
     file = io.BytesIO()
     try:
-        _Pickler(file, min_bytes).dump(step)
+        pickler(file, min_bytes).dump(step)
     except Exception as error:
         raise UnsendableStepError(
             f"this step cannot be sent to another process ({type(error).__name__}: {error}): let its model be a "
@@ -150,6 +154,8 @@ class ProcessSettings(NamedTuple):
     tf32: bool
     attention: tuple[bool, bool, bool, bool]
     environment: tuple[tuple[str, str | None], ...]
+    path: tuple[str, ...] = ()
+    """Folders of modules that the process searches after its own."""
 
 
 def process_settings(release: str | None, os_of_driver: str = Os.LINUX) -> ProcessSettings:
@@ -185,6 +191,7 @@ def set_process_settings(wanted: ProcessSettings) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(efficient)
     torch.backends.cuda.enable_cudnn_sdp(of_cudnn)
     torch.backends.cuda.enable_math_sdp(math)
+    sys.path += [folder for folder in wanted.path if folder not in sys.path]
     for name, value in wanted.environment:
         if value is None:
             os.environ.pop(name, None)
@@ -222,8 +229,8 @@ _one_at_a_time = threading.Lock()
 """Dask gives a worker several threads, and the virtual GPU is process-wide."""
 
 
-def run_packed(packed_step: bytes, request: bytes) -> bytes:
-    """Run one setting of a packed step and return the `Result` as bytes.
+def run_packed(packed_step: bytes | Step, request: bytes) -> bytes:
+    """Run one setting of a step, packed or not, and return the `Result` as bytes.
 
     The result is a TypeError in another thread of the requesting process, as the virtual GPU is process-wide.
     """
@@ -238,14 +245,16 @@ def run_packed(packed_step: bytes, request: bytes) -> bytes:
     with _one_at_a_time:
         try:
             with _with_process_settings(settings):
-                step = _unpack_step(packed_step)
-                result: Result = Done(*run_setting(step, knobs, gpu=gpu, release=settings.release, os=settings.os))
+                step = packed_step if isinstance(packed_step, Step) else unpack_step(packed_step)
+                trial, outcome = run_setting(step, knobs, gpu=gpu, release=settings.release, os=settings.os)
+                result: Result = Done(trial, outcome, recorded_sites(step, knobs))
         except (Exception, SystemExit) as error:
             result = Failed(knobs, without_frames(error))
     return _pack_result(result)
 
 
-def _unpack_step(packed_step: bytes) -> Step:
+def unpack_step(packed_step: bytes) -> Step:
+    """Return a packed step, the same object for the same bytes."""
     digest = hashlib.sha256(packed_step).hexdigest()
     if digest not in _steps:
         while len(_steps) >= _MAX_STEPS:
@@ -296,32 +305,16 @@ class _Process(multiprocessing.context.SpawnProcess):
             sys.modules["__main__"] = before
 
 
-class _Context(multiprocessing.context.SpawnContext):
-    Process = _Process
-
-
 def new_process(target: Callable[..., object], arguments: tuple[Any, ...]) -> multiprocessing.context.SpawnProcess:
     """Return a fresh process, not started, that calls a function."""
     return _Process(target=target, args=arguments)
 
 
-def _initialize_worker() -> None:
+def initialize_worker() -> None:
+    """Prepare a process that runs settings."""
     # An interrupt of a notebook or a terminal reaches the whole process group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-
-
-def spawn_pool(count: int) -> ProcessPoolExecutor:
-    """Return an executor of `count` fresh processes."""
-    return ProcessPoolExecutor(count, mp_context=_Context(), initializer=_initialize_worker)
-
-
-def terminate_pool(pool: ProcessPoolExecutor) -> None:
-    """End an executor of `spawn_pool` without waiting for its running tasks."""
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()
 
 
 def processor_count() -> int:

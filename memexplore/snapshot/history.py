@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import block_sizes
+from memexplore.allocator.actions import GROWTH, SEGMENT_ACTIONS
 from memexplore.allocator.placement import system_of_address
 from memexplore.analysis.segments import MappedRanges
 from memexplore.snapshot.imported import annotate
@@ -115,7 +116,7 @@ def _capacity(tape: Tape, device_free: int | None) -> int | None:
 
 def reserved(tape: Tape) -> NDArray[np.int64]:
     """Return the bytes of all segments after each row."""
-    grown = np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
+    grown = np.isin(tape.action, GROWTH)
     shrunk = np.isin(tape.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     return np.cumsum(np.where(grown, tape.size, 0) - np.where(shrunk, tape.size, 0))
 
@@ -146,7 +147,7 @@ def _initial_regions(recorded: Recorded) -> list[tuple[int, int, int, bool]]:
     mapped = MappedRanges(
         (each.address, each.address + each.size, each.stream) for each in recorded.segments if each.expandable
     )
-    kinds = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+    kinds = SEGMENT_ACTIONS
     rows = np.flatnonzero(np.isin(recorded.action, kinds))[::-1]
     columns = (recorded.action[rows], recorded.address[rows], recorded.size[rows], recorded.stream[rows])
     for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):

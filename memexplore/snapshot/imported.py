@@ -30,6 +30,7 @@ from collections import Counter, defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.allocator.actions import SEGMENT_ACTIONS
 from memexplore.analysis.curves import lifetimes
 from memexplore.snapshot.stacks import Origin, Stacks
 from memexplore.tape import Action, Category, Phase, Tape
@@ -47,7 +48,6 @@ _PHASE_OF = {
     Origin.OPTIMIZER: Phase.OPTIMIZER,
 }
 _KEPT = ("time", "action", "address", "size", "stream", "op", "module", "stack")
-_SEGMENT_ROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 _NO_EVIDENCE = -1
 """Evidence of a row that shows no phase; the rows around it decide."""
 
@@ -62,7 +62,7 @@ def annotate(tape: Tape, stacks: Stacks, recorded: Rows) -> Tape:
     origin = stacks.origin[recorded]
     labelled = stacks.category[recorded]
     # A segment row belongs to the request that follows it, as in a replay.
-    row, is_segment = np.arange(len(tape)), np.isin(tape.action, _SEGMENT_ROWS)
+    row, is_segment = np.arange(len(tape)), np.isin(tape.action, SEGMENT_ACTIONS)
     following = np.minimum.accumulate(np.where(is_segment, len(tape) - 1, row)[::-1])[::-1]
     reserving = np.flatnonzero(is_segment & (tape.action[following] == Action.ALLOC))
     request = following[reserving]

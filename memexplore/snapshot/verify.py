@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memexplore.allocator import cache
+from memexplore.allocator.actions import GROWTH, SEGMENT_ACTIONS
 from memexplore.allocator.blocks import Block
 from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.restore import restore
@@ -15,9 +16,7 @@ from memexplore.tape import Action, Tape
 
 _RELEASES_OF_TORCH = ("2.11", "2.13", "2.12")
 """A torch release for each order of free blocks: snapshots do not record theirs."""
-_SEGMENT_ACTIONS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
-_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _COUNTED = {
     Action.ALLOC: "alloc_addresses",
     Action.SEGMENT_ALLOC: "segment_allocs",
@@ -109,7 +108,7 @@ class _Comparison:
     def _replay(self, tape: Tape, begin: int) -> None:
         columns = (tape.action[begin:], tape.address[begin:], tape.size[begin:], tape.stream[begin:])
         for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
-            if action in _SEGMENT_ACTIONS:
+            if action in SEGMENT_ACTIONS:
                 self.recorded_events.append((action, address, size))
             elif action == Action.ALLOC:
                 self._alloc(address, size, stream)
@@ -198,7 +197,7 @@ class _Comparison:
 
     def _compare(self) -> None:
         """Count the reproduced segment events of one request, by kind and in order."""
-        for kind in _SEGMENT_ACTIONS:
+        for kind in SEGMENT_ACTIONS:
             recorded = [event for event in self.recorded_events if event[0] == kind]
             predicted = [event for event in self.predicted_events if event[0] == kind]
             equal = sum(left == right for left, right in zip(recorded, predicted, strict=False))
@@ -215,7 +214,7 @@ class _Comparison:
         pool = allocator.small if rounded <= SMALL else allocator.large
         if wrong is not None:
             allocator.merge_free(wrong)
-            if any(action in _GROWTH for action, _, _ in predicted):
+            if any(action in GROWTH for action, _, _ in predicted):
                 cache.release_block(allocator, wrong)
         for action, start, length in self.recorded_events:
             if action == Action.SEGMENT_ALLOC and start == address:

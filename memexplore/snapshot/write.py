@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from memexplore.allocator import Settings, block_sizes
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.settings import INTERVALS, UNLIMITED
 from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, reserved
@@ -34,7 +35,7 @@ def as_snapshot(tape: Tape) -> dict[str, Any]:
     """Return a tape in the form of `torch.cuda.memory._snapshot()`; see `save_snapshot`."""
     if np.any((tape.action == Action.ALLOC) & (tape.address < 0) & (tape.size > 0)):
         raise ValueError("this tape has no device addresses: call replay(tape) first, which assigns them")
-    if not np.isin(tape.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)).any() and np.any(tape.size):
+    if not np.isin(tape.action, GROWTH).any() and np.any(tape.size):
         raise ValueError("this tape has no segments: call replay(tape) first, which adds them")
     device = device_number(tape)
     frames = _Frames(tape)

@@ -6,6 +6,7 @@
 - `trace_reuse`, `step_record`: results that a run on a virtual GPU reuses from earlier runs of the same step.
 - `outcome`: an `Outcome`, the numbers of a trial: fits or out of memory, peaks, FLOPs, time.
 - `training_loop`, `optimizers`, `cost`: the loop that a step is run in, its optimizer, the roofline model.
-- `written`: what a step says where a knob changes nothing, as texts. `dropped_prints`: a block that prints nothing.
+- `written`: what a step says where a knob changes nothing, as texts.
+- `fitting`: `fits`, whether a step or a function fits a GPU, with the margin.
 - `sentences`: the difference between two trials as one sentence.
 """

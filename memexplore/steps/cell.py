@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore import capture, targets
+from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import apply_to_step, training_loop_scope
 from memexplore.knobs.knobs import Knobs
@@ -32,11 +33,11 @@ from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
-from memexplore.steps.dropped_prints import without_prints
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
 from memexplore.steps.trial import Trial, target_of
 from memexplore.tape import Os
+from memexplore.virtual_gpu.patches.device_names import is_virtual
 
 _UNAVAILABLE = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -51,6 +52,13 @@ _UNAVAILABLE = {
     "lora": "a cell makes its optimizer before its model is first called",
 }
 _SEQUENCES = (ast.Tuple, ast.List)
+
+
+class CellEnded(BaseException):
+    """Ends the run of a cell as if it had come to its end. A BaseException, so that `except Exception` cannot catch it.
+
+    The check of `cost.interruptible` may raise it.
+    """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,6 +149,7 @@ class Cell:
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
+                self._initial.put_on_virtual_gpu(names)
                 applied = _executed(program, names, knobs, stack, torch.device("cuda"), recording)
             names.clear()
         return Trial(knobs, recording.tape, applied, meter.total())
@@ -157,6 +166,10 @@ class Cell:
                 applied = _executed(program, names, knobs, stack, device, recording)
             names.clear()
         return Trial(knobs, recording.tape, applied, Cost())
+
+    def bytes_on(self, device: torch.device) -> int:
+        """Return the bytes of the namespace's models, gradients, optimizer states and tensors on a real GPU."""
+        return targets.bytes_on(device, self._initial.tensors(self.namespace))
 
     def run_outcome(
         self,
@@ -194,6 +207,7 @@ def _executed(
         _at_first_calls(lambda model: reports.append(stack.enter_context(apply_to_step(knobs, model)))),
         without_prints(),
         ending_out_of_memory(recording),
+        contextlib.suppress(CellEnded),
         training_loop_scope(knobs, device),
     ):
         exec(program, names)
@@ -320,6 +334,32 @@ class _InitialState:
         for one in self._schedulers_and_scalers:
             log.add(refill, vars(one), dict(vars(one)))
 
+    def tensors(self, names: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the models' weights, buffers and gradients, the optimizers' states, and the tensors among names."""
+        weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
+        found: list[Any] = [*weights, *(weight.grad for weight in weights), *names.values()]
+        found += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        found += [value for state in states for value in state.values()]
+        return [each for each in found if isinstance(each, torch.Tensor)]
+
+    def put_on_virtual_gpu(self, names: dict[str, Any]) -> None:
+        """Give the virtual GPU that is on what is on a real one: models, optimizer states and tensors among names.
+
+        When the GPU is turned off, the models have their tensors again; `restored` restores the states.
+        """
+        for module in self._modules:
+            if any(_is_on_real_gpu(own) for own in (*module.parameters(False), *module.buffers(False))):
+                module.to("cuda")
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if _is_on_real_gpu(value):
+                        state[name] = value.to("cuda")
+        for name, value in names.items():
+            if _is_on_real_gpu(value):
+                names[name] = value.detach().to("cuda").requires_grad_(value.requires_grad)
+
     def preserve_values(self) -> contextlib.AbstractContextManager[None]:
         """Preserve the values of all weights, buffers, gradients and optimizer states; copies wait on the CPU."""
         weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
@@ -331,6 +371,10 @@ class _InitialState:
 
 
 _KINDS = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+
+
+def _is_on_real_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda and not is_virtual(value)
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

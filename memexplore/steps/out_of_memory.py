@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
+from types import FrameType, TracebackType
 
 import torch
 
@@ -47,5 +47,22 @@ def without_locals(error: BaseException) -> None:
         link = links.pop()
         if link is not None and id(link) not in seen:
             seen.add(id(link))
-            traceback.clear_frames(link.__traceback__)
-            links += [link.__cause__, link.__context__]
+            for frame in _frames(link.__traceback__):
+                # A frame that still runs cannot be cleared.
+                with contextlib.suppress(RuntimeError):
+                    frame.clear()
+                # Up to Python 3.12 a frame keeps the dictionary that its `f_locals` has returned once; this empties it.
+                frame.f_locals  # noqa: B018
+            links += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
+
+
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    """Yield the frames of a traceback, and those between them that were taken out of it (`user_traceback`)."""
+    before: FrameType | None = None
+    while trace is not None:
+        frame: FrameType | None = trace.tb_frame
+        yield trace.tb_frame
+        while before is not None and frame is not None and (frame := frame.f_back) is not before:
+            if frame is not None:
+                yield frame
+        before, trace = trace.tb_frame, trace.tb_next

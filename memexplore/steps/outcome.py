@@ -16,13 +16,22 @@ from memexplore import targets
 from memexplore.analysis.curves import curve, peak
 from memexplore.analysis.picture import with_whole
 from memexplore.analysis.tradeoffs import Point
+from memexplore.analysis.verdict import failed_request
 from memexplore.capture import release_or_installed
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.report import ApplyReport
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.step import Step
-from memexplore.steps.trial import Trial, derived_trial, is_traced, run, target_of
+from memexplore.steps.trial import (
+    Trial,
+    derived_trial,
+    failing_trial,
+    is_traced,
+    run,
+    target_of,
+    traced_on_unlimited,
+)
 from memexplore.tape import Os, Phase, Source, Tape
 
 
@@ -59,7 +68,7 @@ def run_outcome(
     step: Step,
     knobs: Knobs | None = None,
     *,
-    gpu: str | None = None,
+    gpu: str | Gpu | None = None,
     release: str | None = None,
     os: str = Os.LINUX,
 ) -> tuple[Trial, Outcome]:
@@ -83,7 +92,7 @@ def run_outcome(
 def outcome_of(
     run: Callable[[Knobs, str | Gpu | None], Trial],
     knobs: Knobs,
-    gpu: str | None,
+    gpu: str | Gpu | None,
     samples: int,
     trial: Trial | None = None,
 ) -> tuple[Trial, Outcome]:
@@ -134,6 +143,42 @@ def run_unlimited(
     capacity = device.for_release(release_or_installed(release)).capacity
     trial = derived_trial(step, knobs, gpu, release, os)
     return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
+
+
+def run_drawn(
+    step: Step,
+    knobs: Knobs | None = None,
+    *,
+    gpu: str | None = None,
+    release: str | None = None,
+    os: str = Os.LINUX,
+) -> tuple[Trial, Outcome]:
+    """Run a step with some knobs for its picture: `run_outcome` in less time for a setting that does not fit.
+
+    There the tape of the trial may end with the failed request, without what Python frees after it: the run was made
+    with unlimited memory, and its requests replayed on the capacity of the GPU. The tape's `whole` is that run.
+
+    >>> import torch
+    >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
+    >>> trial, outcome = run_drawn(step, gpu="24MiB")
+    >>> trial, outcome = run_drawn(step, Knobs(batch=4096), gpu="24MiB")
+    >>> is_unfinished(trial), outcome == run_outcome(step, Knobs(batch=4096), gpu="24MiB")[1]
+    (True, True)
+
+    Raises as `trial.run` does.
+    """
+    knobs = knobs or Knobs()
+    trial = None
+    if not targets.is_real(target_of(knobs, gpu)) and traced_on_unlimited(step, knobs, gpu, release, os):
+        setting = (step, knobs, gpu, release, os)
+        trial = derived_trial(*setting) or failing_trial(*setting)
+    samples = knobs.batch or step.batch_size
+    return outcome_of(lambda one, on: run(step, one, gpu=on, release=release, os=os), knobs, gpu, samples, trial)
+
+
+def is_unfinished(trial: Trial) -> bool:
+    """Return whether the tape of a trial ends with the failed request, so that what Python frees is not on it."""
+    return 0 <= failed_request(trial.tape) == len(trial.tape) - 1
 
 
 def _outcome(knobs: Knobs, device: Gpu, capacity: int, samples: int, trial: Trial, *, fits: bool) -> Outcome:

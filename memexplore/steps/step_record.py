@@ -19,7 +19,7 @@ from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
 from memexplore.steps.step import Step
 from memexplore.steps.trace_reuse import FirstStep, Trace
-from memexplore.tape import Ending, Tape
+from memexplore.tape import Ending, Meta, Tape
 from memexplore.virtual_gpu.device import VirtualGpu
 
 _KEPT_TRACES = 48
@@ -39,9 +39,15 @@ class TracedSetting(NamedTuple):
 
     def tape_on(self, gpu: VirtualGpu) -> Tape | None:
         """Return the tape on a virtual GPU; None if a request does not fit."""
+        return self.trace.on_allocator(self._meta(gpu), gpu.settings)
+
+    def tape_until_failure(self, gpu: VirtualGpu) -> Tape | None:
+        """Return the tape on a virtual GPU up to the request that ends it; None as `Trace.until_failure`."""
+        return self.trace.until_failure(self._meta(gpu), gpu.settings)
+
+    def _meta(self, gpu: VirtualGpu) -> Meta:
         meta = capture.predicted(gpu)
-        meta = meta._replace(notes=(*meta.notes, *self.assumptions), ending=Ending.COMPLETED)
-        return self.trace.on_allocator(meta, gpu.settings)
+        return meta._replace(notes=(*meta.notes, *self.assumptions), ending=Ending.COMPLETED)
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,6 +68,10 @@ class StepRecord:
     def setting(self, knobs: Knobs, gpu: VirtualGpu) -> TracedSetting | None:
         """Return the traced setting with these knobs, from any GPU on which the same kernels run; else None."""
         return self.settings.get(_same_requests(knobs, gpu))
+
+    def has_traces(self, knobs: Knobs, gpu: VirtualGpu) -> bool:
+        """Return whether a run with these knobs, but for batch and input size, was traced."""
+        return _same_code(knobs, gpu) in self.traces
 
     def similar(self, knobs: Knobs, gpu: VirtualGpu, first: FirstStep) -> Trace | None:
         """Return the trace of a run from its first step and a trace of another batch or input size; else None."""

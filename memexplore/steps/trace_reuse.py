@@ -19,14 +19,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from memexplore.allocator import Settings, assign_addresses
+from memexplore.allocator.actions import SEGMENT_ACTIONS
 from memexplore.recorder.events import Event
-from memexplore.tape import COLUMNS, Action, Category, Meta, Phase, Tape
+from memexplore.tape import Action, Category, Ending, Meta, Phase, Tape
 from memexplore.tensor_text import interned
 from memexplore.virtual_gpu.dispatch.work import Work
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}
 _COMPARED = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
-_SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
@@ -44,7 +44,7 @@ class FirstStep(NamedTuple):
 def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> FirstStep:
     """Return the first step from the events of a recorder so far, and the shape and dtype of their tensors by row."""
     table = np.array(events, dtype=np.int64).reshape(len(events), len(_FIELD))
-    kept = ~np.isin(table[:, _FIELD["action"]], _SEGMENTS)
+    kept = ~np.isin(table[:, _FIELD["action"]], SEGMENT_ACTIONS)
     row_of_event = np.cumsum(kept) - 1
     call = table[:, _FIELD["call"]].copy()
     is_free = (table[:, _FIELD["action"]] == Action.FREE_REQUESTED) & (call >= 0)
@@ -117,12 +117,31 @@ class Trace:
 
         Running out of memory unwinds the Python code, which frees in an order that only a run gives.
         """
-        tape = assign_addresses(self.tape.replace(meta=meta), settings)
-        if len(tape) and tape.action[-1] == Action.OOM:
+        tape = self._placed(meta, settings)
+        return None if _ends_out_of_memory(tape) else tape
+
+    def until_failure(self, meta: Meta, settings: Settings) -> Tape | None:
+        """Return the tape up to the request that does not fit, without the frees that follow it.
+
+        None if all requests fit, and if a kernel can do without the one that does not: then only a run shows the rest.
+        """
+        tape = self._placed(meta, settings)
+        if not _ends_out_of_memory(tape) or tape.category[-1] == Category.WORKSPACE:
             return None
-        segments = np.isin(tape.action, _SEGMENTS)
+        failed = np.count_nonzero(~np.isin(tape.action[:-1], SEGMENT_ACTIONS))
+        size, category = tape.size.copy(), tape.category.copy()
+        size[-1], category[-1] = self.tape.size[failed], Category.UNKNOWN  # as a recorder has them, not a block
+        return tape.replace(size=size, category=category, meta=meta._replace(ending=Ending.OUT_OF_MEMORY))
+
+    def _placed(self, meta: Meta, settings: Settings) -> Tape:
+        tape = assign_addresses(self.tape.replace(meta=meta), settings)
+        segments = np.isin(tape.action, SEGMENT_ACTIONS)
         none = {name: np.where(segments, -1, getattr(tape, name)) for name in ("op", "module", "stack")}
         return tape.replace(category=np.where(segments, Category.UNKNOWN, tape.category).astype(np.uint8), **none)
+
+
+def _ends_out_of_memory(tape: Tape) -> bool:
+    return bool(len(tape) and tape.action[-1] == Action.OOM)
 
 
 def reusable_trace(first: FirstStep, tape: Tape, update: FirstUpdate | None = None) -> Trace | None:
@@ -135,16 +154,7 @@ def reusable_trace(first: FirstStep, tape: Tape, update: FirstUpdate | None = No
     """
     if np.isin(tape.action, (*_RELEASED, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
         return None
-    rows = np.flatnonzero(~np.isin(tape.action, _SEGMENTS))
-    kept = Tape.from_columns(
-        {name: getattr(tape, name)[rows] for name in COLUMNS},
-        meta=tape.meta,
-        ops=tape.ops,
-        modules=tape.modules,
-        stacks=tape.stacks,
-        classes=tape.classes,
-        tensor_texts=tape.tensor_texts,
-    )
+    kept = tape[~np.isin(tape.action, SEGMENT_ACTIONS)]
     # A free is one event and two rows.
     is_event = kept.action != Action.FREE_COMPLETED
     number = np.cumsum(is_event) - 1

@@ -31,7 +31,7 @@ from memexplore.steps.cost import Cost, Meter, measuring
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
 from memexplore.steps.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, reusable_trace
-from memexplore.tape import Os, Tape
+from memexplore.tape import Meta, Os, Tape
 from memexplore.texts import encodable
 from memexplore.torch_internals.modules import buffers_of
 from memexplore.torch_internals.state import contents_key
@@ -107,6 +107,33 @@ def traced(
 def is_traced(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> bool:
     """Return whether a setting was run on a virtual GPU with the same kernels, so that its requests are recorded."""
     return record_of(step).setting(knobs, _virtual_gpu(knobs, gpu, release)) is not None
+
+
+def traced_on_unlimited(
+    step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX
+) -> bool:
+    """Trace a setting on a virtual GPU with unlimited memory, if runs with similar ones were traced.
+
+    Return whether the setting is traced: then `derived_trial` gives its trials. Raises as `run` does.
+    """
+    target, record = _virtual_gpu(knobs, gpu, release, os), record_of(step)
+    if record.setting(knobs, target) is None and record.has_traces(knobs, target):
+        unlimited = targets.unlimited(target.gpu)
+        _observed(step, knobs, _virtual_gpu(knobs.replace(gpu=None), unlimited, release, os), record)
+    return record.setting(knobs, target) is not None
+
+
+def failing_trial(
+    step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX
+) -> Trial | None:
+    """Return the trial of a traced setting up to the request that does not fit, without what Python frees after it.
+
+    None if it was not traced, if it fits, and where only a run says which request ends it.
+    """
+    target = _virtual_gpu(knobs, gpu, release, os)
+    setting = record_of(step).setting(knobs, target)
+    tape = None if setting is None else setting.tape_until_failure(target)
+    return None if setting is None or tape is None else Trial(knobs, tape, setting.applied, setting.cost)
 
 
 def derived_trial(
@@ -186,6 +213,24 @@ def _check_memory(knobs: Knobs, needed: int) -> None:
 
 def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None) -> Trial:
     """Run a step on a virtual GPU; with a record, reuse its traces and add to them."""
+    observed = _observed(step, knobs, target, record)
+    if isinstance(observed, Trial):
+        return observed
+    tape = observed.setting.trace.on_allocator(observed.meta, target.settings)
+    if tape is None:
+        return _run(step, knobs, target, None)
+    return Trial(knobs, tape, observed.setting.applied, observed.setting.cost)
+
+
+class _Continued(NamedTuple):
+    """A run that an earlier trace continues: its requests, and the metadata of its tape."""
+
+    setting: TracedSetting
+    meta: Meta
+
+
+def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None) -> Trial | _Continued:
+    """Run a step on a virtual GPU until its end, or until a trace of the record has all that follows."""
     model = built_model(step)
     sites = _sites(step, knobs, target)
     applied = ApplyReport()
@@ -249,14 +294,12 @@ def _run(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None
         trace = reusable_trace(begun, tape, update)
         if trace is not None:
             record.add_trace(knobs, target, trace)
-    else:
-        derived = trace.on_allocator(tape.meta, target.settings)
-        if derived is None:
-            return _run(step, knobs, target, None)
-        tape = derived
-    if trace is not None:
-        record.add_setting(knobs, target, TracedSetting(trace, applied, cost, assumptions))
-    return Trial(knobs, tape, applied, cost)
+        if trace is not None:
+            record.add_setting(knobs, target, TracedSetting(trace, applied, cost, assumptions))
+        return Trial(knobs, tape, applied, cost)
+    setting = TracedSetting(trace, applied, cost, assumptions)
+    record.add_setting(knobs, target, setting)
+    return _Continued(setting, tape.meta)
 
 
 def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:

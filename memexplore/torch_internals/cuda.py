@@ -54,6 +54,19 @@ _HISTORY = "history of a real GPU; its replacement answers on a virtual one"
 RECORD_HISTORY = replaceable("torch.cuda.memory._record_memory_history", _HISTORY, "recording on a real GPU")
 SNAPSHOT = replaceable("torch.cuda.memory._snapshot", _HISTORY, "snapshots on a virtual GPU")
 DUMP_SNAPSHOT = replaceable("torch.cuda.memory._dump_snapshot", _HISTORY, "recording on a real GPU")
+HISTORY_IS_ON = replaceable(
+    "torch._C._cuda_isHistoryEnabled",
+    "a history that the user records keeps its settings; a build for the CPU lacks it",
+    "`watch` on a real GPU ends a history that the user records",
+    needed=lambda: torch.version.cuda is not None,
+)
+
+
+def history_is_on() -> bool:
+    """Return whether the allocator of the GPU records its history now."""
+    return bool(getattr(*HISTORY_IS_ON, lambda: False)())
+
+
 clear_cublas_workspaces: Callable[[], None] | None = look_up_or_none(
     "torch._C._cuda_clearCublasWorkspaces",
     "frees cuBLAS workspaces before a run; builds for the CPU lack it",

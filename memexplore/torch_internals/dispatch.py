@@ -134,6 +134,15 @@ make_subclass: Callable[..., Any] = look_up(
 FLATTEN = "__tensor_flatten__"
 """Method of tensor classes that wrap other tensors; a documented protocol of torch.compile."""
 
+
+def tensor_with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the first tensor inside of one that wraps others, such as a DTensor; any other tensor itself."""
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter or not hasattr(kind, FLATTEN):
+        return tensor
+    return getattr(tensor, getattr(tensor, FLATTEN)()[0][0])
+
+
 MAKE_SUBCLASS = Attribute(torch.Tensor, "_make_subclass")
 
 # --- operators and dispatch keys ------------------------------------------------------------------------------------

@@ -69,6 +69,28 @@ GLOBAL_HOOKS = tuple(
         "_global_backward_hooks",
     )
 )
+CALL = "__call__"
+"""The public method by which a module is called, replaced in the classes of watched models."""
+_compiled_call_of = attribute_of(
+    "torch.nn.Module",
+    "_compiled_call_impl",
+    nn.Module,
+    "a model that `Module.compile()` has compiled",
+    "`watch` of a compiled model compiles it again",
+)
+_COMPILED_INSIDE = "_orig_mod"
+"""Name under which the module that `torch.compile` returns has the compiled one."""
+_COMPILED_BY_LIGHTNING = "_compiler_ctx"
+"""Attribute of a LightningModule whose `training_step` is compiled; else it is None."""
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or a module in it, runs compiled code."""
+    return getattr(model, _COMPILED_BY_LIGHTNING, None) is not None or any(
+        _compiled_call_of(module) is not None or _COMPILED_INSIDE in children_of(module) for module in model.modules()
+    )
+
+
 BatchNorm: Any = look_up(
     "torch.nn.modules.batchnorm._BatchNorm", "base class of all batch norms", f"{CHECKPOINTS} with batch norms"
 )

@@ -75,6 +75,15 @@ OPTIMIZER_PRE_HOOKS: MutableMapping[Any, Any] = look_up(
     "an optimizer's state is kept before its first step on a virtual GPU",
     "optimizers are not restored after a virtual GPU",
 )
+_NO_LIVE = "`watch`"
+OPTIMIZER_POST_HOOKS: MutableMapping[Any, Any] = look_up(
+    "torch.optim.optimizer._global_optimizer_post_hooks", "the ends of the steps that are watched", _NO_LIVE
+)
+ALWAYS_CALLED_HOOKS: MutableMapping[Any, Any] = look_up(
+    "torch.nn.modules.module._global_forward_hooks_always_called",
+    "a call of a watched model also ends by an exception",
+    _NO_LIVE,
+)
 
 OPTIMIZER_HOOKS = attribute_names(
     "torch.optim.Optimizer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +153,31 @@ set_only_lift_cpu_tensors: Callable[[bool], None] = look_up(
 only_lift_cpu_tensors: Callable[[], bool] = look_up(
     "torch._C._only_lift_cpu_tensors", "the setting that is restored", NO_VIRTUAL_GPU
 )
+_RAW_SAVED = attribute_names(
+    "torch.autograd.graph.Node",
+    "_raw_saved_result",
+    lambda: torch.ones(1, requires_grad=True).exp().grad_fn,
+    "the tensors that a graph keeps for backward, read without unpacking them",
+    "post-mortems do not say which graphs are kept",
+)[0].removesuffix("result")
+
+
+@functools.cache
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith(_RAW_SAVED))
+
+
+def saved_values(node: Any) -> list[Any]:
+    """Return what an autograd node keeps for backward: tensors, or what hooks of saved tensors made of them.
+
+    No hook is called, so a checkpoint is not computed again. A graph that was freed keeps nothing.
+    """
+    found: list[Any] = []
+    kind: Any = type(node)
+    for name in _saved_names(kind):
+        try:
+            saved = getattr(node, name)
+            found += [each.data for each in (saved if isinstance(saved, tuple | list) else (saved,))]
+        except (RuntimeError, AttributeError):  # freed
+            continue
+    return [each for each in found if each is not None]

@@ -219,10 +219,14 @@ class VirtualGpu:
         try:
             yield
         finally:
-            with runner.lock:
-                runner.free_waiting()
-            self._recorders.remove(recorder)
-            self._connect_recorders()
+            self.unwatch(recorder)
+
+    def unwatch(self, recorder: Any) -> None:
+        """Report no more requests to `recorder`. It may be called twice, and without `watch`."""
+        with runner.lock:
+            runner.free_waiting()
+        self._recorders = [each for each in self._recorders if each is not recorder]
+        self._connect_recorders()
 
     def _connect_recorders(self) -> None:
         """Report requests to the recorders; a second one is a script's own memory history."""

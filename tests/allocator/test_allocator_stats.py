@@ -81,7 +81,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(STEPS, max_size=120), st.sampled_from(CONFIGURATIONS), st.sampled_from(["2.11", "2.12", "2.13"]))
 def test_invariants(steps: list[tuple[str, int, int]], text: str, release: str) -> None:
     done: set[int] = set()
@@ -153,3 +153,32 @@ def check(model: Allocator, live: list[int]) -> None:
             current = stats[f"{name}.{pool}.current"]
             assert current == stats[f"{name}.{pool}.allocated"] - stats[f"{name}.{pool}.freed"]
             assert current <= stats[f"{name}.{pool}.peak"]
+
+
+def test_peaks_since_a_mark_leave_the_peaks_of_the_statistics_as_they_are():
+    model = allocator()
+    big = model.malloc(1024)
+    model.free(big)
+    model.mark_peaks()
+    model.malloc(512)
+    assert model.peaks_since_mark() == (512, 2 * 1024**2)  # one small segment
+    assert model.stats()["allocated_bytes.all.peak"] == 1024
+
+
+def test_a_reset_of_peaks_is_not_seen_by_the_peaks_since_a_mark():
+    model = allocator()
+    model.mark_peaks()
+    model.free(model.malloc(1024))
+    model.reset_peak_stats()
+    assert model.stats()["allocated_bytes.all.peak"] == 0
+    assert model.peaks_since_mark()[0] == 1024
+
+
+def test_a_mark_after_a_reset_starts_at_the_current_value():
+    model = allocator()
+    model.malloc(512)
+    model.free(model.malloc(1024))
+    model.reset_peak_stats()
+    model.mark_peaks()
+    assert model.peaks_since_mark()[0] == 512
+    assert model.peak_allocated == 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore.allocator import Allocator, Settings, block_sizes, replay
@@ -162,7 +162,6 @@ def test_preexisting_blocks_get_new_addresses_under_other_settings() -> None:
 SIZES = st.one_of(st.integers(1, 5000), st.integers(1, 30 * MIB))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 100)), max_size=60),
     st.sampled_from(["", "expandable_segments:True"]),

@@ -45,7 +45,7 @@ def test_rows_of_the_small_tape_at_its_peak():
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 19_999))
 def test_rows_sum_to_the_allocated_bytes(row):
     assert sum(each.total for each in held_layers(BIG, row)) == curves.curve(BIG)[row]

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore.analysis import curves, summary, tables
@@ -145,7 +145,6 @@ def programs(draw: st.DrawFn) -> Tape:
     return Tape.from_columns(dict(zip(("action", "address", "size", "category"), columns, strict=True)), meta=CPU)
 
 
-@settings(deadline=None)
 @given(programs())
 def test_active_is_at_least_allocated_and_allocated_at_least_zero(tape):
     allocated, active = curves.curve(tape, "allocated"), curves.curve(tape, "active")
@@ -153,13 +152,11 @@ def test_active_is_at_least_allocated_and_allocated_at_least_zero(tape):
     assert np.all(allocated >= 0)
 
 
-@settings(deadline=None)
 @given(programs())
 def test_categories_sum_to_allocated(tape):
     assert np.array_equal(curves.by_category(tape).sum(axis=0), curves.curve(tape))
 
 
-@settings(deadline=None)
 @given(programs())
 def test_live_blocks_sum_to_allocated(tape):
     sums = [int(tape.size[curves.live_rows(tape, row)].sum()) for row in range(len(tape))]

@@ -9,21 +9,12 @@ frame.
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
-from pathlib import Path
 from typing import Any
 
-import nbformat
+from tests.bench.lab import RUN_ALL, opened
 
-REPOSITORY = Path(__file__).parents[2]
 GOALS = {"resnet50": 200, "gpt2": 200, "llama7b": 500}
 SEEN = 50
 RUNS = 20
@@ -104,49 +95,12 @@ KERNEL = """async () => {
 
 def main() -> None:
     """Measure the named models, or all."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        paths = {f"JUPYTER_{name}_DIR": f"{folder}/{name}" for name in ("CONFIG", "DATA", "RUNTIME")}
-        environment = dict(os.environ, HOME=folder, PYTHONPATH=str(REPOSITORY), **paths)
-        names = sys.argv[1:] or list(GOALS)
+    names = sys.argv[1:] or list(GOALS)
+    with opened({name: [CELL.format(name=name, runs=RUNS)] for name in names}) as page_of:
         for name in names:
-            document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL.format(name=name, runs=RUNS))])
-            document.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
-            nbformat.write(document, f"{folder}/{name}.ipynb")
-        options = ["--no-browser", "--allow-root", "--LabApp.expose_app_in_browser=True", "--IdentityProvider.token="]
-        options += ["--ServerApp.disable_check_xsrf=True", f"--ServerApp.port={port}", f"--ServerApp.root_dir={folder}"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=environment, **quiet)
-        try:
-            _wait(f"http://127.0.0.1:{port}/api/status")
-            with sync_playwright() as driver:
-                path = os.environ.get("MEMEXPLORE_CHROMIUM") or shutil.which("chromium")
-                browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-                for name in names:
-                    page = browser.new_page(viewport={"width": 1400, "height": 1400})
-                    page.set_default_timeout(180_000)
-                    page.add_init_script(WATCH)
-                    page.goto(f"http://127.0.0.1:{port}/lab/tree/{name}.ipynb?reset")
-                    _measure(page, name)
-                    page.close()
-        finally:
-            server.terminate()
-            server.wait(30)
-
-
-def _wait(url: str) -> None:
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise TimeoutError("JupyterLab did not start")
+            page = page_of(name, WATCH)
+            _measure(page, name)
+            page.close()
 
 
 def _settle(page: Any) -> None:
@@ -156,10 +110,7 @@ def _settle(page: Any) -> None:
 
 
 def _measure(page: Any, name: str) -> None:
-    page.wait_for_function(
-        "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
-    )
-    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
+    page.evaluate(RUN_ALL)
     page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     # The slider begins at its left end.
     for kind, key, goal in (("new", "ArrowRight", GOALS[name]), ("seen", "ArrowLeft", SEEN)):

@@ -82,6 +82,20 @@ def test_tab_key_stops_once_in_the_list_and_goes_on_to_search_and_panel(shown: A
     assert page.evaluate(stops) == 1
 
 
+def test_buttons_over_the_timeline_are_one_tab_stop(shown: Any) -> None:
+    page = shown.page
+    buttons = "[...document.querySelectorAll('.memexplore-timeline .modebar-btn')]"
+    assert page.evaluate(f"() => {buttons}.map(button => button.tabIndex)") == [0, -1, -1, -1, -1, -1]
+    page.evaluate(f"() => {buttons}[0].focus()")
+    for key, number in (("ArrowRight", 1), ("End", 5), ("ArrowRight", 0), ("ArrowLeft", 5)):
+        page.keyboard.press(key)
+        assert page.evaluate(f"() => {buttons}.indexOf(document.activeElement)") == number
+    # Pressing one redraws; there is still one stop.
+    page.keyboard.press("Enter")
+    shown.settle()
+    assert page.evaluate(f"() => {buttons}.filter(button => button.tabIndex === 0).length") == 1
+
+
 def test_cursor_and_selection_are_announced(shown: Any) -> None:
     region = shown.page.locator(STATUS)
     shown.run(2)

@@ -157,7 +157,7 @@ def test_slider_of_a_cell_on_several_kernels(
 
 
 def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -> None:
-    slow = "import memexplore.notebook.explorer as m\nm._SECONDS_AFTER_DRAWN = m._SECONDS_WITHOUT_BROWSER = 4"
+    slow = "import memexplore.notebook.idle_work as m\nm._SECONDS_AFTER_DRAWN = m._SECONDS_WITHOUT_BROWSER = 4"
     book = notebook(f"{SET_UP}\n{slow}", "explorer")
     book.run(0)
     book.run(1)

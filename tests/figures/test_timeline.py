@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore.analysis import curves
@@ -71,7 +71,6 @@ def test_maximum_of_every_interval_is_kept():
         assert curve[inside].max() == curve[start : start + 203].max()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 49_999), st.integers(1, 50_000), st.integers(32, 400))
 def test_every_maximum_of_a_window_is_kept(first, length, points):
     tape = BIG

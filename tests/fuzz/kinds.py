@@ -84,6 +84,12 @@ def _values() -> Make:
     return _checked(value_programs.check)
 
 
+def _memory() -> Make:
+    from tests.fuzz import memory_limits
+
+    return _checked(memory_limits.check)
+
+
 def _checked(check: Callable[[int], str]) -> Make:
     """Return what makes an input of the program of a number, which `check` runs."""
     import torch
@@ -129,6 +135,7 @@ KINDS: dict[str, Callable[[], Make]] = {
     "tapes": _tapes,
     "programs": _programs,
     "values": _values,
+    "memory": _memory,
     "interruptions": _interruptions,
     "files": _files,
 }

@@ -99,6 +99,7 @@ def _run_child(make: Make, begin: int, stop: int, memory: int) -> tuple[Result, 
             status = 0
         finally:
             os._exit(status)
+    gc.unfreeze()  # frozen objects are invisible to `gc.get_referrers`, which later tests use
     os.close(writer)
     with os.fdopen(reader) as report:
         lines = report.read().splitlines()

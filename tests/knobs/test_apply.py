@@ -48,7 +48,7 @@ together = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(together, st.sampled_from([Deep, flat, images]), st.sampled_from(["as written", "bf16", "all bf16"]))
 def test_knobs_that_change_no_result_change_none_together(fields: Any, make: Any, precision: str) -> None:
     dtype = torch.float64 if precision == "as written" else torch.float32

@@ -319,7 +319,7 @@ LAYERS = (
     st.sampled_from(["every 1", "every 2", "sqrt", "norms"]),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_training_of_any_chain_of_layers_equals_the_plain_run(parts, kind, nested):
     torch.manual_seed(0)
     made = [[nn.Linear(6, 6), *(make() for make in part)] for part in parts]

@@ -80,7 +80,7 @@ def _run(program: Program, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor 
     return loss.detach(), program.weight.grad
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(PROGRAM, st.booleans())
 @example(
     lines=[("view", 0), ("clamp", 0), ("view", 1), ("clamp", 0), ("add", 4, 4)]

@@ -14,6 +14,7 @@ from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.knob_table import batch_knobs
+from memexplore.steps.outcome import is_unfinished, run_outcome
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
@@ -58,6 +59,20 @@ def test_each_knob_runs_the_step(shown: Explorer, name: str, label: str, knobs: 
     assert shown.knobs == shown.trial.knobs == knobs
     # The tape drawn equals that of a run of the setting.
     assert shown.view.tape.replace(stacks=()).equals(run(step(), knobs).tape.replace(stacks=()))
+
+
+def test_a_setting_that_does_not_fit_is_drawn_before_its_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = explore(step(), gpu="200MiB")
+    monkeypatch.setattr(shown._follow_up, "start_after_drawing", lambda draw, work: draw(lambda: None))
+    shown.knobs = Knobs(batch=1 << 17)
+    assert is_unfinished(shown._shown.trial)
+    drawn = shown.view.drawn
+    assert drawn is shown.view.tape.whole
+    expected = run_outcome(step(), Knobs(batch=1 << 17), gpu="200MiB")[0]
+    # `trial` waits for the end of the run; the picture stays.
+    assert shown.trial.tape.replace(stacks=()).equals(expected.tape.replace(stacks=()))
+    assert shown.view.tape is shown.trial.tape
+    assert shown.view.drawn is drawn
 
 
 def test_sentence_and_outline_compare_with_the_step_as_written(shown: Explorer) -> None:

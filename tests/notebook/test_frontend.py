@@ -137,8 +137,9 @@ def test_wheel_has_the_front_end_and_needs_no_node(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
         names = archive.namelist()
-    packed = {Path(name).name for name in names if name.startswith("memexplore/notebook/frontend/")}
-    assert packed == {path.name for path in FRONTEND.iterdir()}
+    folder = "memexplore/notebook/frontend/"
+    packed = {name.removeprefix(folder) for name in names if name.startswith(folder)}
+    assert packed == {path.relative_to(FRONTEND).as_posix() for path in FRONTEND.rglob("*") if path.is_file()}
     assert not [name for name in names if "node_modules" in name or name.endswith("package.json")]
     installed = tmp_path / "installed"
     code = "import memexplore.notebook.view as view; print(view.__file__, len(view.View._esm), len(view.View._css))"

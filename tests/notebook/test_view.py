@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import Any
 
@@ -17,48 +16,12 @@ from memexplore.analysis.picture import with_whole
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.timeline import timeline
 from memexplore.notebook.cursor_details import cursor_text, live_tensors
-from memexplore.notebook.view import View, view
+from memexplore.notebook.view import view
 from memexplore.tape import Category, Tape
+from tests.notebook.stand_in import Browser
 from tests.sample_tapes import CPU, Program, big_tape, oom_tape, small_tape, training_tape, unwound_tape
 
 PEAK_ROW = 4  # of small_tape: 400 + 100 + 200 + 50
-
-
-def unpack(buffers: list[bytes]) -> dict[str, Any]:
-    """Return the content of pairs of buffers, as the browser reads them."""
-    content: dict[str, Any] = {}
-    for text, numbers in zip(buffers[::2], buffers[1::2], strict=True):
-        content |= json.loads(gzip.decompress(text) if text[:1] == b"\x1f" else text, object_hook=_numbers_of(numbers))
-    return content
-
-
-def _numbers_of(numbers: bytes) -> Any:
-    values = memoryview(numbers).cast("d")
-
-    def filled(part: dict[str, Any]) -> Any:
-        if part.keys() == {"offset", "length"}:
-            return list(values[part["offset"] : part["offset"] + part["length"]])
-        return part
-
-    return filled
-
-
-class Browser:
-    """A stand-in for the browser: sends requests and keeps the messages of the view."""
-
-    def __init__(self, shown: View, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.view = shown
-        self.messages: list[dict[str, Any]] = []
-        monkeypatch.setattr(shown, "send", self._receive)
-
-    def _receive(self, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
-        unpacked = {} if content["type"] in ("plotly", "error") else unpack(buffers or [])
-        self.messages.append({**content, **unpacked, "buffers": buffers})
-
-    def request(self, **request: Any) -> list[dict[str, Any]]:
-        self.messages.clear()
-        self.view._handle_custom_msg(request, [])
-        return self.messages
 
 
 @pytest.fixture

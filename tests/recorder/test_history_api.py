@@ -84,3 +84,19 @@ def test_the_functions_of_torch_are_restored():
     with mx.virtual("T4"):
         assert torch.cuda.memory._snapshot is not before
     assert torch.cuda.memory._snapshot is before
+
+
+def test_a_history_that_ended_is_empty_as_on_a_real_gpu():
+    with mx.virtual("T4"):
+        torch.cuda.memory._record_memory_history()
+        assert torch._C._cuda_isHistoryEnabled()
+        older = torch.empty(1000, device="cuda")
+        assert len(torch.cuda.memory._snapshot()["device_traces"][0]) == 2  # a segment and its block
+        torch.cuda.memory._record_memory_history(enabled=None)
+        assert not torch._C._cuda_isHistoryEnabled()
+        assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+        torch.cuda.memory._record_memory_history()
+        newer = torch.empty(1000, device="cuda")
+        actions = [event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]]
+        assert actions == ["alloc"]
+        assert older.shape == newer.shape

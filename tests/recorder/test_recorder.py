@@ -139,3 +139,46 @@ def test_an_optimizer_that_steps_in_backward_belongs_to_the_running_step():
     weights = [100 * 200 * 4, 200 * 10 * 4]
     assert sorted(block_sizes(tape, Category.OPTIMIZER_STATE)) == sorted(weights)
     assert sorted(block_sizes(tape, Category.GRADIENT)) == sorted(weights * 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_op_outside_of_modules_has_the_line_that_calls_it(device):
+    def scaled(weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2  # the line of the op, not that of its caller
+
+    def run() -> None:
+        scaled(torch.ones(8, device=device, requires_grad=True))
+
+    tape = _recorded(run, device)
+    [row] = [row for row in np.flatnonzero(tape.action == Action.ALLOC) if tape.ops[tape.op[row]] == "aten::mul"]
+    assert tape.stacks[tape.stack[row]][0].line == scaled.__code__.co_firstlineno + 1
+
+
+def _recorded(run, device: str) -> mx.Tape:
+    if device == "cuda":
+        return mx.simulate(run)
+    with mx.record() as recording:
+        run()
+    return recording.tape
+
+
+def test_tensors_around_others_are_recorded_by_the_tensors_inside():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    weight = nn.Parameter(TwoTensor(torch.ones(8), torch.ones(8)))
+    with mx.record() as recording:
+        doubled = weight * 2
+    tape = recording.tape
+    # Both halves of the product, and no memory of the wrapper.
+    made = (tape.action == Action.ALLOC) & (tape.op == list(tape.ops).index("aten::mul"))
+    assert tape.size[made].tolist() == [8 * 4, 8 * 4]
+    assert doubled is not None
+
+
+def test_tensors_without_memory_are_not_recorded():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with mx.record() as recording, FakeTensorMode():
+        fake = torch.ones(1000) * 2
+    assert recording.tape.size.sum() == 0
+    assert fake is not None

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from memexplore import targets
 from memexplore.knobs.knobs import Knobs
+from memexplore.search import beside
 from memexplore.search.advise import advise
 from memexplore.search.beside import Ended, Found, SearchProcess
 from memexplore.search.turns import SearchInTurns
@@ -55,13 +57,29 @@ def test_process_streams_advice_and_ends_with_that_of_advise() -> None:
     assert tried[0] == 1
 
 
+def test_process_searches_for_a_function_that_builds_the_model() -> None:
+    events: queue.Queue[Found | Ended] = queue.Queue()
+    built = Step(lambda: nn.Linear(64, 64), torch.zeros(64, 64), loss=torch.mean)
+    SearchProcess(built, "T4", events.put, release=None)
+    end = events.get(timeout=120)
+    while not isinstance(end, Ended):
+        end = events.get(timeout=120)
+    assert end.error is None
+    assert end.advice is not None
+    assert end.advice.fits
+    assert not end.advice.errors
+
+
 def test_stopped_process_ends_without_a_report() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
     search = SearchProcess(step(), "T4", events.put, release=None)
     first = events.get(timeout=120)
     assert isinstance(first, Found)
     search.stop()
-    search._process.join(60)
+    end = time.monotonic() + 60
+    # The thread of the search waits for the process too: where it is first, `join` returns before the status is set.
+    while search._process.exitcode is None and time.monotonic() < end:
+        time.sleep(0.01)
     assert search._process.exitcode not in (None, 0)
     time.sleep(0.1)
     assert not any(isinstance(event, Ended) for event in events.queue)
@@ -127,3 +145,39 @@ def test_advice_so_far_is_advice_about_the_runs_so_far() -> None:
     whole = advise(step(), "24MiB", budget=5, progress=None, found=lambda advice: sizes.append(len(advice.tried)))
     assert sizes[:5] == [1, 2, 3, 4, 5]
     assert whole.as_written.knobs == Knobs()
+
+
+def test_prepared_process_does_the_next_search_and_only_that() -> None:
+    beside.prepare()
+    assert beside._prepared is not None
+    process, _ = beside._prepared
+    beside.prepare()
+    assert beside._prepared[0] is process
+    events: queue.Queue[Found | Ended] = queue.Queue()
+    first = SearchProcess(step(), "T4", events.put, release=None)
+    assert first._process is process
+    assert isinstance(events.get(timeout=120), Found)
+    first.stop()
+    second = SearchProcess(step(), "T4", events.put, release=None)
+    assert second._process is not process
+    second.stop()
+
+
+def test_prepared_process_that_died_is_replaced() -> None:
+    beside.prepare()
+    assert beside._prepared is not None
+    process, _ = beside._prepared
+    process.kill()
+    process.join()
+    events: queue.Queue[Found | Ended] = queue.Queue()
+    search = SearchProcess(step(), "T4", events.put, release=None)
+    assert search._process is not process
+    assert isinstance(events.get(timeout=120), Found)
+    search.stop()
+
+
+def test_no_process_waits_where_the_machine_has_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_prepared", None)
+    monkeypatch.setattr(targets, "available_system_memory", lambda: 1 << 30)
+    beside.prepare()
+    assert beside._prepared is None

@@ -210,7 +210,7 @@ def test_processes_are_started_where_they_save_time(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_sweep_of_one_or_two_settings_starts_no_processes(monkeypatch, count):
     in_processes(monkeypatch)
-    monkeypatch.setattr(workers, "spawn_pool", lambda _: pytest.fail("processes were started"))
+    monkeypatch.setattr(executors, "Lanes", lambda *_: pytest.fail("processes were started"))
     # With the step as written 2 and 3 runs: of the third nothing is saved elsewhere.
     done = sweep(step(), [Knobs(batch=size) for size in range(2, 2 + count)], gpu="T4", progress=None)
     assert len(done) == count

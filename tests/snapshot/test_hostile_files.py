@@ -178,7 +178,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, packed: bool) -> None:
 SEED = pickle.dumps(small_snapshot())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.tuples(st.integers(0, len(SEED) - 1), st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_damaged_file_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_read_or_refused(
         snapshot.verify(file)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.binary(max_size=200))
 @example(b"(" * 100)
 @example(b"\x94")
@@ -223,7 +223,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(PLAIN, st.sampled_from([3, 4, 5]))
 def test_plain_data_is_read_as_python_reads_it(content: object, protocol: int) -> None:
     assert unpickle(pickle.dumps(content, protocol)).root == content

@@ -10,8 +10,11 @@ import torch
 
 from memexplore.analysis import curves
 from memexplore.knobs.knobs import Knobs
-from memexplore.steps.cell import Cell
-from memexplore.tape import Action, Category, Source
+from memexplore.steps import cell as cells
+from memexplore.steps.cell import Cell, CellEnded
+from memexplore.steps.cost import interruptible
+from memexplore.tape import Action, Category, Ending, Source
+from memexplore.virtual_gpu.patches.device_names import is_virtual
 
 NAMES = {"torch": torch}
 # A block of 512 bytes holds 128 floats.
@@ -235,3 +238,37 @@ def test_the_operating_system_is_that_of_the_run():
     trial, outcome = cell.run_outcome(gpu="T4", os="wsl")
     assert trial.tape.meta.os == "wsl"
     assert outcome.fits
+
+
+def test_what_is_on_a_real_gpu_goes_onto_the_virtual_one_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The CPU stands for the real GPU.
+    monkeypatch.setattr(
+        cells, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor) and not is_virtual(value)
+    )
+    model, x = torch.nn.Linear(256, 256, bias=False), torch.zeros(8, 256)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(x).sum().backward()
+    optimizer.step()
+    weight, gradient = model.weight, model.weight.grad
+    before, state = weight.tolist(), dict(optimizer.state[weight])
+    cell = Cell("model(x).sum().backward()\noptimizer.step()", {"model": model, "optimizer": optimizer, "x": x})
+    # 256 x 256 weights of 4 bytes, their gradient, two states and a counter, 8 x 256 inputs
+    assert cell.bytes_on(torch.device("cpu")) == (4 * 256 * 256 + 1 + 8 * 256) * 4
+    tape = cell.run(gpu="T4").tape
+    assert np.count_nonzero(tape.size == 256 * 256 * 4) >= 4
+    assert (model.weight is weight, weight.tolist(), weight.device.type) == (True, before, "cpu")
+    assert weight.grad is gradient
+    assert all(optimizer.state[weight][name] is state[name] for name in ("exp_avg", "exp_avg_sq"))
+    assert (optimizer.state[weight]["step"].item(), x.device.type) == (1, "cpu")
+
+
+def test_a_check_can_end_a_cell_as_if_it_had_come_to_its_end() -> None:
+    ops = iter(range(3))
+
+    def end_after_three_ops() -> None:
+        if next(ops, None) is None:
+            raise CellEnded
+
+    with interruptible(end_after_three_ops):
+        tape = Cell("import torch\nwhile True: x = torch.zeros(10, device='cuda')", {}).run(gpu="T4").tape
+    assert (np.count_nonzero(tape.action == Action.ALLOC), tape.meta.ending) == (3, Ending.COMPLETED)

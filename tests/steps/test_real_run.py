@@ -19,7 +19,7 @@ from torch import nn
 import memexplore as mx
 from memexplore import targets
 from memexplore.knobs.knobs import Knobs
-from memexplore.search import workers
+from memexplore.search import executors
 from memexplore.steps import real_run
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.outcome import run_outcome, slow_down
@@ -334,7 +334,7 @@ def test_gpu_of_the_knobs_is_virtual() -> None:
 
 
 def test_sweep_on_the_cpu_runs_here_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "spawn_pool", lambda count: pytest.fail("a process was started"))
+    monkeypatch.setattr(executors, "Lanes", lambda *_: pytest.fail("a process was started"))
     found = mx.sweep(step(), [Knobs(batch=size) for size in (2, 4, 16)], gpu="cpu", progress=None)
     table = found.to_pandas()
     assert set(table["source"]) == {"measured"}

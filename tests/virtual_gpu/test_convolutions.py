@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from memexplore import capture
-from memexplore.tape import Action, Category
+from memexplore.tape import Action, Category, Phase
 
 MIB = 1024**2
 
@@ -46,6 +46,23 @@ def test_a_convolution_runs_without_a_workspace_that_does_not_fit():
     assert tape.size[tape.category == Category.WORKSPACE].tolist() == []
     tape = capture.simulate(run, gpu="400MiB", release="2.13")
     assert (tape.size[tape.category == Category.WORKSPACE] > 120 * MIB).any()
+
+
+def test_a_backward_runs_without_a_workspace_that_does_not_fit():
+    # 64 MiB each for input, result and two gradients; the workspace of each gradient holds 128 MiB.
+    def run() -> None:
+        layer = nn.Conv2d(16, 16, 3, padding=1).to("cuda", torch.float16)
+        images = torch.empty(1, 16, 1448, 1448, device="cuda", dtype=torch.float16, requires_grad=True)
+        result = layer(images)
+        result.backward(torch.empty_like(result))
+
+    tape = capture.simulate(run, gpu="300MiB", release="2.13")
+    assert not (tape.action == Action.OOM).any()
+    backward = tape.phase == Phase.BACKWARD
+    assert tape.size[backward & (tape.category == Category.WORKSPACE)].tolist() == []
+    tape = capture.simulate(run, gpu="600MiB", release="2.13")
+    backward = tape.phase == Phase.BACKWARD
+    assert (tape.size[backward & (tape.category == Category.WORKSPACE)] > 120 * MIB).any()
 
 
 def test_settings_that_change_while_the_gpu_is_on_decide_the_next_convolution():

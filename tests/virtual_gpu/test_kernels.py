@@ -24,6 +24,26 @@ def test_dropout_requests_the_mask_then_the_result():
     assert allocations(make) == [("native_dropout", 4096), ("native_dropout", 16384)]
 
 
+@pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.5, None)])
+def test_native_dropout_always_makes_a_mask_and_a_result(p, train):
+    def make():
+        x = torch.ones(4, 1024, device="cuda")
+        return lambda: torch.native_dropout(x, p, train)
+
+    # bool mask 4·1024·1, float result 4·1024·4
+    assert allocations(make) == [("native_dropout", 4096), ("native_dropout", 16384)]
+
+
+@pytest.mark.parametrize(("p", "train"), [(1.0, True), (0.5, False)])
+def test_native_dropout_of_all_or_nothing_makes_the_result_first(p, train):
+    def make():
+        x = torch.ones(4, 1024, device="cuda")
+        return lambda: torch.native_dropout(x, p, train)
+
+    # float result 4·1024·4, bool mask 4·1024·1
+    assert allocations(make) == [("native_dropout", 16384), ("native_dropout", 4096)]
+
+
 def test_silu_backward_is_one_kernel():
     def make():
         x = torch.ones(4, 1024, device="cuda", requires_grad=True)

@@ -185,7 +185,7 @@ _OPS: list[Callable[[torch.Tensor, torch.Tensor], object]] = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(range(len(_OPS))), max_size=12), st.integers(0, 1000))
 def test_programs_with_views_and_writes_have_the_values_of_the_cpu(program: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -77,8 +77,9 @@ def test_settings_of_the_optimizer_are_restored_after_an_error() -> None:
 def test_known_values_decide_as_on_the_cpu() -> None:
     def calls(device: str) -> list[int]:
         model = _model().to(device)
-        optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
-        return [_step(optimizer, model, device) for _ in range(3)]
+        # Close to the minimum the last digits, which depend on the alignment of the memory, decide.
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+        return [_step(optimizer, model, device)]
 
     with mx.virtual("T4", values="real"):
         on_gpu = calls("cuda")

@@ -179,7 +179,7 @@ def test_swapped_tensors_swap_their_storages() -> None:
     assert (allocated(), x.shape) == (512, (100,))  # 400 rounded up to 512
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["new", "view", "resize", "drop"]), st.integers(0, 7), st.integers(0, 3000))))
 def test_any_sequence_of_resizes_holds_what_the_storages_say(steps: list[tuple[str, int, int]]) -> None:
     tensors: list[torch.Tensor] = []

@@ -35,7 +35,13 @@ def in_place(
     return undone_after(lambda log: set_in_place(log, model, choice, sites))
 
 
-def set_in_place(log: UndoLog, model: torch.nn.Module, choice: InPlace, sites: Sites | None = None) -> ApplyReport:
+def set_in_place(
+    log: UndoLog,
+    model: torch.nn.Module,
+    choice: InPlace,
+    sites: Sites | None = None,
+    failed: Callable[[Exception], object] | None = None,
+) -> ApplyReport:
     """Make activations overwrite their input wherever they may (ON), or nowhere (OFF).
 
     `inplace` flags of modules are set; calls of functions are changed while the forward of the module that makes them
@@ -47,14 +53,15 @@ def set_in_place(log: UndoLog, model: torch.nn.Module, choice: InPlace, sites: S
 
     An activation written in place whose input is read afterwards stays in place under OFF, and is reported as skipped.
 
-    Raises ValueError from the model's call if the model cannot run without values.
+    Raises ValueError from the model's call if the model cannot run without values; with `failed`, the model then runs
+    as written, and `failed` gets the error.
     """
     if choice is InPlace.AS_WRITTEN:
         return ApplyReport()
     if sites is not None:
         switch_activations(log, model, sites.forms(choice))
         return _report(sites, choice)
-    found = _switch_at_first_call(log, model, choice)
+    found = _switch_at_first_call(log, model, choice, failed)
 
     def observed() -> ApplyReport:
         # The sites of training count before those of evaluation.
@@ -77,7 +84,9 @@ def _report(sites: Sites, choice: InPlace) -> ApplyReport:
     return ApplyReport((change,), skipped, tuple(notes))
 
 
-def _switch_at_first_call(log: UndoLog, model: torch.nn.Module, choice: InPlace) -> dict[bool, Sites]:
+def _switch_at_first_call(
+    log: UndoLog, model: torch.nn.Module, choice: InPlace, failed: Callable[[Exception], object] | None
+) -> dict[bool, Sites]:
     """Switch activations at the model's first call in each training mode; return the sites found so far, by mode."""
     found: dict[bool, Sites] = {}
     running: list[bool] = []
@@ -92,6 +101,11 @@ def _switch_at_first_call(log: UndoLog, model: torch.nn.Module, choice: InPlace)
                 running.append(True)
                 try:
                     found[training] = _sites_of_fake_run(model, args, kwargs)
+                except Exception as error:
+                    if failed is None:
+                        raise
+                    found[training] = Sites(())
+                    failed(error)
                 finally:
                     running.pop()
             switch.set_forms(forms_log, model, found[training].forms(choice))

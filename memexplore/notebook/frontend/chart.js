@@ -1,11 +1,12 @@
 // One graph that plotly draws: its size, its colours, and its buttons.
 import { themedLayout } from "./theme.js";
+import { makeToolbar, updateToolbar } from "./toolbar.js";
 
 /** @typedef {import("./types").Trace} Trace */
 /** @typedef {import("./types").Layout} Layout */
 
 // Every button is listed by name: among plotly's default buttons is one that uploads the chart.
-// Two clicks within 600 ms are a double click: plotly's own 300 ms are too short on a busy machine.
+// Two clicks within 600 ms are a double click: plotly's own 500 ms are too short on a busy machine.
 // plotly's tips would cover the page's toolbar.
 const CONFIG = { displaylogo: false, responsive: false, doubleClick: false, doubleClickDelay: 600, showTips: false };
 const MIN_HEIGHT = 200; // pixels
@@ -52,7 +53,18 @@ export class Chart {
    */
   async draw(data, layout, config) {
     const sized = themedLayout({ ...layout, ...this.size() }, this.colour);
+    const isFirst = !this.isDrawn;
     await this.plotly.react(this.graph, data, sized, { ...CONFIG, ...config });
+    if (isFirst) this.graph.on("plotly_afterplot", () => this.giveButtonsOneStop());
+    this.giveButtonsOneStop();
+  }
+
+  /** Let the Tab key stop once at plotly's buttons, which plotly may make again. */
+  giveButtonsOneStop() {
+    for (const bar of /** @type {NodeListOf<HTMLElement>} */ (this.graph.querySelectorAll(".modebar"))) {
+      if (!bar.hasAttribute("aria-label")) makeToolbar(bar, "Chart");
+      updateToolbar(bar);
+    }
   }
 
   /** A button that saves the graph; plotly's own announces itself over the page's toolbar. */

@@ -8,7 +8,7 @@ import { markTheme } from "./theme.js";
  * @param {HTMLElement} root
  * @param {import("./view.js").View} view
  */
-export function buildPage(root, { verdict, explorer, timeline, tabs, side, details, layerActions, live }) {
+export function buildPage(root, { verdict, explorer, run, timeline, tabs, side, details, layerActions, live }) {
   root.classList.add("memexplore");
   markTheme(root);
   verdict.meter.append(explorer.knobs.gpu);
@@ -22,7 +22,7 @@ export function buildPage(root, { verdict, explorer, timeline, tabs, side, detai
   beside.append(bar(side.list), side.panels);
   const lower = element("div", "lower");
   lower.append(main, beside);
-  root.append(...verdict.elements, explorer.root, timeline.stage, lower, live.root);
+  root.append(run.root, ...verdict.elements, explorer.root, run.place, timeline.stage, run.history.root, lower, live.root);
 }
 
 /** @param {HTMLElement[]} parts */

@@ -21,6 +21,16 @@ export function buttonAfterKey(key, number, count) {
  */
 export function toolbar(name, label) {
   const bar = element("div", name);
+  makeToolbar(bar, label);
+  return bar;
+}
+
+/**
+ * Let the buttons of an element share one tab stop.
+ * @param {HTMLElement} bar
+ * @param {string} label
+ */
+export function makeToolbar(bar, label) {
   bar.setAttribute("role", "toolbar");
   bar.setAttribute("aria-label", label);
   bar.addEventListener("keydown", (event) => {
@@ -34,7 +44,6 @@ export function toolbar(name, label) {
     buttons[number].focus();
   });
   bar.addEventListener("focusin", (event) => markStop(bar, /** @type {HTMLElement} */ (event.target)));
-  return bar;
 }
 
 /**

@@ -81,8 +81,9 @@ export interface Graph extends HTMLDivElement {
   /** The figure on the screen, for browser tests. */
   figure?: Figure;
   on(event: "plotly_relayout" | "plotly_relayouting", handler: (change: Record<string, any>) => void): void;
-  on(event: "plotly_doubleclick", handler: () => void): void;
+  on(event: "plotly_doubleclick" | "plotly_afterplot", handler: () => void): void;
   on(event: "plotly_click", handler: (click: Click) => void): void;
+  on(event: "plotly_selected", handler: (selected?: { range?: { x: number[] } }) => void): void;
 }
 
 export interface Config {
@@ -118,6 +119,56 @@ export interface Connection {
   isDisposed?: boolean;
   statusChanged?: Signal;
   disposed?: Signal;
+}
+
+/** JupyterLab's connection to a kernel, as far as a page uses it that was opened while a cell runs. */
+export interface ControlConnection {
+  username: string;
+  clientId: string;
+  sendControlMessage(message: Record<string, unknown>): Future;
+  iopubMessage: { connect(handler: (sender: unknown, message: IopubMessage) => void): void };
+}
+
+interface IopubMessage {
+  header: { msg_type: string };
+  content: { data?: unknown; metadata?: unknown; transient?: { display_id?: string } };
+}
+
+interface Future {
+  msg: { header: { msg_id: string } };
+}
+
+/** A connection of a model, as ipywidgets wraps it. */
+export interface Comm {
+  send(data: unknown, callbacks?: unknown, metadata?: unknown, buffers?: unknown[]): string;
+  _hookupCallbacks(future: Future, callbacks?: unknown): void;
+}
+
+/** A cell of JupyterLab's model of a notebook; those with code have outputs. */
+export interface OutputCell {
+  id: string;
+  trusted: boolean;
+  outputs: {
+    toJSON(): unknown[];
+    clear(): void;
+    add(output: unknown): void;
+    set(index: number, output: unknown): void;
+  };
+}
+
+/** JupyterLab's manager of the widgets of a notebook. */
+export interface WidgetManager {
+  kernel: ControlConnection | null;
+  /** Whether all models of the kernel have been made. */
+  restoredStatus: boolean;
+  has_model(id: string): boolean;
+  get_model(id: string): Promise<{ comm?: Comm }>;
+  _create_comm(target: string, id: string): Promise<Comm>;
+  new_model(options: Record<string, unknown>, state: unknown): Promise<unknown>;
+  /** Of notebooks; consoles have none. */
+  context?: { model: { dirty: boolean; cells: Iterable<OutputCell> } };
+  /** Outputs without a model look for it again at this signal. */
+  _restored: { emit(): void };
 }
 
 interface Signal {
@@ -259,6 +310,56 @@ export interface DetailsContent extends CursorContent {
 export interface BlocksContent {
   blocks: Figure;
   text: string;
+}
+
+/** Columns of steps: `first` and `last` step, and for each curve its median, and with `_low` and `_high` its extremes. */
+export type StepColumns = Record<string, Numbers>;
+
+/** A step that the history marks. */
+export interface StepMark {
+  step: number;
+  kind: string;
+  text: string;
+}
+
+/** State of a watched run: as `live` of a message "live", and as `live` of "everything". Sizes in bytes. */
+export interface LiveState {
+  state: "watching" | "paused" | "ended" | "failed";
+  title: string;
+  headline: string;
+  cost: string;
+  peak: string;
+  memory: string;
+  worst: string;
+  level: Verdict["level"];
+  device: string;
+  used: number;
+  highest: number;
+  capacity: number | null;
+  leak: { text: string; line: string; held_by: string[] } | null;
+  error: string;
+  notes: string[];
+  /** Steps with a tape, the one in the timeline, the one drawn as its outline, and the pinned one. */
+  recorded: number[];
+  shown: number | null;
+  before: number | null;
+  pinned: number | null;
+  /** Whether the timeline follows the newest recorded step. */
+  follows: boolean;
+  /** Whether the run is shown as a single line. */
+  form: "page" | "line";
+  steps_text: string;
+  wants_pause: boolean;
+  /** The figure of the history without steps; with all steps only. */
+  template?: Figure;
+  /** All steps in bins. */
+  base?: StepColumns;
+  /** The steps after `first_step`, one entry each. */
+  new?: StepColumns;
+  first_step?: number;
+  marks: StepMark[];
+  /** The knobs, when they have changed. */
+  explorer?: ExplorerState;
 }
 
 /** A message of the kernel before its buffers are unpacked. `number` and `view`, or in a message to all views `sender`,

@@ -7,6 +7,7 @@ import { Explorer } from "./explorer.js";
 import { Kernel } from "./kernel.js";
 import { LayerActions } from "./layer_actions.js";
 import { loadPlotly, receivePlotly } from "./library.js";
+import { LiveRun } from "./live.js";
 import { LiveRegion } from "./live_region.js";
 import { buildPage, hideStaticImage, keepKeys } from "./page.js";
 import { PointerHold } from "./pointer_hold.js";
@@ -72,7 +73,7 @@ export class View {
       onState: (state) => {
         this.verdict.drawApplied(state);
         this.verdict.showRefusal(state.problem);
-        this.timeline.legend.nameOutline(state.is_pinned ? "pinned" : "as written");
+        if (!this.run.state) this.timeline.legend.nameOutline(state.is_pinned ? "pinned" : "as written");
       },
     });
     this.timeline = new Timeline(this.context, model.get("height"), {
@@ -86,8 +87,14 @@ export class View {
       onHighest: () => this.request("highest layers"),
       onSelectBlock: (row) => this.request("block", { row }, "selection"),
     });
+    this.run = new LiveRun(this.context, (request) => this.send({ ...request, view: this.requests.view }), {
+      onLine: (line) => this.details.showLine(line),
+      onKnobs: (state) => this.explorer.receive(state),
+      onOutline: (name) => this.timeline.legend.nameOutline(name),
+      enqueue: (task) => this.queue.add(task),
+    });
     this.added = new AddedTabs(this.context, this.side, {
-      onClick: (tab, row, label) => this.explorer.send({ type: "tab click", tab, row, label }),
+      onClick: (tab, row, label) => (this.run.state ? this.run : this.explorer).send({ type: "tab click", tab, row, label }),
       enqueue: (task) => this.queue.add(task),
     });
     this.hold = new PointerHold(this.timeline.graph, (task) => this.queue.add(task));
@@ -117,6 +124,7 @@ export class View {
       () => this.requests.close(),
       () => this.verdict.close(),
       () => this.explorer.close(),
+      () => this.run.close(),
       watchTheme(() => this.queue.add(() => this.recolour())),
     ];
   }
@@ -186,6 +194,7 @@ export class View {
       const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
       if (type === "everything") this.start(content);
       else if (type === "explorer") this.explorer.receive(content.explorer ?? message.explorer);
+      else if (type === "live") this.run.receive(content.live);
       else if (!this.context.plotly) this.early.push([message, content]);
       else await this.draw(message, content);
     }
@@ -222,6 +231,7 @@ export class View {
     if (this.isStarted) return;
     this.isStarted = true;
     this.early = [];
+    if (content.live) this.run.receive(content.live);
     // plotly.js may come in a message after this one.
     loadPlotly(this.model, () => this.isAlive).then((plotly) => this.queue.add(() => this.drawFirst(plotly, content)));
   }
@@ -234,6 +244,7 @@ export class View {
     this.context.plotly = plotly;
     this.open(content.tab);
     if (content.explorer) this.explorer.receive(content.explorer);
+    this.run.schedule();
     clearTimeout(this.staticTimer);
     this.root.classList.remove("memexplore-late");
     this.root.classList.add("memexplore-drawn");
@@ -364,7 +375,7 @@ export class View {
   }
 
   get charts() {
-    const charts = [this.timeline, this.details.blocks, ...this.added.charts];
+    const charts = [this.timeline, this.details.blocks, this.run.history, ...this.added.charts];
     return charts.filter((chart) => chart.isDrawn);
   }
 

@@ -8,9 +8,10 @@ arguments. Out: whether it is in place, and the in-place op.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -65,6 +66,29 @@ def sole_owner_counts() -> tuple[int, int]:
             shared = leaf.neg()
             torch.autograd.backward([shared.neg(), shared.neg()], gradients)
     return probe.counts
+
+
+_probes = True
+
+
+@contextlib.contextmanager
+def without_backward() -> Iterator[None]:
+    """Let a virtual GPU be turned on in the block without a backward pass: torch refuses one in a process forked later.
+
+    No backward pass may run in the block.
+    """
+    global _probes
+    before, _probes = _probes, False
+    try:
+        yield
+    finally:
+        _probes = before
+
+
+def prepare() -> None:
+    """Find what `sole_owner_counts` returns, which needs a backward pass, before the first op of a virtual GPU."""
+    if _probes:
+        sole_owner_counts()
 
 
 def called_from_engine(depth: int) -> bool:

@@ -44,6 +44,7 @@ from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.user_traceback import hide_own_frames
 from memexplore.virtual_gpu.value_setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
@@ -79,7 +80,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         """Whether large CPU tensors that a module's constructor makes take no memory and have no values."""
         self._zeros: dict[int, StorageRef | None] = {}
         """Thread -> the storage that its last such op made and filled with zeros."""
-        autograd_engine.sole_owner_counts()
+        autograd_engine.prepare()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,12 +98,16 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 return NotImplemented
         if tracing_state() is not None:
             return self._run_while_tracing(func, types, args, kwargs)
-        with DisableTorchFunction():
-            shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
-            result = self._run(func, types, args, kwargs)
-            if shrunk:
-                shrunk_storages.keep_size(shrunk)
-            return result
+        try:
+            with DisableTorchFunction():
+                shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
+                result = self._run(func, types, args, kwargs)
+                if shrunk:
+                    shrunk_storages.keep_size(shrunk)
+                return result
+        except torch.OutOfMemoryError as error:
+            hide_own_frames(error)
+            raise
 
     def _run_while_tracing(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an op that `torch.jit.trace` has not recorded: of convolutions it records the op that they call."""

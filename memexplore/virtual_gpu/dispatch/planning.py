@@ -34,10 +34,8 @@ def make_plan(
         plan: Plan = rule(args, kwargs)
         plan.work = work.of(func, args, kwargs, tensors, plan.outputs)
         return plan
-    returns: type | None = tuple
-    outputs = shape_rules.outputs(func, args, kwargs, tensors)
-    if outputs is None:
-        outputs, returns = plans.describe(*fake_kernels.run(func, types, args, kwargs, tensors))
+    described = shape_rules.outputs(func, args, kwargs, tensors)
+    outputs, returns = described or plans.describe(*fake_kernels.run(func, types, args, kwargs, tensors))
     requests, uses_cublas = _requests(func, args, kwargs, outputs, workspaces)
     set_hints = value_hints.rule(func, args)
     plan = Plan(outputs, returns, requests, uses_cublas, set_hints, plans.real_targets(func, args, kwargs, tensors))

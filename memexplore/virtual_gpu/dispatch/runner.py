@@ -190,10 +190,13 @@ class PlanRunner:
         """
         ref = live_storages.get(storage_key(untyped_storage(tensor)))
         if ref is not None and not ref.address and ref.size:
+            failure = ""
             try:
                 ref.address = self.allocator.malloc(ref.size)
             except OutOfMemory as error:
-                raise torch.OutOfMemoryError(str(error)) from None
+                failure = str(error)
+            if failure:
+                raise torch.OutOfMemoryError(failure)
             if self.observer is not None:
                 self.observer.reallocated(ref.address, ref.size, ref.origin, ref.tensor)
         return ref
@@ -252,7 +255,7 @@ class PlanRunner:
                     scratch.append((self._allocate(size, func, args, 0, category), size))
                 elif kind is OptionalScratch:
                     scratch.append(self._allocate_if_it_fits(request, func, args))  # type: ignore[arg-type]
-                else:
+                elif scratch[request.number][0] >= 0:  # type: ignore[union-attr]
                     self._free(*scratch[request.number])  # type: ignore[union-attr]
                     scratch[request.number] = (-1, 0)  # type: ignore[union-attr]
             if plan.uses_cublas:
@@ -284,17 +287,21 @@ class PlanRunner:
 
     def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = "") -> int:
         observer = self.observer
+        failure = ""
         self.busy = True
         try:
             address = self.allocator.malloc(size)
             if observer is not None:
                 observer.alloc(address, size, func, args, index, category, tensor)
         except OutOfMemory as error:
+            failure = str(error)
             if observer is not None:
                 observer.out_of_memory(size, func, args, tensor)
-            raise torch.OutOfMemoryError(str(error)) from None
         finally:
             self.busy = False
+        if failure:
+            # Outside of the block: as its context, the allocator's error would keep the frames of all callers alive.
+            raise torch.OutOfMemoryError(failure)
         if frees:
             free_waiting()
         return address

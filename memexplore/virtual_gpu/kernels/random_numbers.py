@@ -12,8 +12,12 @@ from memexplore.virtual_gpu.kernels.shapes import argument, nbytes
 
 
 def dropout(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
-    """The mask, then the result: dropout_cuda in cuda/Dropout.cu, order as recorded with torch 2.1."""
-    return [Output(1), Output(0)]
+    """The mask, then the result: dropout_cuda in cuda/Dropout.cu, order as recorded with torch 2.1.
+
+    native_dropout_cuda has a short cut where all or nothing is dropped, which makes the result first.
+    """
+    p, train = args[1], argument(args, kwargs, 2, "train")
+    return [Output(0), Output(1)] if train is False or p == 1 else [Output(1), Output(0)]
 
 
 def multinomial(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:

@@ -20,6 +20,7 @@ from memexplore.virtual_gpu.patches import index_lists, wrappers
 from memexplore.virtual_gpu.tensors import local_device, virtual_numbers
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
+from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
 _Tensor = torch.Tensor
 
@@ -263,36 +264,45 @@ class DeviceRenaming(TorchFunctionMode):
         self._handlers = {**_HANDLERS, _SET_DATA: self._set_data}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.on:
-            return func(*args, **(kwargs or {}))
-        reads_unknown = (
-            virtual_numbers.Read.floats
-            and not DeviceState.calls.with_unknown
-            and virtual_numbers.among((*args, *kwargs.values()) if kwargs else args)
-        )
-        if reads_unknown:
-            with _with_unknown_numbers():
-                return self.__torch_function__(func, types, args, kwargs)
-        handler = self._handlers.get(func)
-        if handler is not None:
-            return handler(args, dict(kwargs) if kwargs else {})
-        default = device_module.CURRENT_DEVICE
-        if default is not None and default.type == "cuda" and func in device_constructors() and _has_default_device():
-            kwargs = {"device": default, **(kwargs or {})}
-            if kwargs["device"] is None:
-                kwargs["device"] = default
-        if not kwargs:
-            return func(*args)
-        device = kwargs.get("device")
-        if device is not None:
-            if _is_meta(device):
-                return _on_users_meta(func, args, kwargs)
-            target = renamed(device)
-            if target is not device:
-                kwargs = {**kwargs, "device": target}
-                if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-                    return _from_users_meta(func, args, kwargs)
-        return func(*args, **kwargs)
+        try:
+            if not self.on:
+                return func(*args, **(kwargs or {}))
+            reads_unknown = (
+                virtual_numbers.Read.floats
+                and not DeviceState.calls.with_unknown
+                and virtual_numbers.among((*args, *kwargs.values()) if kwargs else args)
+            )
+            if reads_unknown:
+                with _with_unknown_numbers():
+                    return self.__torch_function__(func, types, args, kwargs)
+            handler = self._handlers.get(func)
+            if handler is not None:
+                return handler(args, dict(kwargs) if kwargs else {})
+            default = device_module.CURRENT_DEVICE
+            if (
+                default is not None
+                and default.type == "cuda"
+                and func in device_constructors()
+                and _has_default_device()
+            ):
+                kwargs = {"device": default, **(kwargs or {})}
+                if kwargs["device"] is None:
+                    kwargs["device"] = default
+            if not kwargs:
+                return func(*args)
+            device = kwargs.get("device")
+            if device is not None:
+                if _is_meta(device):
+                    return _on_users_meta(func, args, kwargs)
+                target = renamed(device)
+                if target is not device:
+                    kwargs = {**kwargs, "device": target}
+                    if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+                        return _from_users_meta(func, args, kwargs)
+            return func(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            hide_own_frames(error)
+            raise
 
     def _set_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`tensor.data = other`, where one of the two is virtual: exchange the contents."""

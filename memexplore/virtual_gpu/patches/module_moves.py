@@ -124,8 +124,14 @@ class ModuleMoves:
             else:
                 tensor.data = applied
             return
-        if isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False):
-            other: torch.Tensor = torch.nn.Parameter(applied.detach(), requires_grad=tensor.requires_grad)
+        is_parameter = isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False)
+        if type(applied) is VirtualTensor:
+            # As `torch.nn.Parameter` does, which detaches once more.
+            other: torch.Tensor = applied.detach().requires_grad_(tensor.requires_grad)
+            if is_parameter:
+                setattr(other, PARAMETER_MARK, True)
+        elif is_parameter:
+            other = torch.nn.Parameter(applied.detach(), requires_grad=tensor.requires_grad)
         else:
             other = applied.detach().requires_grad_(tensor.requires_grad)
         for name, value in tensor.__dict__.items():

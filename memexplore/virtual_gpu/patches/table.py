@@ -27,6 +27,7 @@ from memexplore.virtual_gpu.patches import (
     bitsandbytes,
     cuda_api,
     cuda_objects,
+    failed_backward,
     getitem,
     higher_order,
     line_search,
@@ -43,6 +44,7 @@ from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
 from memexplore.virtual_gpu.tensors import percent_format
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, HostTensor, VirtualTensor
+from memexplore.virtual_gpu.user_traceback import without_own_frames
 
 
 def rows(
@@ -85,7 +87,7 @@ def rows(
         Replace(*internals.MODULE_APPLY, _method(moves.apply)),
         Replace(*internals.PARSE_TO, parsing(internals.PARSE_TO.value)),
         Replace(*internals.TRUNCATED_NORMAL, _truncated_normal(internals.TRUNCATED_NORMAL.value)),
-        Replace(*internals.ENGINE_RUN_BACKWARD, in_backward(renaming, internals.ENGINE_RUN_BACKWARD.value)),
+        Replace(*internals.ENGINE_RUN_BACKWARD, without_own_frames(in_backward(renaming, _run_backward()))),
         Replace(*internals.USE_CUDNN_RNN, lambda: True),
         Replace(*internals.GROUP_TENSORS, _grouped(internals.GROUP_TENSORS.value)),
         *(Replace(*types, [*types.value, VirtualTensor, HostTensor]) for types in internals.FOREACH_TYPES),
@@ -122,7 +124,7 @@ def _aliases(owner: Any, functions: dict[str, Any], modules: tuple[Any, ...]) ->
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function, which a class binds to its instance, that calls a bound method."""
-    return lambda *args, **kwargs: function(*args, **kwargs)
+    return without_own_frames(lambda *args, **kwargs: function(*args, **kwargs))
 
 
 def _device_module(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,6 +142,10 @@ class _SaveOnCpu(torch.autograd.graph.save_on_cpu):
 
     def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
         super().__init__(False, device_type)
+
+
+def _run_backward() -> Callable[..., Any]:
+    return failed_backward.emptying_queue(internals.ENGINE_RUN_BACKWARD.value)
 
 
 def _truncated_normal(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from memexplore.torch_internals.dispatch import (
 from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, untyped_storage
 from memexplore.virtual_gpu.tensors import copying, known_values, values
 from memexplore.virtual_gpu.tensors.live_storages import storage_address, watch_empty
+from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -245,7 +246,11 @@ class VirtualTensor(FakeTensor):
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         run = DeviceState.run_without_mode
         if run is not None and threading.get_ident() not in DeviceState.threads:
-            return run(func, types, args, kwargs)
+            try:
+                return run(func, types, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                hide_own_frames(error)
+                raise
         if func in _METADATA_OPS:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         if DeviceState.gpu_name is None:

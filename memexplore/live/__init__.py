@@ -1,0 +1,15 @@
+"""Watching a training run while it goes on: every step lightly, some steps completely.
+
+- `watch`: the context manager, and the entries in torch's tables of hooks. `noted_calls`: the methods of torch that it
+  replaces. `live`: its value.
+- `program`: a whole program, for the command line.
+- `watcher`: what the hooks do; it decides where a step ends. `counters`: the memory counters of each device.
+  `driver_memory`: what the driver says of a GPU beyond them.
+- `schedule`: which steps are recorded completely. `recording`: one such step, as a Tape.
+- `store`: everything kept, in bounded memory: `thinning` (rows of steps), `layer_history`, `recorded_steps` (tapes).
+- `control`: knobs switched at the borders of steps, with `setting` (on the models), `locks` (what cannot be switched)
+  and `changes` (their table). `loop`: what `live` hands the loop for precision and accumulation.
+- `forecasts`: what the virtual GPU predicts for a setting, by `prediction` in a process of its own, which gets the last
+  call (`observed`) and a copy of the step (`step_copy`, with the buckets of DDP: `gradient_buckets`).
+- `reasons` and `shapes`: why a peak rose. `leaks` and `holders`: memory that keeps rising, and who holds it.
+"""

@@ -1,0 +1,269 @@
+"""Switching of settings in a watched run: requests of any thread go in and take effect at the borders of steps."""
+
+from __future__ import annotations
+
+import collections
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memexplore.knobs.adapters import check_names
+from memexplore.knobs.knobs import Knobs
+from memexplore.live import changes, locks, setting
+from memexplore.live.changes import Change, ChangeState
+from memexplore.live.counters import PeakFrom
+from memexplore.live.observed import Observer
+from memexplore.live.optimizers import Optimizers
+from memexplore.live.store import Call, Store
+from memexplore.runs.rows import StepRow
+from memexplore.torch_internals.modules import is_compiled
+
+_MOST_CHANGES = 1000
+_MOST_CHARACTERS = 240
+"""Length of the text of an error; that of running out of memory is long."""
+_SECONDS_WALKED = 1.0
+_REPLACED = "a later request replaced it before it took effect"
+_ENDED = "The run has ended: watch another one to switch knobs."
+
+
+class Control:
+    """The settings of one watched run. Changes of the models are made in the thread that trains."""
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Optimizers, store: Store, compiles: bool) -> None:
+        self.setting = setting.Setting(self.fail)
+        self.changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
+        self.waiting = False
+        """Whether the next border of steps has work."""
+        self.loop: frozenset[str] = frozenset()
+        """What the training loop follows; see `locks.needs`."""
+        self.on_request: Callable[[Change], object] = lambda change: None
+        self.closing: Callable[[], object] = lambda: None
+        """Ends the predictions of the run."""
+        self.text = str(Knobs())
+        """The setting in effect as text."""
+        self.observer = Observer()
+        self.share = 1.0
+        """Share of the samples of the batch in the micro-batch that runs."""
+        self._models = [weakref.ref(model) for model in models]
+        self._named = bool(models)
+        self._optimizers, self._store, self._compiles = optimizers, store, compiles
+        self._walked: tuple[float, list[int], str] = (0.0, [], "")
+        """Until when it holds, ids of models, and why they cannot be changed: a walk over thousands of modules."""
+        self._lock = threading.RLock()
+        self._request: Change | None = None
+        self._jobs: list[Callable[[], object]] = []
+        self._first_step: Change | None = None
+        self._before = Knobs()
+        """The setting before that of `_first_step`."""
+        self.ended = False
+        """Whether no border of steps will come."""
+
+    # -- what the hooks see
+
+    def called(self, model: nn.Module, call: Call, step: int, arguments: tuple[str, Any, Any]) -> None:
+        """Note an outermost call of a model with gradients, with the called method, its `args` and `kwargs`."""
+        if not self._named:
+            if next(model.parameters(), None) is None:
+                return
+            if not any(model is each() for each in self._models):
+                self._models = [each for each in self._models if each() is not None] + [weakref.ref(model)]
+        self.observer.see(model, call, step, self.share, arguments)
+
+    def models(self) -> list[nn.Module]:
+        """Return the watched models, those of an unnamed run as far as they were called."""
+        return [model for model in (each() for each in self._models) if model is not None]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of the run that have stepped."""
+        return self._optimizers.seen()
+
+    def newest(self) -> StepRow | None:
+        """Return the row of the last watched step."""
+        return self._store.history.newest
+
+    # -- requests, from any thread
+
+    @property
+    def knobs(self) -> Knobs:
+        """The setting of the next step."""
+        request = self._request
+        return self.setting.knobs if request is None else request.knobs
+
+    def facts(self) -> locks.Facts:
+        """Return what locks knobs in this run."""
+        models, now = self.models(), time.monotonic()
+        known = [id(model) for model in models]
+        if self._walked[1] != known or now >= self._walked[0]:
+            compiled = self._compiles and any(map(is_compiled, models))
+            self._walked = now + _SECONDS_WALKED, known, setting.no_model(models, compiled)
+        kept = setting.layout_kept_by(models, self.optimizers())
+        return locks.Facts(self._walked[2], self.loop, kept)
+
+    def request(self, knobs: Knobs) -> None:
+        """Request a setting from the next border of steps on.
+
+        Raises TypeError for another value, ValueError with one sentence for a setting that cannot be switched on now.
+        """
+        if not isinstance(knobs, Knobs):
+            raise TypeError(f"live.knobs is a memexplore.Knobs, not a {type(knobs).__name__}")
+        newest = self.newest()
+        change = Change(knobs, newest.step + 1 if newest is not None else 1)
+        try:
+            self._check(knobs)
+        except ValueError as error:
+            change.end(ChangeState.REFUSED, str(error))
+            with self._lock:
+                self.changes.append(change)
+            raise
+        with self._lock:
+            if self._request is not None:
+                self._request.end(ChangeState.UNDONE, _REPLACED)
+                self._request = None
+            if knobs == self.setting.knobs:
+                return
+            self.changes.append(change)
+            self._request = change
+            self.waiting = True
+        self.on_request(change)
+
+    def predicted(self, knobs: Knobs, peak: int | None) -> None:
+        """Add a predicted peak to the requests of a setting that have none."""
+        with self._lock:
+            for change in self.changes:
+                if change.knobs == knobs and change.predicted_peak is None:
+                    change.predicted_peak = peak
+
+    def _check(self, knobs: Knobs) -> None:
+        sentence = _ENDED if self.ended else locks.why_locked(knobs, self.facts())
+        if sentence:
+            raise ValueError(sentence)
+        models = self.models()
+        for name in knobs.checkpoint.layers:
+            if not any(name in dict(setting.inner(model).named_modules(remove_duplicate=False)) for model in models):
+                check_names(setting.inner(models[0]), (name,))
+
+    def at_next_border(self, job: Callable[[], object]) -> None:
+        """Call a function in the thread that trains, at the next border of steps and before any switch.
+
+        Where no border comes it is called all the same, at the end of the block or at once.
+        """
+        with self._lock:
+            comes = not self.ended
+            if comes:
+                self._jobs.append(job)
+                self.waiting = True
+        if not comes:
+            job()
+
+    # -- in the thread that trains
+
+    def at_border(self, row: StepRow | None, next_step: int) -> None:
+        """End the first step of a setting, then switch to the requested one. `row` is that of the step, if watched."""
+        self._end_first_step(row)
+        with self._lock:
+            jobs, self._jobs = self._jobs, []
+            change, self._request = self._request, None
+        for job in jobs:
+            job()
+        if change is not None:
+            self._switch(change, next_step)
+        with self._lock:
+            self.waiting = bool(self._jobs) or self._request is not None or self._first_step is not None
+
+    def _end_first_step(self, row: StepRow | None) -> None:
+        change, self._first_step = self._first_step, None
+        if change is None:
+            return
+        failed = self.setting.end_first_step()
+        if failed:
+            self._first_step = change
+            self.fail(failed)
+            return
+        change.effect = self.setting.report.completed()
+        if row is not None and row.step == change.step and row.peak_from != PeakFrom.SAMPLED:
+            change.measured_peak = row.peak_allocated
+
+    def _switch(self, change: Change, step: int) -> None:
+        before = self.setting.knobs
+        try:
+            self.setting.switch(change.knobs, self.models())
+        except Exception as error:
+            change.end(ChangeState.UNDONE, _text(error))
+            self._go_back(before)
+            return
+        except BaseException:
+            self.setting.restore()
+            change.end(ChangeState.UNDONE, "an interrupt came while it was applied")
+            raise
+        change.step, change.effect = step, self.setting.report
+        change.state = ChangeState.APPLIED
+        self._first_step, self._before = change, before
+        self.text = str(change.knobs)
+        self._store.switched()
+
+    def fail(self, error: Exception | str) -> None:
+        """Undo the setting that runs its first step, because of an error or a sentence about one."""
+        change, self._first_step = self._first_step, None
+        if change is not None:
+            change.end(ChangeState.UNDONE, error if isinstance(error, str) else _text(error))
+            self._go_back(self._before)
+            self._store.switched()
+
+    def _go_back(self, knobs: Knobs) -> None:
+        try:
+            self.setting.switch(knobs, self.models())
+        except Exception:
+            # It worked before. What is left is the model as written.
+            self.setting.restore()
+        except BaseException:
+            self.setting.restore()
+            raise
+        # It has had its first step.
+        self.setting.end_first_step()
+        self.text = str(self.setting.knobs)
+
+    # -- the end
+
+    def stop(self, error: BaseException | None) -> None:
+        """End the requests; an error in the first step of a setting is its error."""
+        self.ended = True
+        if isinstance(error, Exception) and self._first_step is not None:
+            self._first_step.end(ChangeState.UNDONE, _text(error))
+        with self._lock:
+            if self._request is not None:
+                self._request.end(ChangeState.UNDONE, "the run ended before it took effect")
+                self._request = None
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore the models; it may be called twice."""
+        self.ended = True
+        self._first_step = None
+        try:
+            self.setting.restore()
+        finally:
+            self.closing()
+            jobs, self._jobs = self._jobs, []
+            for job in jobs:
+                job()
+
+    def table(self) -> Any:
+        """Return the requested settings as a DataFrame."""
+        with self._lock:
+            rows = list(self.changes)
+        for change in rows:
+            if change.state is ChangeState.APPLIED and change.measured_peak is None:
+                # The counter of a real GPU does not say a peak that is lower than earlier ones; the tape does.
+                tape = self._store.recorded.tape(change.step)
+                change.measured_peak = tape.peak()[0] if tape is not None else None
+        return changes.table(rows)
+
+
+def _text(error: BaseException) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", _MOST_CHARACTERS, placeholder=" …")

@@ -1,0 +1,22 @@
+"""The folder of this process's rank in that of a run: a path and counters go in, a `Writer` comes out."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from memexplore.capture import versions
+from memexplore.live.counters import Counters
+from memexplore.runs.writer import Writer, rank_of_environment
+
+
+def writer_of(folder: str | os.PathLike[str], counters: Counters) -> Writer:
+    """Return the writer of the folder of this process's rank.
+
+    Raises FileExistsError if the rank has a folder there already.
+    """
+    rank, ranks = rank_of_environment()
+    release = versions(torch.__version__)
+    about = {"ranks": ranks, "device": counters.device, "capacity": counters.capacity, "versions": release}
+    return Writer(folder, rank, about)

@@ -1,0 +1,228 @@
+"""One step recorded completely: the recorder begins and ends at step borders, and a Tape comes out.
+
+The recorder and its devices are those of `mx.record`. Module and optimizer hooks are the caller's, which passes calls
+on to `recorder`. The dispatch mode of a real device lies below all modes of the user, so that their blocks may begin
+and end in any order while it is on.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memexplore.capture import predicted, versions
+from memexplore.live.allocator_history import AllocatorHistory, joined
+from memexplore.recorder import cuda, endings, tape_builder
+from memexplore.recorder.events import Event
+from memexplore.recorder.real_device import CudaMode, RealMode
+from memexplore.recorder.recorder import Recorder
+from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
+from memexplore.torch_internals.state import dispatch_mode_stack
+from memexplore.virtual_gpu.device import VirtualGpu
+from memexplore.virtual_gpu.patches.modes import set_dispatch_modes
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
+
+_ACTION, _SIZE = (Event._fields.index(name) for name in ("action", "size"))
+_ALLOC, _FREE, _PREEXISTING = int(Action.ALLOC), int(Action.FREE_REQUESTED), int(Action.PREEXISTING)
+_FORWARD, _UNKNOWN = int(Phase.FORWARD), int(Category.UNKNOWN)
+_OWNED = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)
+MOST_SURVIVORS = 2000
+
+
+class Survivor(NamedTuple):
+    """A block that its step left allocated and that is neither weight, gradient nor optimizer state."""
+
+    storage: weakref.ref[Any]
+    size: int
+    layer: str
+    stack: tuple[Frame, ...]
+    step: int
+
+
+class Recording:
+    """The recorder of one step, from `begin` to `end`, and then its tape.
+
+    `recorder` is None when the tape was built.
+    """
+
+    def __init__(self, step: int, virtual: VirtualGpu | None, device: torch.device) -> None:
+        self.step = step
+        self._virtual = virtual
+        self.recorder: Any
+        self.mode: Any = None
+        """The dispatch mode of a real device."""
+        if virtual is not None:
+            adopt = virtual.mode.reallocate if virtual.mode.has_earlier_tensors else None
+            self.recorder, self._meta = Recorder(live_storages, adopt), predicted(virtual)
+        else:
+            on_gpu = device.type == "cuda"
+            self.mode = (CudaMode if on_gpu else RealMode)(device)
+            self.recorder = self.mode.recorder
+            release = versions(torch.__version__)
+            self._meta = cuda.meta(device, release) if on_gpu else Meta(Source.MEASURED, "cpu", versions=release)
+        self.survivors: tuple[Survivor, ...] = ()
+        self.peak = self.left = 0
+        """Highest sum of the storages in use, and their sum at the end: exact where there is no allocator."""
+        self.kept_by_layer: dict[str, int] = {}
+        """Name of a layer -> bytes of its activations that were made in forward."""
+        self._tape: Tape | None = None
+        self._lock = threading.Lock()
+        self._watch: Any = None
+        self._history = AllocatorHistory(device) if virtual is None and device.type == "cuda" else None
+        self._allocator_tape: Tape | None = None
+        self.began_at_failure = False
+        """Whether the recorder has seen nothing of the step."""
+        self.is_running = False
+        """Whether `begin` came to its end and `end` has not begun."""
+
+    def begin(self) -> None:
+        """Begin to record."""
+        if self._virtual is not None:
+            self._watch = self._virtual.watch(self.recorder)
+            self._watch.__enter__()
+        else:
+            if self._history is not None:
+                self._history.begin()
+            self.mode.__enter__()
+            lowest_first(self.mode)
+        self.is_running = True
+
+    def begin_at_failure(self) -> None:
+        """Begin when the step has failed already: the tape then has what is allocated now."""
+        self.began_at_failure = True
+        note = "This step was not recorded: the tape shows what was allocated when it failed."
+        self._meta = self._meta._replace(notes=(*self._meta.notes, note))
+        self.begin()
+
+    def end(self, end: endings.End = endings.COMPLETED) -> None:
+        """End the recording."""
+        self.is_running = False
+        if self._virtual is not None:
+            self._watch.__exit__(None, None, None)
+        else:
+            highest_last(self.mode)
+            self.mode.__exit__(None, None, None)
+        if self._history is not None:
+            self._allocator_tape = self._history.read()
+            self._history.end()
+        self.recorder.finish()
+        self._meta = self._meta._replace(ending=end.ending, error=end.error)
+        self.survivors = tuple(self._survivors())
+        self._sum_up()
+        if self._virtual is not None:
+            recorder = self.recorder
+            tape_builder.store_origins(recorder, self.tape)
+        else:
+            # Frees after the end would be events of this recording.
+            self.mode.live.clear()
+
+    def abandon(self) -> None:
+        """End the recording without a tape, from any state; it may be called twice."""
+        if self._virtual is not None:
+            self._virtual.unwatch(self.recorder)
+        else:
+            if self._history is not None:
+                self._history.end()
+            remove(self.mode)
+            self.mode.live.clear()
+
+    def _sum_up(self) -> None:
+        """Set the numbers that are needed in any case from the events, because building the tape takes longer."""
+        recorder = self.recorder
+        ends = recorder.call_ends_at
+        older = used = peak = 0
+        kept: dict[int, tuple[int, int, int]] = {}
+        """Row -> layer, size and call of activations, as `recorder.categories` decides: alive when that call ends."""
+        for row, event in enumerate(recorder.events):
+            _, action, _, size, phase, _, _, module, _, grad, call, category = event
+            if action == _ALLOC:
+                used += size
+                if used > peak:
+                    peak = used
+                if grad and call >= 0 and phase == _FORWARD and category == _UNKNOWN:
+                    kept[row] = module, size, call
+            elif action == _FREE:
+                used -= size
+                if call in kept and row < ends[kept[call][2]]:
+                    del kept[call]
+            elif action == _PREEXISTING:
+                older += size
+        self.peak = older + peak
+        self.left = sum(recorder.events[row][_SIZE] for row in recorder.open_rows.values())
+        sizes: dict[int, int] = {}
+        for row, (module, size, _) in kept.items():
+            if recorder.tags.get(row) not in _OWNED:
+                sizes[module] = sizes.get(module, 0) + size
+        names = recorder.names.table
+        self.kept_by_layer = {names[number]: size for number, size in sorted(sizes.items()) if size}
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the tape was built."""
+        return self._tape is not None
+
+    @property
+    def tape(self) -> Tape:
+        """The tape of the step, built at the first use; its rows have the number of the watched step."""
+        with self._lock:
+            if self._tape is None:
+                self._tape = self._build()
+                self.recorder = None
+            return self._tape
+
+    def __len__(self) -> int:
+        return len(self.recorder.events) if self._tape is None else len(self._tape)
+
+    def _build(self) -> Tape:
+        tape = tape_builder.build(self.recorder, self._meta)
+        if tape.meta.capacity is not None:
+            tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=self.recorder.training.models(tape)))
+        if self._allocator_tape is not None:
+            tape, self._allocator_tape = joined(self._allocator_tape, tape), None
+        step = np.where(tape.step > 0, self.step, 0).astype(tape.step.dtype)
+        step.flags.writeable = False
+        return tape.replace(step=step)
+
+    def _survivors(self) -> list[Survivor]:
+        recorder = self.recorder
+        found = []
+        for ref in list(recorder.live.values()):
+            row = recorder.open_rows.get(ref.address, -1)
+            if row < 0 or recorder.events[row][_ACTION] != Action.ALLOC or recorder.tags.get(row) in _OWNED:
+                continue
+            found.append((recorder.events[row], ref))
+        found.sort(key=lambda pair: -pair[0][_SIZE])
+        result = []
+        for event, ref in found[:MOST_SURVIVORS]:
+            storage = ref()
+            if storage is not None:
+                fields = Event(*event)
+                layer = recorder.names.table[fields.module] if fields.module >= 0 else ""
+                stack = recorder.stacks.resolve(fields.stack, tape_builder.OWN) if fields.stack >= 0 else ()
+                result.append(Survivor(weakref.ref(storage), fields.size, layer, stack, self.step))
+        return result
+
+
+def lowest_first(mode: Any) -> None:
+    """Move a dispatch mode below all others of the calling thread."""
+    modes = dispatch_mode_stack()
+    if modes and modes[0] is not mode:
+        set_dispatch_modes([mode, *(each for each in modes if each is not mode)])
+
+
+def highest_last(mode: Any) -> None:
+    """Move a dispatch mode above all others of the calling thread, so that its own block can end."""
+    modes = dispatch_mode_stack()
+    if modes and modes[-1] is not mode:
+        set_dispatch_modes([*(each for each in modes if each is not mode), mode])
+
+
+def remove(mode: Any) -> None:
+    """Remove a dispatch mode from those of the calling thread, wherever it lies."""
+    modes = dispatch_mode_stack()
+    if any(each is mode for each in modes):
+        set_dispatch_modes([each for each in modes if each is not mode])

@@ -1,0 +1,221 @@
+"""A copy of the training step for another process: a watched model and its last call go in, a `Step` comes out there.
+
+Of weights and optimizer state only shapes are sent. The loss is the one that the model returns, else a substitute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.live.gradient_buckets import Buckets, Held
+from memexplore.live.noted_calls import WATCHED_CALL
+from memexplore.live.observed import ObservedCall, TensorLike
+from memexplore.live.parts import parts_of, samples_of
+from memexplore.search.workers import StepPickler, pack_step
+from memexplore.steps import batches
+from memexplore.steps.step import Step
+from memexplore.virtual_gpu.device import active
+from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
+
+_MOST_MICRO_BATCHES = 2
+"""From the second micro-batch on, gradients exist and all are alike."""
+_LARGE = 1 << 20
+"""Bytes from which a tensor of the batch has no values."""
+TRAINING_STEP = "training_step"
+"""The method of Lightning's modules that returns the loss."""
+LOSS_ASSUMED = (
+    "The loss is not known: the mean squared error of the model's outputs stands for it, which keeps no tensor of its "
+    "own for backward."
+)
+NO_KEYWORDS = "The model's keyword arguments are not known: name the model in mx.watch(model)."
+
+
+class _Pickler(StepPickler):
+    """Pickles models as they were before they were watched, without Lightning's trainer and without GPU memory."""
+
+    def _by_shape(self, tensor: torch.Tensor) -> bool:
+        # Also tensors that are no parameters and no buffers: the process of a search has no GPU.
+        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+        return super()._by_shape(tensor) or (is_plain and tensor.device.type not in ("cpu", "meta"))
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType) and WATCHED_CALL in vars(obj):
+            return _same, (vars(obj)[WATCHED_CALL],)
+        kind = type(obj)
+        if kind.__name__ == "Trainer" and kind.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
+            return types.NoneType, ()
+        return super().reducer_override(obj)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _no_loss(model: Any, batch: Any) -> Any:
+    raise NotImplementedError
+
+
+def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
+    """Return a model and its optimizer as bytes; weights and state are packed as shapes.
+
+    Raises `workers.UnsendableStepError` for a model that cannot be pickled.
+    """
+    return pack_step(Step(model, torch.zeros(1, device="cpu"), compute_loss=_no_loss, optimizer=optimizer), _Pickler)
+
+
+class Copied(NamedTuple):
+    """A step that can be run with knobs."""
+
+    step: Step
+    assumed: tuple[str, ...]
+    """What was not known of the step, as sentences."""
+
+
+def step_of(
+    packed: Step, call: ObservedCall, micro_batches: int, knobs: Knobs, buckets: Buckets | None = None
+) -> Copied:
+    """Return the step of an unpacked model with the inputs of a call, in `micro_batches` as the loop itself makes them.
+
+    The accumulation of the knobs splits the batch, which is on the device, as `InLoop.micro_batches` does.
+    The autocast around the call is the loop's own, which counts where the knobs leave the precision as written.
+    `buckets` are those of DistributedDataParallel, which is not part of the model.
+    """
+    on_device = {each.device for each in _tensors((call.args, call.kwargs))} - {"cpu"}
+    tensors: list[torch.Tensor] = []
+    first = next((each for each in _tensors((call.args, call.kwargs)) if each.shape), None)
+    part = first.shape[0] if first is not None else 0
+    samples = round(part / call.share) if call.share < 1 else part
+
+    def place(value: TensorLike) -> Any:
+        tensor = _tensor(value, part, samples)
+        if on_device and value.device == "cpu":
+            # Such as lengths: the model gets them on the CPU, whatever its device.
+            return _Fixed(tensor)
+        tensors.append(tensor)
+        return _Placed(len(tensors) - 1)
+
+    args, kwargs = _mapped(place, call.args), _mapped(place, call.kwargs or {})
+    cast = call.autocast if knobs.precision is Precision.AS_WRITTEN else None
+    count = min(micro_batches, _MOST_MICRO_BATCHES)
+    replay = _Replay(args, kwargs, call.method, cast, count, knobs.accumulation or 1, buckets)
+    step = dataclasses.replace(packed, batch=tensors, compute_loss=replay, samples=samples or None)
+    return Copied(step, (NO_KEYWORDS,) if call.kwargs is None else ())
+
+
+class _Placed(NamedTuple):
+    position: int
+
+
+class _Fixed(NamedTuple):
+    tensor: torch.Tensor
+
+
+def _tensors(value: Any) -> Iterator[TensorLike]:
+    if isinstance(value, TensorLike):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _mapped(function: Any, value: Any) -> Any:
+    if isinstance(value, TensorLike):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_mapped(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _tensor(value: TensorLike, part: int, samples: int) -> torch.Tensor:
+    """Return a tensor of the whole batch: with the values, with ones, or without values where it is large."""
+    shape = value.shape
+    if samples != part and shape and shape[0] == part:
+        shape = (samples, *shape[1:])
+    elif value.values is not None:
+        return torch.from_numpy(value.values).requires_grad_(value.requires_grad)
+    if torch.Size(shape).numel() * value.dtype.itemsize >= _LARGE:
+        return fake_cpu_tensor(shape, value.dtype).requires_grad_(value.requires_grad)
+    # Reading a value on the virtual GPU gives 1 as well.
+    return torch.ones(shape, dtype=value.dtype).requires_grad_(value.requires_grad)
+
+
+class _Replay:
+    """A `compute_loss` that calls the model as the loop did."""
+
+    def __init__(
+        self,
+        args: Any,
+        kwargs: Any,
+        method: str,
+        cast: tuple[str, torch.dtype] | None,
+        count: int,
+        split: int,
+        buckets: Buckets | None,
+    ) -> None:
+        self._args, self._kwargs, self._method = args, kwargs, method
+        self._cast, self._count, self._split = cast, count, split
+        self.assumes_loss = False
+        self._buckets = buckets
+        self._held: tuple[Any, Held] | None = None
+        """The virtual GPU of the last call, and the buckets there."""
+
+    def __call__(self, model: nn.Module, batch: list[torch.Tensor]) -> Any:
+        if self._buckets is not None:
+            gpu = active()
+            if self._held is None or self._held[0] is not gpu:
+                self._held = gpu, Held(model, self._buckets)
+            self._held[1].place_gradients()
+        if self._split > 1 and samples_of(batch) > 1:
+            return (self._loss(model, part) * share for part, share in parts_of(batch, self._split))
+        if self._count == 1:
+            return self._loss(model, batch)
+        return (self._loss(model, batch) for _ in range(self._count))
+
+    def _loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        filled = functools.partial(_filled, batch)
+        args, kwargs = filled(self._args), filled(self._kwargs)
+        call = getattr(model, TRAINING_STEP) if self._method == TRAINING_STEP else model
+        if self._cast is None:
+            return self._loss_of(call(*args, **kwargs))
+        with torch.autocast(self._cast[0], dtype=self._cast[1]):
+            return self._loss_of(call(*args, **kwargs))
+
+    def _loss_of(self, output: Any) -> torch.Tensor:
+        own = batches.own_loss(output)
+        if own is not None and own.requires_grad:
+            return own
+        self.assumes_loss = True
+        found = [each for each in batches.tensors(batches.criterion_input(output)) if each.requires_grad]
+        if not found:
+            raise TypeError("the model returned no tensor with gradients")
+        losses = [nn.functional.mse_loss(each, each.detach()) for each in found]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+def _filled(batch: list[torch.Tensor], value: Any) -> Any:
+    if isinstance(value, _Placed):
+        return batch[value.position]
+    if isinstance(value, _Fixed):
+        return value.tensor
+    if isinstance(value, dict):
+        return {key: _filled(batch, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_filled(batch, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def assumed_in(step: Step) -> tuple[str, ...]:
+    """Return what a step that was run assumed about its loss, as sentences."""
+    return (LOSS_ASSUMED,) if getattr(step.compute_loss, "assumes_loss", False) else ()

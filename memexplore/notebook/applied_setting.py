@@ -1,0 +1,111 @@
+"""A setting applied to the live model after an out-of-memory error, until it is undone; lines of code for the rest.
+
+In: the knobs of an option and the model. Out: what was changed as text, and what the person has to write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memexplore.codegen.lines import lines
+from memexplore.knobs.apply import apply_until_restored
+from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.undo import UndoLog
+from memexplore.live.locks import Facts, why_locked
+from memexplore.live.setting import inner, no_model
+from memexplore.torch_internals.modules import is_compiled
+
+if TYPE_CHECKING:
+    import torch
+
+GONE = "The model of the failed step exists no longer, so only the code can have a setting"
+MADE_BY_CELL = "The failed cell makes the model itself, so only its code can have a setting"
+_WRITE = "write the lines for it"
+
+
+class Parts(NamedTuple):
+    """A setting in two parts."""
+
+    of_model: Knobs
+    """What a model can get at any time."""
+    of_code: Knobs
+    """What only the code of the training loop can have."""
+    reason: str
+    """Why no model is changed, as a sentence; empty where one can be."""
+
+
+def parts_of(knobs: Knobs, model: torch.nn.Module) -> Parts:
+    """Return what a live model can get of a setting, and what is left to the code.
+
+    >>> import torch
+    >>> parts = parts_of(Knobs(checkpoint="sqrt", batch=4), torch.nn.Linear(1, 1))
+    >>> print(parts.of_model, "|", parts.of_code)
+    checkpoint sqrt | batch 4
+    """
+    # A new memory format does not suit state that the optimizer has. Autocast is applied to the forward of the model.
+    facts = Facts(no_model([model], is_compiled(model)), frozenset({"precision"}), "The optimizer")
+    reason = facts.no_model
+    of_model: dict[str, Any] = {}
+    of_code: dict[str, Any] = {}
+    for field, value in knobs.changed().items():
+        (of_code if why_locked(Knobs(**{field: value}), facts) else of_model)[field] = value
+    return Parts(Knobs(**of_model), Knobs(**of_code), reason)
+
+
+def why_not(knobs: Knobs, model: torch.nn.Module | None, cannot: str) -> str:
+    """Return why nothing of a setting can be applied to a model, as sentences; empty if a part of it can.
+
+    `cannot` says why the model cannot be used, without a full stop; empty if it can.
+    """
+    if knobs == Knobs():
+        return ""
+    if model is None or cannot:
+        return f"{cannot or GONE}: {_WRITE}."
+    parts = parts_of(knobs, model)
+    if parts.of_model != Knobs():
+        return ""
+    return f"{parts.reason or f'Only the code can have {knobs}.'} {_WRITE.capitalize()}."
+
+
+class AppliedSetting:
+    """At most one setting in effect on a model, which it keeps alive until it is undone.
+
+    >>> import torch
+    >>> model, applied = torch.nn.Sequential(torch.nn.Linear(1, 1)), AppliedSetting()
+    >>> applied.apply(Knobs(precision="bf16", batch=4), model)
+    >>> applied.text
+    'Applied to the model: bf16 autocast. Only the code can have batch 4: write the lines for it.'
+    >>> applied.undo()
+    """
+
+    def __init__(self) -> None:
+        self._log = UndoLog()
+        self.text = ""
+        """What was changed and what was not, as sentences."""
+        self.code = ""
+        """The lines of what was not applied."""
+
+    def apply(self, knobs: Knobs, model: torch.nn.Module | None, cannot: str = "") -> None:
+        """Apply knobs; for `cannot` see `why_not`.
+
+        Raises ValueError where nothing of the setting can be applied, and what applying it raises; `undo` restores the
+        model afterwards.
+        """
+        reason = why_not(knobs, model, cannot)
+        if reason or model is None:
+            raise ValueError(reason)
+        parts = parts_of(knobs, model)
+        report = apply_until_restored(self._log, parts.of_model, inner(model), _in_place_failed)
+        changes = report.texts or (str(parts.of_model),)
+        sentences = [f"Applied to the model: {', '.join(changes)}.", *report.note_texts]
+        if parts.of_code != Knobs():
+            sentences.append(f"Only the code can have {parts.of_code}: {_WRITE}.")
+        self.text, self.code = " ".join(sentences), lines(None, parts.of_code)
+
+    def undo(self) -> None:
+        """Restore the model; it may be called twice."""
+        self._log.restore()
+
+
+def _in_place_failed(error: Exception) -> None:
+    print(f"The model cannot run on fake tensors ({error}), so its activations are as written.")

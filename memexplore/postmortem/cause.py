@@ -1,0 +1,119 @@
+"""The cause of a failed request: a tape that ends with it and the evidence go in, a `Finding` comes out.
+
+A cause is computed: the tape is replayed without what the cause names, and the request must succeed there.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from memexplore import gpu_catalogue
+from memexplore.postmortem import counterfactual
+from memexplore.postmortem.evidence_types import Evidence
+from memexplore.postmortem.held import Held, What, held_groups
+from memexplore.tape import Tape
+
+_LEAST_OTHERS = 64 << 20
+"""Bytes from which memory outside the allocator, beyond the usual, is another process."""
+_MOST_REPLAYS = 6
+_MUCH = 0.1
+"""Share of the device from which what is free in pieces is a cause: a full GPU has some of it whatever fills it."""
+
+
+class Cause(enum.StrEnum):
+    """Why a request failed."""
+
+    TOO_MUCH = "too much memory"
+    FRAGMENTATION = "fragmentation"
+    LEAK = "leak"
+    HELD = "memory held by mistake"
+    ANOTHER_PROCESS = "another process"
+    UNKNOWN = "unknown"
+    """Of a file that does not record the failure."""
+
+
+class Finding(NamedTuple):
+    """A cause with what it rests on; sizes in bytes."""
+
+    cause: Cause
+    held: tuple[Held, ...]
+    """Memory that nothing needs, the group that the cause names first."""
+    missing: int
+    """Bytes that are missing for the request, if every free byte could be used."""
+    others: int
+    """Bytes of other processes, as far as known."""
+    processes: tuple[tuple[int, int], ...]
+    """Number and bytes of other processes, where the error names them."""
+    fits_expandable: bool
+
+
+def finding(tape: Tape, evidence: Evidence | None) -> Finding:
+    """Return the cause of the failure of a tape that ends with it.
+
+    The order of the causes: a leak fails sooner or later whatever else is changed; fragmentation is cured by a setting;
+    then what is held, by one change of the code or by several together; then other processes. What is held, and what
+    other processes have, counts before fragmentation where it is more than all that is free.
+    """
+    groups = held_groups(tape, evidence)
+    others, processes = _others(tape, evidence)
+    missing, expandable = counterfactual.missing(tape), counterfactual.fits_expandable(tape)
+
+    def found(cause: Cause, first: list[Held]) -> Finding:
+        held = [*first, *(group for group in groups if group not in first)]
+        return Finding(cause, tuple(held), missing, others, processes, expandable)
+
+    growing = [group for group in groups if group.what is What.GROWS]
+    if enough := _enough(tape, growing):
+        return found(Cause.LEAK, enough)
+    enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL])
+    # The little that a full GPU has left may be in pieces by chance: what is held is more.
+    unused = counterfactual.unused(tape)
+    is_much = unused >= _MUCH * (tape.meta.capacity or unused)
+    if expandable and is_much and max(sum(group.size for group in enough), others) < unused:
+        return found(Cause.FRAGMENTATION, [])
+    if enough:
+        return found(Cause.HELD, enough)
+    if counterfactual.fits_with(tape, others):
+        return found(Cause.ANOTHER_PROCESS, [])
+    if enough := _enough(tape, groups):
+        return found(Cause.HELD, enough)
+    return found(Cause.TOO_MUCH, [])
+
+
+def _enough(tape: Tape, groups: list[Held]) -> list[Held]:
+    """Return the one group, else the several groups, without whose blocks the request succeeds; empty if there is none.
+
+    Groups that are large enough for the missing bytes are tried one by one, the largest first.
+    """
+    if not groups:
+        return []
+    missing = counterfactual.missing(tape)
+    for group in [group for group in groups if group.size >= missing][:_MOST_REPLAYS]:
+        if counterfactual.fits_without(tape, group.rows):
+            return [group]
+    if len(groups) < 2 or sum(group.size for group in groups) < missing:
+        return []
+    rows = {row for group in groups for row in group.rows}
+    return groups if counterfactual.fits_without(tape, rows) else []
+
+
+def _others(tape: Tape, evidence: Evidence | None) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return the bytes of other processes: as the error names them, else what is outside the allocator too much."""
+    if evidence is not None and evidence.message.others:
+        return sum(size for _, size in evidence.message.others), evidence.message.others
+    meta = tape.meta
+    if meta.capacity is None or meta.total is None:
+        return 0, ()
+    gpu = None
+    for name in (meta.gpu, meta.device):
+        try:
+            gpu = gpu_catalogue.find(name or "").for_release(meta.versions.get("torch"))
+            break
+        except ValueError:
+            continue
+    if gpu is None or not gpu.outside:
+        return 0, ()
+    own = max(gpu.outside, gpu.outside_range[1])
+    others = meta.total - meta.capacity - own
+    return (others, ()) if others >= _LEAST_OTHERS else (0, ())

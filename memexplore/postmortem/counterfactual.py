@@ -1,0 +1,118 @@
+"""Would the failed request have succeeded? A tape that ends with it is replayed under another condition.
+
+In: a tape whose last row is the request that failed. Out: whether it succeeds with other settings, with more memory, or
+with some blocks freed earlier.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import numpy as np
+
+from memexplore.allocator import replay
+from memexplore.allocator.settings import Settings
+from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
+from memexplore.tape import COLUMNS, Action, Tape
+
+_MOST_ROWS = 3_000_000
+"""Rows of a tape that is replayed; a longer one takes too long for an answer."""
+
+
+def fits_expandable(tape: Tape) -> bool:
+    """Return whether the request succeeds with expandable segments; False where the tape has them already.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> MIB = 1 << 20
+    >>> A, F, C, O = (int(each) for each in (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.OOM))
+    >>> rows = {"action": [A, A, F, C, F, C, A, A, O], "address": [1, 2, 1, 1, 2, 2, 3, 4, -1],
+    ...         "size": [size * MIB for size in (20, 20, 20, 20, 20, 20, 12, 12, 50)]}
+    >>> meta = Meta(Source.PREDICTED, "85 MiB GPU", capacity=85 * MIB)
+    >>> fits_expandable(Tape.from_columns(rows, meta=meta))  # 8 MiB are free in each of two segments, 45 outside
+    True
+    """
+    settings = _settings(tape)
+    if settings is None or settings.expandable_segments:
+        return False
+    return _succeeds(tape, dataclasses.replace(settings, expandable_segments=True))
+
+
+def fits_with(tape: Tape, more: int) -> bool:
+    """Return whether the request succeeds on a device with `more` bytes."""
+    capacity = tape.meta.capacity
+    if capacity is None or more <= 0:
+        return False
+    return _succeeds(tape.replace(meta=tape.meta._replace(capacity=capacity + more)), None)
+
+
+def fits_without(tape: Tape, rows: Collection[int]) -> bool:
+    """Return whether the request succeeds if the blocks of some alloc rows are freed after the last of these rows.
+
+    Where that leaves gaps, they are also freed only before the request, when the allocator releases what is free.
+    """
+    if not len(rows):
+        return False
+    last = len(tape) - 1
+    return any(_succeeds(freed_at(tape, rows, at), None) for at in dict.fromkeys((max(rows) + 1, last)))
+
+
+def freed_at(tape: Tape, rows: Collection[int], at: int) -> Tape:
+    """Return a tape in which the blocks of some alloc rows are freed before row `at`, one after the other."""
+    blocks = np.sort(np.fromiter(rows, dtype=np.int64))
+    count = len(blocks)
+    columns = {}
+    for name in COLUMNS:
+        values = np.repeat(getattr(tape, name)[blocks], 2)
+        if name == "action":
+            values = np.tile([Action.FREE_REQUESTED, Action.FREE_COMPLETED], count)
+        elif name in ("op", "module", "stack", "tensor"):
+            values = np.full(2 * count, -1)
+        elif name in ("time", "step", "phase"):
+            values = np.full(2 * count, getattr(tape, name)[at])
+        columns[name] = np.insert(getattr(tape, name), at, values)
+    return tape.with_rows(columns)
+
+
+def missing(tape: Tape) -> int:
+    """Return the bytes that are missing for the request, if every free byte could be used for it; at least 0."""
+    last, capacity = len(tape) - 1, tape.meta.capacity
+    if capacity is None or last < 0:
+        return 0
+    return max(int(curve(tape, "active")[last]) + int(tape.size[last]) - capacity, 0)
+
+
+def unused(tape: Tape) -> int:
+    """Return the bytes that are free when the request fails, in gaps between blocks and outside of segments."""
+    last, capacity = len(tape) - 1, tape.meta.capacity
+    if last < 0:
+        return 0
+    whole = int(curve(tape, "reserved")[last]) if capacity is None else capacity
+    return max(whole - int(curve(tape, "active")[last]), 0)
+
+
+def bytes_of(tape: Tape, rows: Collection[int]) -> int:
+    """Return the allocated bytes of the blocks of some alloc rows."""
+    return int(block_bytes(tape)[np.fromiter(rows, dtype=np.int64)].sum()) if rows else 0
+
+
+def alive(tape: Tape) -> Rows:
+    """Return the alloc rows of the blocks allocated when the request failed."""
+    return live_rows(tape, len(tape) - 1)
+
+
+def _settings(tape: Tape) -> Settings | None:
+    try:
+        return Settings.parse(tape.meta.settings)
+    except ValueError:  # of a build with settings that are not modelled
+        return None
+
+
+def _succeeds(tape: Tape, settings: Settings | None) -> bool:
+    if len(tape) > _MOST_ROWS or _settings(tape) is None:
+        return False
+    try:
+        replayed = replay(tape, settings)
+    except ValueError:  # a file with frees of blocks that it does not have
+        return False
+    return not np.any(replayed.action[-1:] == Action.OOM)

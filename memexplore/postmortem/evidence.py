@@ -1,0 +1,256 @@
+"""What only the live process knows of a failure: an error and the user's names go in, an `Evidence` comes out.
+
+A tensor is needed if the failing call reaches it: the variables of its frames, the names of the failing expression, and
+the variables that the frames around it read again (`liveness`). What else is alive has a holder.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import time
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from memexplore.analysis.tables import is_users
+from memexplore.postmortem.evidence_types import Evidence, Holder, Use
+from memexplore.postmortem.liveness import names_of_functions, read_again
+from memexplore.postmortem.message import parse
+from memexplore.postmortem.reach import Reached, locals_of, reached_from
+from memexplore.recorder.endings import out_of_memory_error
+from memexplore.tape import Phase
+
+SECONDS = 2.0
+"""Time for the walk over references."""
+_SHELL_NAMES = ("_", "__", "___", "_i", "_ii", "_iii", "In", "Out", "_oh", "_ih", "_dh", "_exit_code", "exit", "quit")
+
+
+class Shell(NamedTuple):
+    """The names of a notebook."""
+
+    names: Mapping[str, Any]
+    outputs: Mapping[int, Any]
+
+
+def earlier_error(seconds: float = SECONDS) -> Holder | None:
+    """Return what the error before holds, of which only addresses are kept: the next error takes its place."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        return None
+    found = reached_from(error, time.monotonic() + seconds)
+    return _holder("sys.last_exc", Use.LAST_ERROR, error, found.blocks, found) if found.blocks else None
+
+
+def collect(
+    raised: BaseException, shell: Shell | None = None, seconds: float = SECONDS, earlier: Holder | None = None
+) -> Evidence | None:
+    """Return the evidence of an error whose frames are still alive, within `seconds`; None for another error.
+
+    An error raised `from` an out-of-memory error is one, as in `endings.end_of`. `earlier` is what `earlier_error`
+    returned before the program ran.
+    """
+    error = out_of_memory_error(raised)
+    if error is None:
+        return None
+    try:
+        return _collected(error, shell, time.monotonic() + seconds, earlier)
+    except Exception:
+        # Objects of the user may raise when they are read: the error's own text remains.
+        return Evidence(parse(str(error)), complete=False)
+
+
+def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
+    frames = [(each.tb_frame, each.tb_lasti, each.tb_lineno) for each in _links(error.__traceback__)]
+    users = [each for each in frames if is_users(each[0].f_code.co_filename)]
+    outer = _outer(frames)
+    needed = _needed(frames, outer, end)
+    holders: list[Holder] = []
+    complete = needed.complete
+    seen: set[str] = set()
+    for name, use, value in _roots(error, frames, outer, shell):
+        if name in seen or time.monotonic() > end:
+            complete &= name in seen
+            continue
+        seen.add(name)
+        found = reached_from(value, end, needed.visited)
+        complete &= found.complete
+        own = {address: block for address, block in found.blocks.items() if address not in needed.blocks}
+        if own:
+            holders.append(_holder(name, use, value, own, found))
+    if earlier is not None:
+        rest = earlier.addresses.difference(needed.blocks)
+        holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
+    line = f"{users[-1][0].f_code.co_filename}:{users[-1][2]}" if users else ""
+    layer, evaluating = _modules(frames)
+    codes = [frame.f_code for frame, _, _ in users]
+    return Evidence(
+        parse(str(error)),
+        tuple(sorted(holders, key=lambda each: -each.size)),
+        complete,
+        line,
+        layer,
+        _phase(frames),
+        evaluating,
+        _retains(codes),
+    )
+
+
+def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+_Frames = list[tuple[types.FrameType, int, int]]
+
+
+def _outer(frames: _Frames) -> range:
+    """Return the numbers of the user's frames around the failing call: those before the first of a library.
+
+    They begin with the program: what is around its module runs it.
+    """
+    users = [is_users(frame.f_code.co_filename) for frame, _, _ in frames]
+    programs = [number for number, each in enumerate(users) if each and frames[number][0].f_code.co_name == "<module>"]
+    first = programs[-1] if programs else users.index(True) if True in users else 0
+    end = first
+    while end < len(frames) and users[end] and not isinstance(frames[end][0].f_locals.get("self"), torch.nn.Module):
+        end += 1
+    return range(first, end)
+
+
+def _needed(frames: _Frames, outer: range, end: float) -> Reached:
+    """Return what the failing call reaches, and what the functions around it read again."""
+    roots: list[Any] = []
+    for frame, _, _ in frames[outer.stop :]:
+        roots += [value for value, _, _ in locals_of(frame)]
+    if outer:
+        frame, offset, _ = frames[outer.stop - 1]
+        roots += [_lookup(frame, name) for name in _expression_names(frame, offset)]
+    # The model, the optimizer and the data stay, whether or not this call uses them.
+    for number in outer:
+        again = _read_again(frames, number)
+        for name, value in _variables(frames[number][0]):
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer) and name in again:
+                roots.append(value)
+    return reached_from(roots, end)
+
+
+def _read_again(frames: _Frames, number: int) -> frozenset[str]:
+    """Return the variables of a frame that are read again, global ones by the functions that it calls too."""
+    frame, offset, _ = frames[number]
+    again = read_again(frame.f_code, offset)
+    if frame.f_code.co_name != "<module>":
+        return again
+    inner = [each.f_code for each, _, _ in frames[number + 1 :] if is_users(each.f_code.co_filename)]
+    return again | names_of_functions([frame.f_code, *inner], frame.f_globals)
+
+
+def _lookup(frame: types.FrameType, name: str) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
+    names = frame.f_locals if frame.f_code.co_name != "<module>" else frame.f_globals
+    return [(name, value) for name, value in list(names.items()) if not name.startswith("__")]
+
+
+def _expression_names(frame: types.FrameType, offset: int) -> set[str]:
+    """Return the names in the failing expression of a frame, all of its line where the expression is not known."""
+    positions = list(frame.f_code.co_positions())
+    at = positions[offset // 2] if 0 <= offset // 2 < len(positions) else (None,) * 4
+    first, last, start, stop = at
+    if first is None or last is None or start is None or stop is None:
+        return set(frame.f_code.co_names)
+    lines = [linecache.getline(frame.f_code.co_filename, number) for number in range(first, last + 1)]
+    text = "".join(lines).encode()
+    ending = len("".join(lines[:-1]).encode()) + stop
+    try:
+        tree = ast.parse(text[start:ending].decode().strip(), mode="eval")
+    except (SyntaxError, UnicodeDecodeError):
+        return set(frame.f_code.co_names)
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+# -- roots that the failing call does not need
+
+
+def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | None) -> Iterator[tuple[str, Use, Any]]:
+    named: set[str] = set()
+    for number in reversed(outer):
+        frame = frames[number][0]
+        again = _read_again(frames, number)
+        used = again | set(frame.f_code.co_names) | set(frame.f_code.co_varnames)
+        for name, value in _variables(frame):
+            if name in _SHELL_NAMES or (name.startswith("_") and name[1:].isdecimal()):
+                continue
+            if shell is not None and frame.f_code.co_name == "<module>" and name not in used:
+                continue
+            if name not in named:
+                named.add(name)
+                yield name, Use.LATER if name in again else Use.DEAD, value
+    if shell is not None:
+        for name, value in list(shell.names.items()):
+            hidden = name in _SHELL_NAMES or name.startswith("_")
+            if not hidden and name not in named:
+                yield name, Use.OTHER_CELL, value
+        for number, value in list(shell.outputs.items()):
+            yield f"Out[{number}]", Use.OUTPUT, value
+        for name in _SHELL_NAMES[:3]:
+            yield name, Use.OUTPUT, shell.names.get(name)
+    for name in ("last_exc", "last_value", "last_traceback"):
+        value = getattr(sys, name, None)
+        if value is not None and value is not error and value is not error.__traceback__:
+            yield f"sys.{name}", Use.LAST_ERROR, value
+
+
+def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached) -> Holder:
+    path = next((block.path for block in own.values() if not block.in_graph), next(iter(own.values())).path)
+    attribute = path.split("[")[0]
+    in_graph = frozenset(address for address, block in own.items() if block.in_graph)
+    size = sum(block.size for block in own.values())
+    direct = len(own) - len(in_graph)
+    # The attribute that holds it: `trainer.history`, but of several attributes only the object.
+    several = {block.path.split("[")[0] for block in own.values() if not block.in_graph}
+    label = name + (attribute if len(several) == 1 and use in (Use.LATER, Use.DEAD, Use.OTHER_CELL) else "")
+    return Holder(label, use, frozenset(own), in_graph, size, direct, not isinstance(value, torch.Tensor))
+
+
+def _modules(frames: _Frames) -> tuple[str, str]:
+    """Return the name of the innermost module of the traceback, and the model that was called to evaluate."""
+    modules: list[torch.nn.Module] = []
+    for frame, _, _ in frames:
+        value = frame.f_locals.get("self")
+        if isinstance(value, torch.nn.Module) and (not modules or modules[-1] is not value):
+            modules.append(value)
+    if not modules:
+        return "", ""
+    root, innermost = modules[0], modules[-1]
+    name = next((name for name, each in root.named_modules() if each is innermost and name), type(innermost).__name__)
+    evaluates = not root.training and any(each.requires_grad for each in root.parameters())
+    return name, type(root).__name__ if evaluates else ""
+
+
+def _phase(frames: _Frames) -> Phase:
+    """Return the part of the step, by the innermost frame that shows one."""
+    for frame, _, _ in reversed(frames):
+        value = frame.f_locals.get("self")
+        if isinstance(value, torch.optim.Optimizer):
+            return Phase.OPTIMIZER
+        if frame.f_code.co_name == "backward" and frame.f_globals.get("__name__", "").startswith("torch"):
+            return Phase.BACKWARD
+        if isinstance(value, torch.nn.Module):
+            return Phase.FORWARD
+    return Phase.OTHER
+
+
+def _retains(codes: list[types.CodeType]) -> bool:
+    """Return whether code passes an argument `retain_graph`: its name is among the constants of the call."""
+    return any(
+        "retain_graph" in (constant if isinstance(constant, tuple) else (constant,))
+        for code in codes
+        for constant in code.co_consts
+    )

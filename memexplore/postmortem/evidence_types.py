@@ -1,0 +1,56 @@
+"""The values of an `Evidence`: what only the live process knows of a failure."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from memexplore.postmortem.message import Message
+from memexplore.tape import Phase
+
+
+class Use(enum.StrEnum):
+    """Whether the code reads a variable again."""
+
+    LATER = "read again"
+    DEAD = "not read again"
+    OTHER_CELL = "of another cell"
+    """Not named by the failing cell, nor by a function that runs."""
+    OUTPUT = "output of the notebook"
+    """An entry of ``Out``, or ``_``, ``__`` and ``___``."""
+    LAST_ERROR = "an earlier error"
+    """Frames of the traceback of the exception before."""
+
+
+class Holder(NamedTuple):
+    """A variable that keeps memory which the failing call does not reach."""
+
+    name: str
+    """Such as ``losses``, ``trainer.history``, ``Out[3]`` or ``sys.last_exc``."""
+    use: Use
+    addresses: frozenset[int]
+    in_graph: frozenset[int]
+    """Those of `addresses` that a graph keeps."""
+    size: int
+    tensors: int
+    """Tensors that the variable holds itself."""
+    is_container: bool
+
+
+class Evidence(NamedTuple):
+    """What the live process says of a failure."""
+
+    message: Message
+    holders: tuple[Holder, ...] = ()
+    complete: bool = True
+    """Whether the walk over references came to its end in time."""
+    line: str = ""
+    """``file:line`` of the user's innermost line in the traceback."""
+    layer: str = ""
+    """Qualified name of the innermost module in the traceback, or its class."""
+    phase: Phase = Phase.OTHER
+    """Part of the step that the traceback shows."""
+    evaluating: str = ""
+    """Class of the model that was called in evaluation mode, with weights that require gradients; else empty."""
+    retains_graph: bool = False
+    """Whether the user's code passes `retain_graph`."""

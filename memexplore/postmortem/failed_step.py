@@ -1,0 +1,198 @@
+"""The step that failed: an error and the live process go in, a step that another process can run comes out.
+
+The model and its optimizer are packed as shapes, with the last call of the model.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import torch
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.live import step_copy
+from memexplore.live.observed import ObservedCall, template, unknown_in
+from memexplore.search import workers
+from memexplore.steps.step import Step
+
+if TYPE_CHECKING:
+    from memexplore.recorder.recorder import Recorder
+
+NO_OPTIMIZER = "No optimizer of the model was found: SGD, which has no state, stands for it."
+EVALUATION = (
+    "The failed call is an evaluation, and advice is for training steps: evaluate smaller batches under "
+    "torch.no_grad(), and move outputs that are kept to the CPU."
+)
+NO_KEYWORDS = "Keyword arguments of the model's call are not known: it is run without."
+NO_CALL = (
+    "The step cannot be rebuilt: no call of a model was seen. Search with "
+    "mx.advise(mx.Step(model, batch, loss, optimizer))."
+)
+LOSS = (
+    "If the model returns no loss, the mean squared error of its outputs stands for it, which keeps no tensor of its "
+    "own for backward."
+)
+
+
+_STEP_MODULES = ("torch.autograd.graph", "torch.optim.")
+"""Modules of torch whose functions are in the traceback of a backward pass or an update."""
+Model = Callable[[], torch.nn.Module | None]
+
+
+class SeenCall:
+    """The last call of a model with weights, from outside of any module; holds no tensor."""
+
+    def __init__(self) -> None:
+        self.call: ObservedCall | None = None
+        """The last call that computes gradients."""
+        self.model: Model = lambda: None
+        """The model of that call."""
+        self.evaluates: bool | None = None
+        """Whether a model was called without gradients since; None where only training steps are seen."""
+
+    def see(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
+        """Note a call from outside of any module; `frame` is that of torch's `Module._call_impl`."""
+        trains = any(weight.requires_grad for weight in module.parameters())
+        if not torch.is_grad_enabled():
+            self.evaluates = self.evaluates or next(module.parameters(), None) is not None
+        elif trains:
+            self.evaluates = False
+            self.model, self.call = weakref.ref(module), _observed(args, _keywords(module, frame))
+
+    def follow(self, recorder: Recorder) -> None:
+        """Note the calls that a recorder sees."""
+        begins = recorder.call_begins
+        self.evaluates = False
+
+        def call_begins(module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
+            if not recorder.is_in_call:
+                self.see(module, args, frame)
+            begins(module, args, frame)
+
+        recorder.call_begins = call_begins  # type: ignore[method-assign]
+
+
+def _keywords(module: torch.nn.Module, frame: FrameType | None) -> dict[str, Any] | None:
+    """Return the keyword arguments of a call, which hooks for all modules do not get; None if they are not known."""
+    values = {} if frame is None else frame.f_locals
+    found = values.get("kwargs")
+    return found if values.get("self") is module and isinstance(found, dict) else None
+
+
+class FailedStep(NamedTuple):
+    """A step that can be run in another process; holds no tensor."""
+
+    packed: bytes
+    """The step, as `workers.pack_step` packs one."""
+    assumed: tuple[str, ...]
+    """What is not known of the step, as sentences."""
+    settings: workers.ProcessSettings
+    model: Model
+    """Returns the live model, None if it exists no longer."""
+
+
+class _CannotRebuildError(Exception):
+    """A sentence that says why a step cannot be rebuilt."""
+
+
+class _Rebuilt:
+    """Unpickled as the step with the inputs of a call."""
+
+    def __init__(self, packed: bytes, call: ObservedCall) -> None:
+        self._packed, self._call = packed, call
+
+    def __reduce__(self) -> tuple[Callable[..., Step], tuple[bytes, ObservedCall]]:
+        return _rebuilt, (self._packed, self._call)
+
+
+def _rebuilt(packed: bytes, call: ObservedCall) -> Step:
+    return step_copy.step_of(pickle.loads(packed), call, 1, Knobs()).step
+
+
+def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -> FailedStep | str:
+    """Return the step that an error has ended, or a sentence that says why it cannot be rebuilt.
+
+    `seen` is the last call that was seen, `names` are values among which the optimizer is searched, besides the
+    variables of the traceback.
+    """
+    try:
+        model, call = _call(error, seen)
+        kind = unknown_in((call.args, call.kwargs))
+        if kind:
+            raise _CannotRebuildError(f"The step cannot be rebuilt: the model was called with a {kind}.")
+        optimizer, assumed = _optimizer(model, [*names, *_variables(error)])
+        packed = cloudpickle.dumps(_Rebuilt(step_copy.pack(model, optimizer), call))
+    except _CannotRebuildError as failure:
+        return str(failure)
+    except Exception as failure:
+        return f"The step cannot be rebuilt: {type(failure).__name__}: {failure}".splitlines()[0]
+    if call.kwargs is None:
+        assumed = (*assumed, NO_KEYWORDS)
+    if call.method != step_copy.TRAINING_STEP:
+        assumed = (*assumed, LOSS)
+    settings = workers.process_settings(None)
+    # No memory of the real GPU is needed, and it may have none left for another process.
+    hidden = ("CUDA_VISIBLE_DEVICES", "")
+    # Modules beside a script are found in its folder only.
+    settings = settings._replace(environment=(*settings.environment, hidden), path=tuple(sys.path))
+    return FailedStep(packed, assumed, settings, weakref.ref(model))
+
+
+def _variables(error: BaseException) -> list[Any]:
+    """Return the variables of a traceback's frames, and the attributes of its instances, such as a trainer."""
+    found: list[Any] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        values = list(frame.f_locals.values()) if frame.f_code.co_name != "<module>" else []
+        found += values
+        owner = frame.f_locals.get("self")
+        if owner is not None and not isinstance(owner, torch.nn.Module | torch.Tensor):
+            found += list(getattr(owner, "__dict__", {}).values())
+    return found
+
+
+def _call(error: BaseException, seen: SeenCall | None) -> tuple[torch.nn.Module, ObservedCall]:
+    """Return the outermost call of a model in a traceback, else the last that was seen."""
+    seen = seen or SeenCall()
+    in_step = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_globals.get("__name__", "")
+        in_step = in_step or name.startswith(_STEP_MODULES)
+        values = frame.f_locals if name == torch.nn.Module.__module__ else {}
+        model, args, kwargs = values.get("self"), values.get("args"), values.get("kwargs")
+        if not (isinstance(model, torch.nn.Module) and isinstance(args, tuple) and isinstance(kwargs, dict)):
+            continue
+        if any(weight.requires_grad for weight in model.parameters()):
+            # Where it was not seen whether gradients are computed, the mode of the model says what the call is for.
+            if seen.evaluates or (seen.evaluates is None and not model.training):
+                raise _CannotRebuildError(EVALUATION)
+            call = _observed(args, kwargs)
+            if seen.call is not None and seen.model() is model:
+                call = call._replace(autocast=seen.call.autocast)
+            return model, call
+    last = seen.model()
+    if seen.evaluates and not in_step:
+        raise _CannotRebuildError(EVALUATION)
+    if seen.call is None or last is None:
+        raise _CannotRebuildError(NO_CALL)
+    return last, seen.call
+
+
+def _observed(args: Any, kwargs: Any) -> ObservedCall:
+    cast = ("cuda", torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None
+    return ObservedCall(template(args), None if kwargs is None else template(kwargs), "forward", cast, 1.0)
+
+
+def _optimizer(model: torch.nn.Module, names: list[Any]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
+    weights = {id(weight) for weight in model.parameters()}
+    for value in names:
+        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+        if any(id(weight) in weights for group in groups for weight in group["params"]):
+            return value, ()
+    return torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1), (NO_OPTIMIZER,)

@@ -1,0 +1,237 @@
+"""Memory at a failure that nothing needs any more: a tape and the evidence go in, groups of blocks come out.
+
+Each group has the blocks that one change of the code gives back.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memexplore.analysis.curves import Rows
+from memexplore.analysis.growth import leak
+from memexplore.analysis.location import where
+from memexplore.analysis.tables import user_line
+from memexplore.postmortem.counterfactual import alive, bytes_of
+from memexplore.postmortem.evidence_types import Evidence, Holder, Use
+from memexplore.tape import Action, Category, Phase, Tape
+from memexplore.tensor_text import dtype_of, shape_of
+
+_ALIKE = 3
+"""Blocks of one place, from as many calls, from which a holder is said to grow."""
+_LASTING = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT)
+
+
+class What(enum.StrEnum):
+    """Why a group of blocks is alive."""
+
+    GROWS = "grows"
+    """A list, a sum or another container gets more with each step."""
+    EARLIER_GRAPH = "earlier graph"
+    """The graph of an earlier forward pass."""
+    RETAINED_GRAPH = "retained graph"
+    STALE_GRADIENTS = "stale gradients"
+    """Gradients of an earlier step during a forward pass."""
+    CAST_WEIGHTS = "cast weights"
+    """Copies of weights in autocast's cache."""
+    NO_BACKWARD = "no backward"
+    """Activations of a model that only evaluates."""
+    OLD_VALUE = "old value"
+    """A variable that no code reads again, such as a result of the step before."""
+    OUTPUT = "output"
+    """An output of the notebook."""
+    LAST_ERROR = "last error"
+    OTHER_CELL = "other cell"
+
+
+class Held(NamedTuple):
+    """Blocks that one change of the code gives back."""
+
+    what: What
+    holder: str
+    """Variable, such as ``losses``; empty where no variable holds the blocks."""
+    rows: tuple[int, ...]
+    size: int
+    """Allocated bytes."""
+    blocks: int
+    """Blocks of the most frequent place: about as many calls are kept."""
+    each: int
+    """Allocated bytes that one call or step adds, for `What.GROWS`."""
+    layer: str
+    line: str
+    """Layer and ``file:line`` that allocated the largest block."""
+
+
+def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
+    """Return the groups of a tape that ends with a failed request, the most bytes first."""
+    groups: list[Held | None] = []
+    rows = alive(tape)
+    if evidence is not None:
+        row_at = {int(tape.address[row]): int(row) for row in rows}
+        held_by = [[row_at[each] for each in holder.addresses if each in row_at] for holder in evidence.holders]
+        found = [
+            _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
+        ]
+        groups += _given_back(tape, found, held_by)
+        if evidence.evaluating:
+            groups.append(_no_backward(tape, rows))
+    groups += [_stale_gradients(tape, rows), _cast_weights(tape, rows)]
+    if not any(group is not None and group.what is What.GROWS for group in groups):
+        groups.append(_growing(tape, rows))
+    return sorted(filter(None, groups), key=lambda group: (group.what is not What.NO_BACKWARD, -group.size))
+
+
+def _group(tape: Tape, what: What, holder: str, rows: list[int] | Rows) -> Held | None:
+    numbers = [int(row) for row in rows]
+    if not numbers:
+        return None
+    places = Counter((int(tape.op[row]), int(tape.module[row]), int(tape.stack[row])) for row in numbers)
+    count = max(places.values())
+    size = bytes_of(tape, numbers)
+    largest = max(numbers, key=lambda row: int(tape.size[row]))
+    found = where(tape, largest)
+    return Held(what, holder, tuple(numbers), size, count, size // count, found["layer"] or "", found["line"] or "")
+
+
+def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> Held | None:
+    """Return the group of a variable, None if the memory is needed."""
+    if evidence.evaluating:
+        # What graphs keep belongs to `What.NO_BACKWARD`, whichever variable they hang on.
+        rows = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
+    if not rows:
+        return None
+    computed = [row for row in rows if _is_computed(tape, row) or int(tape.address[row]) in holder.in_graph]
+    has_graph = any(int(tape.address[row]) in holder.in_graph for row in rows)
+    if holder.use is Use.OUTPUT:
+        return _group(tape, What.OUTPUT, holder.name, rows)
+    if holder.use is Use.LAST_ERROR:
+        return _group(tape, What.LAST_ERROR, holder.name, rows)
+    if holder.use is Use.OTHER_CELL:
+        return _group(tape, What.OTHER_CELL, holder.name, rows)
+    found = _group(tape, What.GROWS, holder.name, computed)
+    if found is not None and found.blocks >= _ALIKE and (holder.is_container or has_graph):
+        return found
+    if has_graph and _is_earlier_pass(tape, computed):
+        retained = evidence.retains_graph and _went_backward(tape, computed)
+        return _group(tape, What.RETAINED_GRAPH if retained else What.EARLIER_GRAPH, holder.name, computed)
+    return _group(tape, What.OLD_VALUE, holder.name, rows) if holder.use is Use.DEAD else None
+
+
+_ALONE = (What.OLD_VALUE, What.OUTPUT, What.LAST_ERROR, What.OTHER_CELL)
+
+
+def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]]) -> list[Held]:
+    """Return the groups of holders, with the blocks that come back when their variables are deleted.
+
+    Variables that hold the same blocks for the same reason are one group: one alone gives nothing back.
+    """
+    result: list[Held] = []
+    for group in groups:
+        if group is None:
+            continue
+        rows = set(group.rows)
+        if group.what in _ALONE:
+            for other, held in zip(groups, held_by, strict=True):
+                if other is None or other.what is not group.what:
+                    rows.difference_update(held)
+        same = next((each for each in result if each.what is group.what and rows & set(each.rows)), None)
+        name = group.holder
+        if same is not None and group.what is not What.GROWS:
+            result.remove(same)
+            rows |= set(same.rows)
+            name = same.holder if name in same.holder.split(", ") else f"{same.holder}, {name}"
+        found = _group(tape, group.what, name, sorted(rows))
+        if found is not None:
+            result.append(found)
+    return result
+
+
+def _is_computed(tape: Tape, row: int) -> bool:
+    """Return whether a block was made by a forward or backward pass, and is no part of the model."""
+    if tape.category[row] in _LASTING:
+        return False
+    return tape.phase[row] in (Phase.FORWARD, Phase.BACKWARD) or tape.module[row] >= 0
+
+
+def _is_earlier_pass(tape: Tape, rows: list[int]) -> bool:
+    """Return whether the failing call goes through the place of a block once more: it makes the same graph again."""
+    if not rows:
+        return False
+    last = max(rows)
+    places = _places(tape)
+    return bool(tape.step[-1] > tape.step[last] or np.any(np.isin(places[last + 1 :], places[rows])))
+
+
+def _places(tape: Tape) -> NDArray[np.int64]:
+    """Return one number for op, layer and stack of each request, -1 for other rows."""
+    names, stacks = len(tape.modules) + 1, len(tape.stacks) + 1
+    numbers = ((tape.op + 1).astype(np.int64) * names + tape.module + 1) * stacks + tape.stack + 1
+    return np.where(np.isin(tape.action, (Action.ALLOC, Action.OOM)), numbers, -1)
+
+
+def _went_backward(tape: Tape, rows: list[int]) -> bool:
+    """Return whether a backward pass ran after the blocks were made."""
+    after = slice(max(rows), len(tape))
+    return bool(np.any(tape.phase[after] == Phase.BACKWARD))
+
+
+def _stale_gradients(tape: Tape, rows: Rows) -> Held | None:
+    last = len(tape) - 1
+    if tape.phase[last] != Phase.FORWARD:
+        return None
+    step = int(tape.step[last])
+    stale = rows[(tape.category[rows] == Category.GRADIENT) & (tape.step[rows] < step) & (tape.step[rows] > 0)]
+    return _group(tape, What.STALE_GRADIENTS, "", stale)
+
+
+def _cast_weights(tape: Tape, rows: Rows) -> Held | None:
+    """Return the copies of weights that autocast made without gradients: no backward pass needs them."""
+    weights = {
+        (int(tape.module[row]), shape_of(text))
+        for row in rows[tape.category[rows] == Category.PARAMETER]
+        if (text := _text(tape, row)) and dtype_of(text) == "float32"
+    }
+    copies = [
+        int(row)
+        for row in rows[tape.category[rows] == Category.TEMPORARY]
+        if (text := _text(tape, row))
+        and dtype_of(text) in ("float16", "bfloat16")
+        and (int(tape.module[row]), shape_of(text)) in weights
+        and tape.op[row] >= 0
+        and tape.ops[tape.op[row]].endswith("_to_copy")
+    ]
+    # Those of the running layer are in use.
+    module = int(tape.module[-1])
+    return _group(tape, What.CAST_WEIGHTS, "", [row for row in copies if tape.module[row] != module])
+
+
+def _text(tape: Tape, row: int) -> str:
+    return tape.tensor_texts[tape.tensor[row]] if tape.tensor[row] >= 0 else ""
+
+
+def _no_backward(tape: Tape, rows: Rows) -> Held | None:
+    """Return the activations of a model that evaluates, but for the inputs of the failing call."""
+    kept = rows[(tape.category[rows] == Category.ACTIVATION) & ~np.isin(tape.action[rows], (Action.PREEXISTING,))]
+    # Without a graph the op itself still reads what the one before it wrote.
+    return _group(tape, What.NO_BACKWARD, "", kept[:-1])
+
+
+def _growing(tape: Tape, rows: Rows) -> Held | None:
+    """Return the blocks of earlier steps at the place whose memory grows from step to step, by the tape alone."""
+    found = leak(tape)
+    if found is None:
+        return None
+    line = user_line(tape.stacks[tape.stack[found.row]]) if tape.stack[found.row] >= 0 else ""
+    lines = np.array([*(user_line(stack) == line for stack in tape.stacks), not line])
+    same = rows[
+        (tape.module[rows] == tape.module[found.row])
+        & lines[tape.stack[rows]]
+        & (tape.step[rows] > 0)
+        & (tape.step[rows] < tape.step[-1])
+    ]
+    group = _group(tape, What.GROWS, "", [row for row in same.tolist() if tape.category[row] not in _LASTING])
+    return group._replace(each=found.bytes_per_step) if group is not None else None

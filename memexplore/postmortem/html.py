@@ -1,0 +1,51 @@
+"""A `PostMortem` as HTML without scripts: sentences, tables and suggestions, for notebooks and pages."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from memexplore.postmortem.text import largest, who
+from memexplore.units import size_text
+
+if TYPE_CHECKING:
+    from memexplore.postmortem.value import PostMortem
+
+
+def html(found: PostMortem) -> str:
+    """Return the post-mortem as one element."""
+    first, *rest = found.sentences
+    parts = [
+        f"<p><b>{'Out of memory. ' if found.request is not None else ''}{escape(first)}</b> "
+        f"{escape(' '.join(rest))}</p>"
+    ]
+    if found.suggestions:
+        items = "".join(
+            f"<li>{escape(each.text)}"
+            + (f" <i>{escape(size_text(each.frees))}</i>" if each.frees else "")
+            + (" The request then fits (replayed)." if each.fits else "")
+            + (f"<br><code>{escape(each.code)}</code>" if each.code else "")
+            + "</li>"
+            for each in found.suggestions
+        )
+        parts.append(f"<p>What to change:</p><ol>{items}</ol>")
+    parts.append(_table("Who had the memory", who(found)))
+    parts.append(_table("Largest tensors", largest(found)))
+    if not found.complete:
+        parts.append("<p>The search for holders was ended after its time.</p>")
+    return f'<div class="memexplore-post-mortem">{"".join(parts)}</div>'
+
+
+def _table(title: str, rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    cells = "".join(
+        "<tr>"
+        + "".join(
+            f'<td style="text-align:{"right" if not column else "left"}">{escape(cell)}</td>'
+            for column, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<details><summary>{escape(title)}</summary><table>{cells}</table></details>"

@@ -1,0 +1,143 @@
+"""Variables that a suspended frame reads again: a code object and a position go in, names come out.
+
+A variable is read again if on some path from the position an instruction loads it before one stores it. The paths are
+those of the bytecode without exception handlers.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from memexplore.analysis.tables import is_users
+
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
+_SCOPES = ("FAST", "NAME", "GLOBAL", "DEREF", "CLASSDEREF")
+
+
+class _Effect(NamedTuple):
+    """Names that an instruction loads and stores, in this order or the other."""
+
+    loads: frozenset[str]
+    stores: frozenset[str]
+    stores_first: bool
+
+
+def read_again(code: CodeType, offset: int) -> frozenset[str]:
+    """Return the names that code may read after the instruction at `offset`, which has not ended.
+
+    Names that functions inside the code read are included, whatever the position.
+
+    >>> source = '''
+    ... for batch in batches:
+    ...     output = model(batch)
+    ...     total = total + output
+    ... '''
+    >>> code = compile(source, "<cell>", "exec")
+    >>> at = next(each.offset for each in dis.get_instructions(code) if each.opname.startswith("CALL"))
+    >>> sorted(read_again(code, at) & {"batch", "output", "total"})
+    ['total']
+    """
+    instructions = list(dis.get_instructions(code))
+    at = {each.offset: number for number, each in enumerate(instructions)}
+    following = [list(_following(instructions, number, at)) for number in range(len(instructions))]
+    effects = [_effect(each) for each in instructions]
+    live: list[frozenset[str]] = [frozenset()] * len(instructions)
+    changed = True
+    while changed:
+        changed = False
+        for number in range(len(instructions) - 1, -1, -1):
+            after = frozenset().union(*(live[each] for each in following[number]))
+            before = _before(effects[number], after)
+            if before != live[number]:
+                live[number], changed = before, True
+    # Caches stand between the instructions: the position may be inside one.
+    number = at.get(offset, max((each for place, each in at.items() if place <= offset), default=0))
+    result = frozenset().union(*(live[each] for each in following[number])) if instructions else frozenset()
+    return result | frozenset(code.co_cellvars) | frozenset(_inner_names(code)) | _iterated(instructions, effects)
+
+
+def _iterated(instructions: list[dis.Instruction], effects: list[_Effect]) -> frozenset[str]:
+    """Return the names on the lines that begin a loop: the iterator, which is no variable, holds what they held."""
+    lines = {each.positions.lineno for each in instructions if each.opname == "GET_ITER" and each.positions}
+    on_lines = (
+        effect.loads
+        for each, effect in zip(instructions, effects, strict=True)
+        if each.positions is not None and each.positions.lineno in lines
+    )
+    return frozenset().union(*on_lines)
+
+
+def _before(effect: _Effect, after: frozenset[str]) -> frozenset[str]:
+    if effect.stores_first:
+        return (after | effect.loads) - effect.stores
+    return (after - effect.stores) | effect.loads
+
+
+def _following(instructions: list[dis.Instruction], number: int, at: dict[int, int]) -> Iterator[int]:
+    each = instructions[number]
+    if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+        target = at.get(each.argval)
+        if target is not None:
+            yield target
+    if each.opname not in _ENDS and each.opname not in _ALWAYS and number + 1 < len(instructions):
+        yield number + 1
+
+
+def _effect(each: dis.Instruction) -> _Effect:
+    """Return what an instruction loads and stores; `LOAD_FAST_LOAD_FAST` and `STORE_FAST_LOAD_FAST` do two things."""
+    name = each.opname
+    if not any(scope in name for scope in _SCOPES):
+        return _Effect(frozenset(), frozenset(), False)
+    names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+    parts = [part for part in name.split("_") if part in ("LOAD", "STORE", "DELETE")]
+    if not parts:
+        return _Effect(frozenset(), frozenset(), False)
+    if len(parts) != len(names):
+        parts = parts[:1] * len(names)
+    loads = frozenset(which for part, which in zip(parts, names, strict=True) if part == "LOAD" and which)
+    stores = frozenset(which for part, which in zip(parts, names, strict=True) if part != "LOAD" and which)
+    return _Effect(loads, stores, parts[0] != "LOAD")
+
+
+def _inner_names(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from constant.co_names
+            yield from _inner_names(constant)
+
+
+def names_of_functions(codes: list[CodeType], names: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names that the functions and classes read which `codes[0]` names, and those that they name in turn.
+
+    `codes[1:]` are functions that run. Only code of the user is followed.
+
+    >>> namespace = {}
+    >>> exec("def step(): return inner(model)\\ndef inner(x): return scale * x", namespace)
+    >>> sorted(names_of_functions([compile("step()", "<cell>", "exec")], namespace))
+    ['inner', 'model', 'scale']
+    """
+    result: set[str] = set()
+    seen: set[CodeType] = set()
+    waiting = [each for name in codes[0].co_names for each in _codes(names.get(name))] + codes[1:]
+    while waiting:
+        code = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        found = {*code.co_names, *_inner_names(code)}
+        result |= found
+        waiting += [each for name in found for each in _codes(names.get(name))]
+    return frozenset(result)
+
+
+def _codes(value: Any) -> list[CodeType]:
+    """Return the code of a function of the user, or of the methods of a class or of an instance."""
+    if isinstance(value, FunctionType):
+        return [value.__code__] if is_users(value.__code__.co_filename) else []
+    kind = value if isinstance(value, type) else type(value)
+    methods = (each.__code__ for each in vars(kind).values() if isinstance(each, FunctionType))
+    return [code for code in methods if is_users(code.co_filename)]

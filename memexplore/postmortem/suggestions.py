@@ -1,0 +1,192 @@
+"""What to change: a finding goes in, changes of the code come out, the one that cures the cause first."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memexplore.analysis.curves import Rows, block_bytes
+from memexplore.postmortem.cause import Cause, Finding
+from memexplore.postmortem.counterfactual import alive, fits_without
+from memexplore.postmortem.held import Held, What
+from memexplore.tape import Category, Phase, Tape
+from memexplore.units import size_text
+
+_DOMINATES = 0.75
+"""Share of the allocated bytes from which one layer is named."""
+
+
+class Suggestion(NamedTuple):
+    """One change of the code."""
+
+    text: str
+    """What to do, as a sentence."""
+    code: str
+    """Line to write, empty where there is none."""
+    frees: int
+    """Bytes that it gives back, 0 where they are not known."""
+    fits: bool
+    """Whether the failed request succeeds with it, by replaying the tape."""
+
+
+def suggestions(tape: Tape, found: Finding) -> tuple[Suggestion, ...]:
+    """Return what to change, the change that cures the cause first."""
+    result: list[Suggestion] = []
+    if found.cause is Cause.FRAGMENTATION:
+        result += [_EXPANDABLE, *_of_need(tape)]
+    if found.cause is Cause.ANOTHER_PROCESS:
+        result.append(_other_process(found))
+    cures = found.cause in (Cause.LEAK, Cause.HELD)
+    result += [_of_group(group)._replace(fits=cures and group.rows == found.held[0].rows) for group in found.held]
+    if found.cause is Cause.TOO_MUCH:
+        result = [*_of_need(tape), *result]
+        if found.fits_expandable:
+            result.append(_EXPANDABLE)
+    kept: dict[str, Suggestion] = {}
+    for each in result:
+        kept.setdefault(each.text, each)
+    return tuple(kept.values())
+
+
+_EXPANDABLE = Suggestion(
+    "Let segments grow, so that gaps between blocks are used: set this before torch is imported. What the rest of the "
+    "step needs is not part of the replay.",
+    'import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
+    0,
+    True,
+)
+
+
+def _other_process(found: Finding) -> Suggestion:
+    names = ", ".join(f"{process} ({size_text(size)})" for process, size in found.processes)
+    who = f"process {names}" if len(found.processes) == 1 else f"the processes {names}" if names else "other processes"
+    return Suggestion(
+        f"End {who} on this GPU, or use another GPU: nvidia-smi lists the processes.", "", found.others, True
+    )
+
+
+def _of_group(group: Held) -> Suggestion:
+    name, names = group.holder.split(", ")[0], group.holder.replace(", ", "`, `")
+    text, code = {
+        What.GROWS: _of_growing(group),
+        What.EARLIER_GRAPH: (
+            f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, or delete it.",
+            f"{name}.backward()  # or: del {group.holder}",
+        ),
+        What.RETAINED_GRAPH: (
+            f"Call backward without retain_graph=True, or delete `{names}` before the next forward pass.",
+            f"{name}.backward()",
+        ),
+        What.STALE_GRADIENTS: (
+            "Set the gradients to None before the forward pass, not after it.",
+            "optimizer.zero_grad(set_to_none=True)",
+        ),
+        What.CAST_WEIGHTS: (
+            "Keep no copies of the weights: switch autocast's cache off, or load the model in 16 bits.",
+            'with torch.autocast("cuda", cache_enabled=False):',
+        ),
+        What.NO_BACKWARD: ("Evaluate without a graph: no backward pass follows.", "with torch.no_grad():"),
+        What.OLD_VALUE: (f"Delete `{names}` before this line: no code reads it again.", f"del {group.holder}"),
+        What.OUTPUT: (
+            f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
+            "%memoom free --out",
+        ),
+        What.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
+        What.OTHER_CELL: (
+            f"Delete `{names}` if it is not used any more: this cell does not use it.",
+            f"del {group.holder}",
+        ),
+    }[group.what]
+    return Suggestion(text, code, group.size, False)
+
+
+def _of_growing(group: Held) -> tuple[str, str]:
+    name = group.holder
+    if not name:
+        return "Keep no tensors from step to step: store numbers (`.item()`), or copies without a graph on the CPU.", ""
+    return (
+        f"`{name}` keeps tensors of every step: keep numbers (`.item()`), or copies without a graph on the CPU.",
+        "value.item()  # or: value.detach().cpu()",
+    )
+
+
+# -- too much memory
+
+
+def _of_need(tape: Tape) -> list[Suggestion]:
+    """Return what lowers the need of a step, the largest part of it first."""
+    rows, last = alive(tape), len(tape) - 1
+    sizes = block_bytes(tape)[rows]
+    result = []
+    foreach = _foreach(tape, rows)
+    if foreach is not None:
+        result.append(foreach)
+    shares = {kind: int(sizes[tape.category[rows] == kind].sum()) for kind in Category}
+    if tape.phase[last] == Phase.OPTIMIZER and foreach is None:
+        result.append(_STATE)
+    layer = _dominating(tape, rows, sizes)
+    if layer is not None:
+        result.insert(0, layer)
+    of_model = sum(
+        shares[kind] for kind in (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.BUFFER)
+    )
+    of_batch = shares[Category.ACTIVATION] + shares[Category.TEMPORARY] + shares[Category.INPUT]
+    by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), _BATCH), (of_model, _STATE)]
+    result += [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each not in result]
+    return result
+
+
+_STATE = Suggestion(
+    "Use an optimizer with less state, such as SGD, Adafactor or 8-bit AdamW, or weights in 16 bits.",
+    "torch.optim.SGD(model.parameters(), lr=lr)",
+    0,
+    False,
+)
+_BATCH = Suggestion(
+    "Take a smaller batch or micro-batches, checkpoint the activations, or train in mixed precision.", "", 0, False
+)
+
+
+def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:
+    """Return the suggestion for an optimizer that updates all weights at once, None for another failure."""
+    last = len(tape) - 1
+    if tape.phase[last] != Phase.OPTIMIZER:
+        return None
+    is_foreach = np.array([*("_foreach_" in op for op in tape.ops), False])
+    chosen = rows[
+        is_foreach[tape.op[rows]]
+        & (tape.phase[rows] == Phase.OPTIMIZER)
+        & (tape.step[rows] == tape.step[last])
+        & (tape.category[rows] == Category.TEMPORARY)
+    ]
+    if not (is_foreach[tape.op[last]] or len(chosen)):
+        return None
+    text = "Update one weight after the other: the temporaries of the foreach update take as much as all weights."
+    size = int(block_bytes(tape)[chosen].sum())
+    return Suggestion(
+        text, "optimizer = torch.optim.AdamW(..., foreach=False)", size, fits_without(tape, chosen.tolist())
+    )
+
+
+def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
+    """Return the suggestion for a layer whose weights, gradients and states are most of the memory."""
+    of_model = np.isin(tape.category[rows], (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
+    # A state that the failed step has begun to make has not outlived it.
+    of_model |= (tape.phase[rows] == Phase.OPTIMIZER) & (tape.category[rows] == Category.TEMPORARY)
+    modules = tape.module[rows][of_model]
+    if not len(modules) or not np.any(modules >= 0):
+        return None
+    totals = np.bincount(modules[modules >= 0], weights=sizes[of_model][modules >= 0])
+    largest = int(np.argmax(totals))
+    request = int(tape.size[-1]) * (tape.module[-1] == largest)
+    total, allocated = int(totals[largest]) + request, int(sizes.sum()) + int(tape.size[-1])
+    if total < _DOMINATES * allocated or np.count_nonzero(totals) < 2:
+        return None
+    name = tape.modules[largest]
+    share = total / allocated * 100
+    text = (
+        f"Make the layer {name} smaller, such as by pooling its input: its weights, gradients and optimizer state "
+        f"take {share:.0f} % of the memory."
+    )
+    return Suggestion(text, "torch.nn.AdaptiveAvgPool2d(1)", total, False)

@@ -1,0 +1,145 @@
+"""What would have fitted: the step that failed goes in, settings that fit its GPU come out.
+
+The search runs in another process: the virtual GPU patches torch, and no memory of the real GPU is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import queue
+from html import escape
+from typing import Any, NamedTuple
+
+from memexplore.gpu_catalogue import find
+from memexplore.knobs.knobs import Knobs
+from memexplore.postmortem.failed_step import FailedStep
+from memexplore.search.advice import Advice, Option
+from memexplore.search.beside import Ended, Found, Report, SearchProcess
+from memexplore.search.progress import report_of, shown_in_place
+from memexplore.tape import Meta
+
+_MOST_LINES = 12
+"""Lines of a setting's code in plain text; those of some checkpoints are many."""
+
+
+class WhatFits(NamedTuple):
+    """What would have fitted, the smallest change first."""
+
+    advice: Advice | None
+    """The settings that were run; None if none was."""
+    assumed: tuple[str, ...] = ()
+    """What was not known of the step, as sentences."""
+    failed: str = ""
+    """Why there is no answer, or not all of it, as a sentence."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """The settings that fit."""
+        return () if self.advice is None else self.advice.options
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The largest batch that fits as the step stands, None where it is not known; 0 if none does."""
+        largest = None if self.advice is None else self.advice.largest.get(Knobs())
+        return None if largest is None else largest.samples
+
+    @property
+    def text(self) -> str:
+        """All as plain text."""
+        if self.advice is None:
+            return self.failed
+        lines = [
+            f"What would have fitted the {self.advice.gpu.name} (each setting was run on the virtual GPU):",
+            *(f"  {sentence}" for sentence in self.advice.sentences),
+        ]
+        for number, option in enumerate(self.options, 1):
+            lines.append(f"  {number}. {option}")
+            if option.training:
+                lines.append(f"     Trains differently: {option.training}")
+            code = option.code.splitlines()
+            lines += [f"     {line}" for line in code[:_MOST_LINES]]
+            if len(code) > _MOST_LINES:
+                lines.append(f"     … {len(code)} lines in all: %memoom apply {number}, or memexplore run --json")
+        return "\n".join([*lines, *(f"Assumed: {text}" for text in self.assumed), *filter(None, [self.failed])])
+
+    def as_dict(self) -> dict[str, Any]:
+        """All as values for JSON; sizes in bytes."""
+        options = [
+            {
+                "setting": str(option.knobs),
+                "gpu": option.outcome.gpu,
+                "peak_reserved": option.outcome.peak_reserved,
+                "margin": option.outcome.margin,
+                "slow_down": None if math.isnan(option.slow_down) else option.slow_down,
+                "trains_differently": option.training,
+                "largest_batch": None if option.largest is None else option.largest.samples,
+                "code": option.code,
+            }
+            for option in self.options
+        ]
+        return {
+            "options": options,
+            "largest_batch": self.largest_batch,
+            "assumed": list(self.assumed),
+            "failed": self.failed,
+        }
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        if self.advice is None:
+            return f"<p>{escape(self.failed)}</p>"
+        texts = [*(f"Assumed: {text}" for text in self.assumed), *filter(None, [self.failed])]
+        return self.advice._repr_html_() + "".join(f"<p>{escape(text)}</p>" for text in texts)
+
+
+def gpu_of(meta: Meta) -> str:
+    """Return the GPU as it is: its name, or its size where less than usual can be reserved."""
+    try:
+        gpu = find(meta.gpu or "").for_release(meta.versions.get("torch"))
+    except ValueError:
+        return f"{meta.capacity or 0}B"
+    return gpu.key if meta.capacity in (None, gpu.capacity) else f"{meta.capacity}B"
+
+
+def start(step: FailedStep, meta: Meta, report: Report) -> SearchProcess:
+    """Start to search the settings with which a step fits the GPU of a tape; `report` is called in a thread."""
+    return SearchProcess(step.packed, gpu_of(meta), report, release=meta.versions.get("torch"), settings=step.settings)
+
+
+def search(step: FailedStep, meta: Meta) -> WhatFits:
+    """Return what fits; progress is shown, in a notebook with the settings found, which an interrupt keeps."""
+    events: queue.SimpleQueue[Found | Ended] = queue.SimpleQueue()
+    report, show = report_of("shown"), shown_in_place()
+    advice: Advice | None = None
+    error: BaseException | None = None
+    has_ended = False
+    process = start(step, meta, events.put)
+    try:
+        while isinstance(event := events.get(), Found):
+            advice = event.advice or advice
+            if report is not None:
+                report(event.progress)
+            if show is not None:
+                show(advice)
+        advice, error, has_ended = event.advice or advice, event.error, True
+    except KeyboardInterrupt:
+        advice = None if advice is None else dataclasses.replace(advice, cancelled=True)
+    finally:
+        if not has_ended:
+            process.stop()
+        if show is not None:
+            show(None)
+    return what_fits(step, advice, error)
+
+
+def what_fits(step: FailedStep, advice: Advice | None, error: BaseException | None) -> WhatFits:
+    """Return the value for the end of a search; `error` is what ended it before its time."""
+    if error is not None:
+        failed = f"The search failed: {type(error).__name__}: {error}".splitlines()[0]
+        return WhatFits(advice and dataclasses.replace(advice, cancelled=True), step.assumed, failed)
+    if advice is not None:
+        return WhatFits(advice, step.assumed)
+    return WhatFits(None, step.assumed, "The search was stopped before a setting was run.")

@@ -1,0 +1,130 @@
+"""Blocks whose category is certain: models, optimizers and inputs go in, categories and modules by row come out.
+
+Parameters, buffers, gradients, optimizer state and inputs are found by their storages; the category of all other blocks
+is derived afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memexplore.recorder.events import LISTS
+from memexplore.recorder.module_hooks import Names
+from memexplore.tape import Category
+from memexplore.torch_internals.dispatch import tensor_with_memory
+from memexplore.torch_internals.modules import buffers_of, parameters_of
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
+
+
+class Tags:
+    """The rows of a recording whose category or module is certain; the base of `Recorder`, which writes the rows."""
+
+    def __init__(self, live: dict[int, Any], adopt: Callable[[torch.Tensor], Any] | None) -> None:
+        self.live = live
+        self._adopt = adopt
+        """Makes the `Ref` of a storage older than the recording; None if `live` has all storages."""
+        self.names = Names()
+        self.tags: dict[int, int] = {}
+        """Row -> category of parameters, gradients, optimizer state and inputs, which need not be derived."""
+        self.owners: dict[int, int] = {}
+        """Row -> number of the module whose parameter, gradient or state the block holds."""
+        self.open_rows: dict[int, int] = {}
+        """Address -> row of the block that is alive there."""
+        self.uninitialized = False
+        """Whether a parameter without memory was met, so that its model is tagged again after its call."""
+        self._tagged_states = WeakIdKeyDictionary()
+        """Id of an optimizer's `state`, which `load_state_dict` replaces, and its number of values when last tagged."""
+
+    def tag_at(self, address: int) -> tuple[int | None, int | None]:
+        """Return the certain category and the module of the block at an address."""
+        row = self.open_rows.get(address, -1)
+        return self.tags.get(row), self.owners.get(row)
+
+    def tag_block(self, address: int, tag: tuple[int | None, int | None]) -> None:
+        """Give the block at an address what `tag_at` returned for another block."""
+        for table, value in zip((self.tags, self.owners), tag, strict=True):
+            if value is not None:
+                table[self.open_rows[address]] = value
+
+    def tag_model(self, root: torch.nn.Module) -> None:
+        """Tag the storages of a model's parameters, buffers and gradients with category and module."""
+        self.names.root(root)
+        for module in root.modules():
+            parameters = parameters_of(module)
+            buffers = buffers_of(module)
+            if parameters or buffers:
+                number = self.names.number(module, -1)
+                for parameter in parameters.values():
+                    if parameter is not None:
+                        self.tag(parameter, Category.PARAMETER, number)
+                        grad = parameter.grad
+                        if grad is not None:
+                            self.tag(grad, Category.GRADIENT, number)
+                for buffer in buffers.values():
+                    if buffer is not None:
+                        self.tag(buffer, Category.BUFFER, number)
+
+    def tag_input(self, value: Any) -> None:
+        """Tag the storage of an argument of the model, if it is a tensor without gradient."""
+        if isinstance(value, torch.Tensor) and not value.requires_grad:
+            ref = self.ref_of(value)
+            if ref is not None:
+                self.tags.setdefault(self.open_rows.get(ref.address, -1), Category.INPUT)
+
+    def ref_of(self, tensor: torch.Tensor) -> Any:
+        """Return the `Ref` of a tensor's storage, None where it has no memory on the device."""
+        try:
+            tensor = tensor_with_memory(tensor)
+            ref = self.live.get(storage_key(untyped_storage(tensor)))
+        except NotImplementedError:
+            # The tensors of `torch.func` are wrappers without memory of their own; sparse ones have several storages.
+            return None
+        except ValueError:
+            # The parameters of lazy modules get memory in the first forward pass.
+            self.uninitialized = True
+            return None
+        return self._adopt(tensor) if ref is None and self._adopt is not None else ref
+
+    def tag_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tag the storages of an optimizer's state, if it has more or other ones than when it was last tagged."""
+        # Optimizers of other people keep numbers beside the dictionaries of the parameters.
+        states = {key: state for key, state in optimizer.state.items() if isinstance(state, dict)}
+        present = (id(optimizer.state), sum(map(len, states.values())))
+        if self._tagged_states.get(optimizer) == present:
+            return
+        self._tagged_states[optimizer] = present
+        for parameter, state in states.items():
+            owner = self.owner_of(parameter) if isinstance(parameter, torch.Tensor) else None
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self.tag(value, Category.OPTIMIZER_STATE, owner)
+
+    def tag(self, tensor: torch.Tensor, category: Category, owner: int | None) -> None:
+        """Tag the storage of a tensor with a category, and with the number of a module if it has one."""
+        ref = self.ref_of(tensor)
+        if ref is None:
+            return
+        if not ref.size:
+            ref.tag = (category, owner)
+            return
+        row = self.open_rows.get(ref.address, -1)
+        self.tags[row] = category
+        if owner is not None and owner >= 0:
+            self.owners[row] = owner
+
+    def owner_of(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
+        """Return the number of the module that owns the block of a tensor."""
+        # By the block that is alive now: the C++ address of a freed storage soon belongs to another storage.
+        ref = self.live.get(storage_key(untyped_storage(tensor)))
+        return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
+
+    def owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:
+        """Return the number of the module whose parameter, gradient or state an op of an optimizer reads first."""
+        first = args[0] if args else None
+        if isinstance(first, LISTS) and first:
+            first = first[index if index < len(first) else 0]
+        return self.owner_of(first, otherwise) if isinstance(first, torch.Tensor) else otherwise

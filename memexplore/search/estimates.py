@@ -1,0 +1,198 @@
+"""Estimates of what a setting needs before it is run: which settings to run first, and which cannot fit.
+
+In: the tape of a setting that was run with unlimited memory. Out: its `Need`, the `SearchPoint` of a setting that was
+not run, and whether a knob cannot make a setting fit. Estimates order a search and are never shown as results.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memexplore.analysis.curves import by_category, curve
+from memexplore.knobs.knobs import Knobs, Optimizer, Precision, Update
+from memexplore.tape import Category, Phase, Tape
+
+
+class Need(NamedTuple):
+    """The bytes of a run by what they depend on."""
+
+    weights: int
+    """Weights and buffers at the end of backward."""
+    gradients: int
+    states: int
+    """Optimizer state."""
+    activations: int
+    """The most bytes of all else in forward and backward."""
+    fixed: int
+    """Bytes that saving activations leaves: weights, gradients, optimizer state, and temporaries of the update."""
+    peak: int
+    """Peak allocated in forward and backward."""
+
+    @property
+    def constant(self) -> int:
+        """Bytes that do not depend on the batch."""
+        return self.weights + self.gradients + self.states
+
+
+_CONSTANT = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+
+
+def need_of(tape: Tape) -> Need:
+    """Return the bytes of a run of two steps by what they depend on; a tape without backward has activations only."""
+    allocated = curve(tape)
+    in_update = tape.phase == Phase.OPTIMIZER
+    peak = int(allocated[~in_update].max(initial=0))
+    last = tape.step == tape.step.max(initial=0)
+    backward = np.flatnonzero(last & (tape.phase == Phase.BACKWARD))
+    if not len(backward):
+        return Need(0, 0, 0, peak, 0, peak)
+    bytes_of = by_category(tape)
+    others = allocated - bytes_of[list(_CONSTANT)].sum(axis=0)
+    activations = int(others[~in_update].max(initial=0))
+    end = int(backward[-1])
+    weights = int(bytes_of[Category.PARAMETER, end] + bytes_of[Category.BUFFER, end])
+    gradients, states = int(bytes_of[Category.GRADIENT, end]), int(bytes_of[Category.OPTIMIZER_STATE, end])
+    fixed = weights + gradients + states
+    update = np.flatnonzero(last & in_update)
+    # An update in the backward pass has activations beside it, so its peak is no lower bound.
+    if len(update) and update[0] > end:
+        fixed = max(fixed, int(allocated[update].max() - others[end]))
+    return Need(weights, gradients, states, activations, fixed, peak)
+
+
+class SearchPoint(NamedTuple):
+    """A setting that was run or estimated: time of a sample (1 as written), bytes needed, whether it fits."""
+
+    time: float
+    needed: int
+    fits: bool
+    constant: int = 0
+    """Bytes of weights, gradients and optimizer state, which do not depend on the batch."""
+    gradients: int = 0
+    fixed: int = 0
+    """`Need.fixed`."""
+    peak: int = 0
+    """Peak allocated in forward and backward, 0 if unknown."""
+    other: int | None = None
+    """`Need.activations`; None for all that is needed beyond the constant bytes."""
+
+    @property
+    def activations(self) -> int:
+        """The most bytes of activations, temporaries and inputs in forward and backward."""
+        return max(self.needed - self.constant, 0) if self.other is None else self.other
+
+    @property
+    def allocated(self) -> float:
+        """About the peak allocated: of forward and backward without gradients, of all gradients, or of the update."""
+        return max(self.constant, self.constant - self.gradients + self.activations, self.fixed)
+
+
+ACTIVATION_FIELDS = frozenset(
+    {"inplace", "checkpoint", "precision", "accumulation", "input_size", "memory_format", "offload"}
+)
+"""Fields of `Knobs` that change activations only; without fp32 weights a precision changes more."""
+_CHECKPOINTS = {
+    "keep matmuls": (1.05, 0.6),
+    "norms": (1.03, 0.75),
+    "every 2": (1.17, 0.65),
+    "sqrt": (1.3, 0.45),
+    "every 1": (1.3, 0.3),
+}
+"""Time and share of the activations, about, as seen on transformers."""
+_AUTOCAST_SHARE, _AUTOCAST_TIME = 0.6, 0.4
+_OFFLOAD_SHARE, _OFFLOAD_TIME = 0.35, 5.0
+_FROZEN_SHARE, _FROZEN_TIME = 0.6, 0.7
+
+
+def estimated(one: Knobs, need: Need, written: SearchPoint, input_size: int | None) -> SearchPoint:
+    """Return the estimate of a setting of one knob from the need of the step as written.
+
+    `written` is its point, `input_size` its input size. The estimate of a knob that it does not know is as written.
+
+    >>> need = Need(weights=10, gradients=10, states=20, activations=60, fixed=50, peak=90)
+    >>> written = SearchPoint(1.0, 90, False, need.constant, need.gradients, need.fixed, need.peak, need.activations)
+    >>> estimated(Knobs(accumulation=2), need, written, None).needed  # 40 - 10 + 60 / 2
+    60
+    >>> estimated(Knobs(update="fused"), need, written, None).fixed  # without temporaries of the update
+    40
+    """
+    time, activations, constant, fixed = 1.0, float(need.activations), need.constant, need.fixed
+    gradients = need.gradients
+    if "checkpoint" in one.changed():
+        time, share = _CHECKPOINTS.get(str(one.checkpoint), (1.05, 0.95))
+        activations *= share
+    if one.precision is Precision.ALL_BF16:
+        time, activations, constant, fixed = _AUTOCAST_TIME * 0.9, activations / 2, constant // 2, fixed // 2
+        gradients //= 2
+    elif one.precision is not Precision.AS_WRITTEN:
+        # Autocast keeps a copy of the weights in 16 bits.
+        time, activations = _AUTOCAST_TIME, activations * _AUTOCAST_SHARE + need.weights / 2
+    if one.accumulation:
+        # The fewest micro-batches that fit: each has launches of its own.
+        time, activations = 1 + one.accumulation / 1000, activations / one.accumulation
+    if one.update in (Update.FUSED, Update.PER_TENSOR):
+        fixed = constant
+    elif one.update is Update.IN_BACKWARD:
+        fixed = constant = constant - gradients
+        gradients = 0
+    if one.optimizer is not Optimizer.AS_WRITTEN:
+        saved = need.states if one.optimizer in (Optimizer.ADAFACTOR, Optimizer.SGD) else need.states // 2
+        constant, fixed = constant - saved, fixed - saved
+    if one.lora:
+        constant, fixed, gradients = need.weights, need.weights, 0
+    if one.frozen:
+        saved = (need.gradients + need.states) // 2
+        constant, fixed, gradients = constant - saved, fixed - saved, gradients // 2
+        time, activations = _FROZEN_TIME, activations * _FROZEN_SHARE
+    if one.input_size and input_size:
+        time = one.input_size / input_size
+        activations *= time
+    if "offload" in one.changed():
+        time, activations = _OFFLOAD_TIME, activations * _OFFLOAD_SHARE
+    point = SearchPoint(time, 0, False, constant, gradients, fixed, other=int(activations))
+    return point._replace(needed=int(point.allocated * overhead(written)))
+
+
+def overhead(point: SearchPoint) -> float:
+    """Return the bytes that a setting needs over the bytes that it allocates by its parts: fragmentation, mostly.
+
+    >>> overhead(SearchPoint(1.0, 110, False, constant=40, fixed=60, other=60))
+    1.1
+    """
+    return point.needed / max(point.allocated, 1)
+
+
+def combined(base: SearchPoint, single: SearchPoint, written: SearchPoint) -> SearchPoint:
+    """Return the estimate of a setting with one more knob changed, from the ratios of that knob by itself.
+
+    >>> written, half, base = SearchPoint(1.0, 100, False), SearchPoint(0.5, 80, False), SearchPoint(1.3, 60, False)
+    >>> combined(base, half, written).needed  # 60 * 0.8
+    48
+    """
+
+    def ratio(name: str) -> int:
+        return int(getattr(base, name) * getattr(single, name) / max(getattr(written, name), 1))
+
+    constant, gradients, fixed = ratio("constant"), ratio("gradients"), ratio("fixed")
+    time = base.time * single.time
+    point = SearchPoint(time, 0, False, constant, gradients, fixed, other=ratio("activations"))
+    return point._replace(needed=int(point.allocated * overhead(base)))
+
+
+def cannot_fit(base: SearchPoint, knobs: Knobs, capacity: int) -> bool:
+    """Return whether a setting that was run cannot fit with one more knob: what it leaves as it is exceeds `capacity`.
+
+    >>> base = SearchPoint(1.0, 100, False, constant=40, fixed=60, peak=90)
+    >>> [cannot_fit(base, knobs, 50) for knobs in (Knobs(checkpoint="sqrt"), Knobs(update="fused"), Knobs(lora="0"))]
+    [True, True, False]
+    """
+    (field,) = knobs.changed()
+    if field in ACTIVATION_FIELDS and knobs.precision is not Precision.ALL_BF16:
+        return base.fixed > capacity
+    if knobs.update in (Update.FUSED, Update.PER_TENSOR):
+        return base.peak > capacity
+    if field == "settings":
+        return max(base.peak, base.fixed) > capacity
+    return False

@@ -1,0 +1,328 @@
+"""A watched run in a real JupyterLab: it streams while its cell runs, and what is drawn at the end equals the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SET_UP = """%load_ext memexplore
+import time, torch
+from torch import nn
+import memexplore as mx
+
+def step(batch=64, pause=0.01):
+    model(torch.ones(batch, 256, device='cuda')).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(pause)"""
+GPU = "%memgpu T4"
+MODEL = """torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())"""
+LOOP = """with mx.watch(model, optimizer) as live:
+    for number in range(500):
+        step(8192 if number > 250 else 64)"""
+ROWS = """import json
+table = live.steps()
+print(json.dumps([table['step'].tolist(), table['peak_allocated'].tolist()]))"""
+HEADLINE = ".memexplore-run-headline"
+GRAPH = "const graph = document.querySelector('.memexplore-history');"
+PEAKS = f"() => {{ {GRAPH} return graph.figure?.data.find(trace => trace.name === 'peak').y.length ?? 0 }}"
+TRACE = f"""name => {{ {GRAPH}
+    const trace = graph.figure.data.find(trace => trace.name === name); return [[...trace.x], [...trace.y]] }}"""
+
+
+def loop_until(done: pathlib.Path, batch: int = 64) -> str:
+    """A cell that trains until a file exists."""
+    return f"""import os
+with mx.watch(model, optimizer) as live:
+    while not os.path.exists({str(done)!r}):
+        step({batch})"""
+
+
+def open_loop(notebook: Callable[..., Any], *cells: str, **options: Any) -> Any:
+    book = notebook(SET_UP, GPU, MODEL, *cells, **options)
+    for number in range(3):
+        book.run(number)
+    return book
+
+
+def number_of(book: Any) -> int:
+    """The newest step on the page."""
+    return int(book.page.locator(HEADLINE).inner_text().split()[1].replace(",", ""))
+
+
+def wait_for_steps(book: Any, count: int) -> None:
+    book.page.wait_for_function(
+        f"""count => Number(
+            document.querySelector('{HEADLINE}')?.textContent.split(' ')[1]?.replace(',', '')) >= count""",
+        arg=count,
+        timeout=60_000,
+    )
+
+
+def shot(book: Any, name: str) -> None:
+    """Write a picture of the page into the folder LIVE_SHOTS, where that is set: for eyes, not for a test."""
+    if folder := os.environ.get("LIVE_SHOTS"):
+        book.page.locator(".memexplore").screenshot(path=f"{folder}/{name}.png")
+
+
+def test_five_hundred_steps_stream_and_the_figure_equals_the_run(
+    notebook: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    drawn = tmp_path / "drawn"
+    wait = f"        while number == 20 and not os.path.exists({str(drawn)!r}):\n            time.sleep(0.01)"
+    book = open_loop(notebook, f"import os\n{LOOP}\n{wait}", ROWS, "print(live.recorded[-1])")
+    book.start(3)
+    wait_for_steps(book, 20)
+    drawn.touch()
+    seen = set()
+    while book.state(3) == "running" and len(seen) < 10:
+        seen.add(number_of(book))
+        book.page.wait_for_timeout(150)
+    assert len(seen) == 10  # the page moved while the cell ran
+    shot(book, "streaming")
+    book.wait(3)
+    wait_for_steps(book, 500)
+    assert book.page.locator(".memexplore-run-title").inner_text() == "Ended"
+    book.settle()
+    book.run(4)
+    steps, peaks = json.loads(book.text(4))
+    x, y = book.page.evaluate(TRACE, "peak")
+    # 500 steps are drawn as 250 columns of two: the mean of both medians in the middle of both
+    assert x == [(steps[index] + steps[index + 1]) / 2 for index in range(0, 500, 2)]
+    assert y == [(peaks[index] + peaks[index + 1]) / 2 for index in range(0, 500, 2)]
+    rises = book.page.evaluate(TRACE, "peak rose")[0]
+    assert rises == [1, 252]
+    assert "larger batch" in book.page.evaluate(
+        f"() => {{ {GRAPH} return graph.figure.data.find(t => t.name === 'peak rose').text[1] }}"
+    )
+    book.run(5)
+    recorded = book.text(5).strip()
+    assert book.page.locator(".memexplore-run-which").inner_text().startswith(f"Step {recorded}")
+    shot(book, "ended")
+
+
+def test_pause_and_a_reload_lose_nothing(notebook: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    done = tmp_path / "done"
+    book = open_loop(notebook, loop_until(done), "print(live.state)")
+    book.start(3)
+    wait_for_steps(book, 10)
+    book.page.get_by_role("button", name="Pause", exact=True).click()
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
+    paused = number_of(book)
+    book.page.wait_for_timeout(1000)
+    assert number_of(book) == paused
+    book.page.get_by_role("button", name="Resume", exact=True).click()
+    wait_for_steps(book, paused + 20)
+    book.save()
+    book.open_without_kernel()
+    done.touch()  # JupyterLab finds the widgets of a kernel when its cell has ended
+    wait_for_steps(book, paused + 20)
+    # The history from its begin: a column has at most as many steps as there are hundreds of steps.
+    assert book.page.evaluate(TRACE, "peak")[0][0] < 20
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
+    book.run(4)
+    assert book.text(4) == "ended\n"
+
+
+def test_a_page_reloaded_in_the_middle_streams_again(notebook: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    done = tmp_path / "done"
+    book = open_loop(notebook, loop_until(done), "print(live.state, live.changes()['state'].tolist())")
+    book.start(3)
+    wait_for_steps(book, 10)
+    book.save()
+    newest = number_of(book)
+    book.open_without_kernel()
+    wait_for_steps(book, newest + 100)  # the cell runs until `done` exists
+    # The history from its begin: a column has at most as many steps as there are hundreds of steps.
+    assert book.page.evaluate(TRACE, "peak")[0][0] < 20
+    assert book.page.locator(".memexplore-timeline .main-svg").first.is_visible()
+    # The buttons act, and so do the knobs.
+    book.page.get_by_role("button", name="Pause", exact=True).click()
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
+    book.page.get_by_role("button", name="Resume", exact=True).click()
+    book.page.locator("[data-field=checkpoint] select").select_option(label="every block")
+    book.page.wait_for_function(f"""() => {{ {GRAPH}
+        return graph.figure.data.find(trace => trace.name === 'setting changed').x.length }}""")
+    shot(book, "reloaded")
+    done.touch()
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
+    book.run(4)
+    assert book.text(4) == "ended ['applied']\n"
+    assert book.page.locator(".memexplore").count() == 1
+
+
+def test_a_page_reloaded_before_its_notebook_was_saved_streams_again(
+    notebook: Callable[..., Any], old_kernel: Callable[[str], str], tmp_path: pathlib.Path
+) -> None:
+    done = tmp_path / "done"
+    book = open_loop(notebook, loop_until(done), "print(live.state)", kernel=old_kernel("6.31.0"))
+    book.save()
+    book.start(3)
+    wait_for_steps(book, 10)
+    newest = number_of(book)
+    book.open_without_kernel()
+    assert book.outputs(3) == []
+    is_changed = f"() => {{ {book.CURRENT} return panel.context.model.dirty }}"
+    assert not book.page.evaluate(is_changed)
+    wait_for_steps(book, newest + 20)
+    book.page.get_by_role("button", name="Pause", exact=True).click()
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
+    done.touch()
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
+    last = book.page.locator(HEADLINE).inner_text()
+    # What a notebook without a kernel shows is the end too, and the page does not write the file unasked.
+    widget, image = book.outputs(3)
+    assert "application/vnd.jupyter.widget-view+json" in widget["data"]
+    assert last in "".join(image["data"]["text/html"])
+    assert not book.page.evaluate(is_changed)
+    book.run(4)
+    assert book.text(4) == "ended\n"
+
+
+def test_two_pages_show_the_run_while_it_goes_on(notebook: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    done = tmp_path / "done"
+    book = open_loop(notebook, loop_until(done))
+    book.start(3)
+    wait_for_steps(book, 10)
+    book.save()
+    second = type(book)(book.page.context.new_page(), book.lab, book.name).open_without_kernel()
+    wait_for_steps(second, number_of(book) + 20)
+    book.page.bring_to_front()
+    wait_for_steps(book, number_of(second) + 20)
+    second.page.bring_to_front()
+    wait_for_steps(second, number_of(book) + 20)
+    done.touch()
+    for each in (book, second):
+        each.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
+
+
+def test_a_line_opens_to_the_page_while_the_run_goes_on(notebook: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    done = tmp_path / "done"
+    loop = loop_until(done).replace("mx.watch(model, optimizer)", "mx.watch(model, optimizer, form='line')")
+    book = open_loop(notebook, loop)
+    book.start(3)
+    wait_for_steps(book, 5)
+    root = book.page.locator(".memexplore")
+    assert root.bounding_box()["height"] < 90  # a line of 30 px, at most two on a narrow page
+    assert not book.page.locator(".memexplore-timeline").is_visible()
+    shot(book, "line")
+    book.page.get_by_role("button", name="Show the whole page of the run").click()
+    book.page.wait_for_selector(".memexplore-timeline .main-svg", state="visible")
+    book.page.wait_for_selector(".memexplore-history .main-svg", state="visible")
+    book.page.get_by_role("button", name="Show the run as one line").click()
+    book.page.wait_for_selector(".memexplore-timeline", state="hidden")
+    newest = number_of(book)
+    wait_for_steps(book, newest + 5)
+    done.touch()
+    book.wait(3)
+
+
+def test_an_old_kernel_streams_too(
+    notebook: Callable[..., Any], old_kernel: Callable[[str], str], tmp_path: pathlib.Path
+) -> None:
+    done = tmp_path / "done"
+    cells = [loop_until(done), "print(len(live.steps()), live.steps()['step'].iloc[-1])"]
+    book = open_loop(notebook, *cells, kernel=old_kernel("6.31.0"))
+    book.start(3)
+    wait_for_steps(book, 100)
+    assert book.state(3) == "running"
+    book.page.get_by_role("button", name="Pause", exact=True).click()
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
+    book.page.get_by_role("button", name="Resume", exact=True).click()
+    done.touch()
+    book.wait(3)
+    book.run(4)
+    wait_for_steps(book, int(book.text(4).split()[1]))
+
+
+def test_an_interrupt_leaves_the_last_picture(notebook: Callable[..., Any]) -> None:
+    book = open_loop(
+        notebook, LOOP.replace("500", "10**6"), "print(live.state, live.recorded[-1] in live.steps()['step'].tolist())"
+    )
+    book.start(3)
+    wait_for_steps(book, 30)
+    book.interrupt()
+    book.wait(3)
+    book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Failed'")
+    book.settle()
+    assert "KeyboardInterrupt" in book.page.locator(".memexplore-run .memexplore-problem").inner_text()
+    book.run(4)
+    assert book.text(4) == "failed True\n"
+    shot(book, "interrupted")
+
+
+def test_a_kernel_restart_leaves_a_true_picture(notebook: Callable[..., Any]) -> None:
+    book = open_loop(notebook, LOOP.replace("500", "10**6"))
+    book.start(3)
+    wait_for_steps(book, 30)
+    book.page.evaluate(f"() => {{ {book.CURRENT} return panel.sessionContext.session.kernel.restart() }}")
+    book.page.wait_for_selector(".memexplore-gone .memexplore-run")
+    assert book.page.evaluate(PEAKS) >= 30
+    assert not book.page.get_by_role("button", name="Pause", exact=True).is_visible()
+
+
+PROFILED = """%%memprofile --live -o run
+for number in range(60):
+    step()"""
+WHICH = "text => document.querySelector('.memexplore-run-which').textContent.includes(text)"
+
+
+def corners(book: Any) -> tuple[float, float, float]:
+    """The left and the right end of the history, and the middle of its height, in pixels of the page."""
+    book.page.locator(".memexplore-history").scroll_into_view_if_needed()
+    box = book.page.locator(".memexplore-history .nsewdrag").first.bounding_box()
+    return box["x"] + 3, box["x"] + box["width"] - 3, box["y"] + box["height"] / 2
+
+
+def test_a_clicked_step_is_shown_two_are_compared_and_the_newest_followed_again(notebook: Callable[..., Any]) -> None:
+    book = open_loop(notebook, PROFILED, "print(len(run.steps()))")
+    book.run(3)
+    wait_for_steps(book, 60)
+    book.settle()
+    left, _, height = corners(book)
+    book.page.mouse.move(left, height)
+    book.page.wait_for_function(f"() => {{ {GRAPH} return graph._hoverdata?.[0] }}")
+    book.page.mouse.click(left, height)
+    book.page.wait_for_function(WHICH, arg="Step 1 (")
+    book.page.get_by_role("button", name="Newest step").click()
+    book.page.wait_for_function(f"text => !({WHICH})(text)", arg="Step 1 (")
+    book.settle()
+    left, right, height = corners(book)
+    book.page.mouse.move(left, height)
+    book.page.mouse.down()
+    book.page.mouse.move(right, height, steps=6)
+    book.page.mouse.up()
+    book.page.wait_for_function(WHICH, arg="outline: step 1")
+    book.run(4)
+    assert book.text(4) == "60\n"
+
+
+def test_a_knob_turned_while_the_loop_runs_changes_the_next_step(
+    notebook: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    done = tmp_path / "done"
+    show = "print(live.changes()[['setting', 'state']].to_numpy().tolist())\nprint(live.applied, *live.recorded[-1:])"
+    book = open_loop(notebook, loop_until(done, batch=4096), show)
+    book.start(3)
+    wait_for_steps(book, 10)
+    book.page.locator("[data-field=checkpoint] select").select_option(label="every block")
+    book.page.wait_for_function(f"""() => {{ {GRAPH}
+        return graph.figure.data.find(trace => trace.name === 'setting changed').x.length }}""")
+    wait_for_steps(book, number_of(book) + 10)
+    shot(book, "knob")
+    done.touch()
+    book.wait(3)
+    book.run(4)
+    changes, applied = book.text(4).splitlines()
+    assert changes == "[['checkpoint every 1', 'applied']]"
+    step = applied.split()[-1]
+    assert book.page.locator(".memexplore-run-which").inner_text().startswith(f"Step {int(step):,} ")

@@ -1,0 +1,106 @@
+"""Out of memory in a real JupyterLab: the post-mortem, its buttons, and the kernel afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SET_UP = """%load_ext memexplore
+import torch
+%memgpu 256MiB
+%memoom on"""
+MODEL = """class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        blocks = (torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(8))
+        self.blocks = torch.nn.ModuleList(blocks)
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(batch):
+    optimizer.zero_grad()
+    loss = model(torch.randn(batch, 1024, device="cuda"))
+    loss.backward()
+    optimizer.step()
+before = torch.cuda.memory_allocated()"""
+# 8 blocks keep 2 * 3000 * 1024 * 4 bytes each: 188 MiB, with 32 MiB of weights and 32 MiB of gradients.
+FAILS = "step(3000)"
+ROW = ".memexplore-memoom .widget-hbox"
+
+
+def open_failed(notebook: Callable[..., Any], *cells: str) -> Any:
+    book = notebook(SET_UP, MODEL, FAILS, *cells)
+    for number in range(3):
+        book.run(number)
+    assert [error.partition(":")[0] for error in book.errors()] == ["OutOfMemoryError"]
+    book.page.get_by_role("button", name="Free what the failed cell holds").scroll_into_view_if_needed()
+    return book
+
+
+def note_of(book: Any, text: str) -> str:
+    """Wait until the last line of the buttons has a text, and return it."""
+    found = book.page.locator(".memexplore-memoom [role=status]", has_text=text)
+    found.wait_for(timeout=60_000)
+    return found.inner_text()
+
+
+def shot(book: Any, name: str) -> None:
+    """Write a picture of the page into the folder MEMOOM_SHOTS, where that is set: for eyes, not for a test."""
+    if folder := os.environ.get("MEMOOM_SHOTS"):
+        book.page.screenshot(path=f"{folder}/{name}.png")
+
+
+def test_the_kernel_goes_on_and_everything_is_given_back(notebook: Callable[..., Any]) -> None:
+    book = open_failed(
+        notebook,
+        "step(300)\nprint('fits')",
+        "model.zero_grad()\n%memoom free\nprint(torch.cuda.memory_allocated() - before)",
+    )
+    kinds = [output["output_type"] for output in book.outputs(2)]
+    assert kinds[0] == "error"  # the ordinary traceback comes first
+    assert book.page.locator(".memexplore-post-mortem").count() == 1
+    assert "Out of memory." in book.page.locator(".memexplore-post-mortem").inner_text()
+    shot(book, "failed")
+    book.page.get_by_role("button", name="Free what the failed cell holds").click()
+    assert "Freed" in note_of(book, "Freed")
+    book.run(3)
+    assert book.text(3) == "fits\n"
+    book.run(4)
+    # What stays is cuBLAS's workspace, in the forward and in the backward pass.
+    assert int(book.text(4).split()[-1]) in (8_519_680, 2 * 8_519_680)
+
+
+def test_settings_are_found_and_one_is_applied_and_undone(notebook: Callable[..., Any]) -> None:
+    book = open_failed(notebook, FAILS, "print(sum('forward' in vars(each) for each in model.modules()))")
+    book.page.get_by_role("button", name="Find what would have fitted").click()
+    assert "Done after" in note_of(book, "Done after")
+    row = book.page.locator(ROW).filter(has_text="checkpoint").first
+    shot(book, "found")
+    row.get_by_role("button", name="Apply").click()
+    assert note_of(book, "Applied to the model").endswith("Run the cell again.")
+    shot(book, "applied")
+    book.run(3)
+    assert len(book.errors()) == 1  # that of the first run
+    book.run(4)
+    assert int(book.text(4)) > 0
+    book.page.get_by_role("button", name="Undo", exact=True).click()
+    note_of(book, "The model is as it was.")
+    book.run(4)
+    assert int(book.text(4)) == 0
+
+
+def test_a_search_is_stopped_and_keeps_what_it_has_found(notebook: Callable[..., Any]) -> None:
+    book = open_failed(notebook, "print('a cell runs meanwhile')")
+    book.page.get_by_role("button", name="Find what would have fitted").click()
+    book.page.get_by_role("button", name="Stop", exact=True).click()
+    assert "Stopped after" in note_of(book, "Stopped after")
+    book.run(3)
+    assert book.text(3) == "a cell runs meanwhile\n"

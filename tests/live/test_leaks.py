@@ -1,0 +1,164 @@
+"""Leaks: memory that keeps rising is found, with layer, line and holder; what only looks like a leak is not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import memexplore as mx
+from memexplore.live.leaks import Leaks
+from memexplore.runs.rows import StepRow
+from tests.live.training import Loop, on
+
+BOTH = pytest.mark.parametrize("device", ["cpu", "cuda"])
+STEPS = 40
+MIB = 1024**2
+
+
+def line_of(text: str) -> int:
+    """The first line of this file that has a text."""
+    return next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
+
+
+@BOTH
+def test_outputs_that_are_kept_are_a_leak_of_their_layer_and_line(device):
+    kept = []
+    with on(device):
+        loop = Loop(device)
+        with mx.watch(loop.model, every=10) as live:
+            for _ in range(STEPS):
+                hidden = loop.model[:2](torch.randn(256, 64, device=device))
+                loop.model[2](hidden).sum().backward()
+                kept.append(hidden)
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+        leak, holders = live.leak(), live.held_by(seconds=60)
+    assert leak is not None
+    # 256 × 128 float32 after the activation; the output of the linear layer is freed.
+    assert leak.bytes_per_step == 256 * 128 * 4
+    assert leak.layer == "1"
+    assert leak.line == f"{__file__}:{line_of('hidden = loop.model[:2]')}"
+    assert holders == [f"{__file__}:{line_of('kept.append(hidden)')} kept.append(hidden)"]
+    assert "Memory grows by 128 KiB a step" in leak.text
+
+
+def test_a_leak_of_a_gpu_says_when_it_will_be_full():
+    kept = []
+    with on("cuda"):
+        loop = Loop("cuda")
+        with mx.watch(loop.model, every=10) as live:
+            for _ in range(STEPS):
+                loop.step()
+                kept.append(torch.empty(2 * 1024**2, dtype=torch.uint8, device="cuda"))
+    leak = live.leak()
+    assert leak.bytes_per_step == 2 * 1024**2
+    reserved = int(live.steps()["reserved_after"].iloc[-1])
+    assert leak.full_at == STEPS + -(-(live.capacity - reserved) // (2 * 1024**2))
+
+
+@BOTH
+@pytest.mark.parametrize("kept", [1, 5])
+def test_a_cache_that_is_full_is_no_leak(device, kept):
+    with on(device):
+        loop = Loop(device)
+        last: deque[torch.Tensor] = deque(maxlen=kept)
+        with mx.watch(loop.model, every=10) as live:
+            for _ in range(STEPS):
+                last.append(loop.loss(256))
+                last[-1].backward()
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+    assert live.leak() is None
+    assert live.held_by() == []
+
+
+@BOTH
+def test_training_without_a_leak_has_none(device):
+    with on(device):
+        loop = Loop(device)
+        with mx.watch(loop.model, every=10) as live:
+            for step in range(STEPS):
+                loop.step(8 + step % 5)
+    assert live.leak() is None
+
+
+def test_growth_that_begins_late_is_found():
+    kept = []
+    with on("cuda"):
+        loop = Loop("cuda")
+        with mx.watch(loop.model, every=1000) as live:
+            for step in range(3 * STEPS):
+                loop.step()
+                if step >= 2 * STEPS:
+                    kept.append(torch.empty(1024**2, dtype=torch.uint8, device="cuda"))
+    leak = live.leak()
+    assert leak.bytes_per_step == 1024**2
+    assert abs(leak.since - 2 * STEPS) <= 2
+
+
+def test_few_recorded_steps_are_enough_to_name_the_line():
+    kept = []
+    with on("cuda"):
+        loop = Loop("cuda")
+        with mx.watch(loop.model, first=1, every=10**6) as live:
+            for _ in range(6 * STEPS):
+                loop.step()
+                kept.append(torch.zeros(1024**2, dtype=torch.uint8, device="cuda"))
+    assert live.leak().line == f"{__file__}:{line_of('torch.zeros(1024**2')}"
+
+
+def test_a_peak_that_a_leak_raises_names_it():
+    kept = []
+    with on("cuda"):
+        loop = Loop("cuda")
+        with mx.watch(loop.model, first=1, every=10**6) as live:
+            for _ in range(2 * STEPS):
+                loop.step()
+                kept.append(torch.empty(1024**2, dtype=torch.uint8, device="cuda"))
+    assert live.steps()["rose_because"].iloc[-1].startswith("leak: ")
+
+
+@BOTH
+def test_who_holds_a_graph_is_found_by_its_result(device):
+    # The largest blocks are kept by the autograd graphs alone.
+    with on(device):
+        loop = Loop(device)
+        losses = []
+        with mx.watch(loop.model, every=10) as live:
+            for _ in range(STEPS):
+                loop.step()
+                losses.append(loop.loss(4096))
+    assert live.held_by(60) == [f"{__file__}:{line_of('losses.append(')} losses.append(loop.loss(4096))"]
+
+
+def row(step: int, allocated: int) -> StepRow:
+    return StepRow(step, 0.1, allocated + MIB, None, allocated, "", allocated + 2 * MIB)
+
+
+def warnings_of(sizes: Iterable[int]) -> list[int]:
+    """The steps after which a leak is reported, for bytes at the borders of steps on a device of 16 GiB."""
+    leaks, found = Leaks(16 * 1024**3), []
+    for step, size in enumerate(sizes, 1):
+        leaks.add(row(step, size), ())
+        if leaks.find() is not None:
+            found.append(step)
+    return found
+
+
+def test_sizes_that_vary_without_growing_are_no_leak():
+    for seed in range(20):
+        noise = np.random.default_rng(seed).integers(0, 4 * MIB, 300)
+        assert warnings_of(2048 * MIB + size for size in noise.tolist()) == []
+
+
+def test_growth_that_exceeds_the_variation_is_found():
+    noise = np.random.default_rng(0).integers(0, 4 * MIB, 300)
+    # 1 MiB a step is twice the variation of 4 MiB after 8 steps.
+    found = warnings_of(2048 * MIB + size + step * MIB for step, size in enumerate(noise.tolist()))
+    assert found[0] < 30
+    assert found[-1] == 300
