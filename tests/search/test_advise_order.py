@@ -28,7 +28,10 @@ def test_the_few_bytes_that_are_missing_are_printed():
     # 1 / 99 of the GPU's memory
     sentence = f"Its peak allocated is only {size_text(missing)} (1.0 %) more than the GPU has: small changes were run"
     assert sentence in str(nearly())
-    assert "small changes" not in str(tight())
+
+
+def test_nothing_is_said_of_small_changes_where_half_of_the_memory_is_missing():
+    assert "small changes" not in str(advise(step(), f"{need() // 2}B", budget=1, progress=None))
 
 
 def test_small_changes_are_run_first_where_few_bytes_are_missing():
