@@ -27,6 +27,7 @@ from memexplore.tape import Ending, Meta, Os, Source, Tape
 from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
+from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches import processes
 from memexplore.virtual_gpu.patches.install import Patched
@@ -35,7 +36,7 @@ from memexplore.virtual_gpu.tensors.values import assumptions
 from memexplore.virtual_gpu.value_setting import Values
 
 _running: list[Recorder] = []
-_UNLIMITED = 1 << 50
+UNLIMITED = 1 << 50
 """Bytes of a memory without a known limit: a PiB."""
 _OPS, _OPS_A_ROW = 20_000, 4
 """Ops of the run with unlimited memory of a program that ran out of memory: a number, and more for each row so far."""
@@ -166,6 +167,15 @@ def virtual(
     return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 
 
+def unlimited(gpu: Gpu) -> Gpu:
+    """Return a GPU with a PiB of memory, on which every step fits.
+
+    >>> unlimited(gpu_catalogue.find("T4")).total
+    1125899906842624
+    """
+    return dataclasses.replace(gpu, total=UNLIMITED)
+
+
 def release_or_installed(requested: str | None) -> str:
     """Return the requested torch release, else the installed one.
 
@@ -294,8 +304,8 @@ def simulate(
             raise
     tape = running.tape
     if verdict.failed_request(tape) >= 0:
-        roomy = dataclasses.replace(gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu), total=_UNLIMITED)
-        block = virtual(roomy, release=release, settings=settings, os=os, values=values)
+        roomy = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
+        block = virtual(unlimited(roomy), release=release, settings=settings, os=os, values=values)
         return _with_whole(tape, function, block)
     if verdict.verdict(running.tape) in (verdict.Verdict.NOT_ON_GPU, verdict.Verdict.PARTLY_MEASURED):
         warnings.warn(verdict_content.verdict_content(tape).headline, stacklevel=2)
@@ -306,7 +316,7 @@ def _with_whole(tape: Tape, function: Callable[[], Any], block: Patched[VirtualG
     """Return the tape of a function that ran out of memory together with its run in a block that has the memory."""
     with contextlib.suppress(Exception, _TooLong), block as device, without_prints(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        device.mode.work_log = _Bounded(_OPS + _OPS_A_ROW * len(tape))
+        device.mode.work_log = CheckedWorks(OpLimit(tape, _TooLong).check)
         with record() as running:
             function()
         return with_whole(tape, running.tape)
@@ -317,18 +327,25 @@ class _TooLong(BaseException):
     """Ends a run for its length. A BaseException, so that `except Exception` cannot catch it."""
 
 
-class _Bounded(list[Any]):
-    """The work of a run, which ends when it has called more than a number of ops."""
+class OpLimit:
+    """A number of ops for the run with unlimited memory of a program that ran out of memory.
 
-    def __init__(self, bound: int) -> None:
-        super().__init__()
-        self._left = bound
+    A loop without an end would never end that run. `tape` is that of the run out of memory; `error` ends the other.
+    """
 
-    def append(self, work: Any) -> None:
-        """Count an op, and keep nothing."""
+    def __init__(self, tape: Tape, error: type[BaseException]) -> None:
+        self._left, self._error = _OPS + _OPS_A_ROW * len(tape), error
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the run was ended."""
+        return self._left < 0
+
+    def check(self) -> None:
+        """Count an op; raise the error where it is one too many."""
         self._left -= 1
-        if self._left < 0:
-            raise _TooLong
+        if self.is_exceeded:
+            raise self._error
 
 
 __all__ = ["Recording", "record", "simulate", "virtual"]

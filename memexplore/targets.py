@@ -24,8 +24,6 @@ from memexplore.virtual_gpu.patches.device_names import is_virtual
 CUDA, CPU = "cuda", "cpu"
 DEFAULT_VIRTUAL = "T4"
 """Default target of a machine without a usable GPU."""
-_UNLIMITED = 1 << 50
-"""Bytes of a memory without a known limit: a PiB."""
 
 
 def is_real(target: str | Gpu) -> bool:
@@ -129,16 +127,7 @@ def display_name(target: str | Gpu) -> str:
 def predicted_as(target: str | Gpu) -> Gpu:
     """Return the virtual GPU that predicts a target; for the CPU its memory is unlimited."""
     gpu = gpu_of(target)
-    return unlimited(gpu) if target == CPU else gpu
-
-
-def unlimited(gpu: Gpu) -> Gpu:
-    """Return a GPU with a PiB of memory, on which every step fits.
-
-    >>> unlimited(gpu_of("T4")).total
-    1125899906842624
-    """
-    return dataclasses.replace(gpu, total=_UNLIMITED)
+    return capture.unlimited(gpu) if target == CPU else gpu
 
 
 def _cpu() -> Gpu:
@@ -158,7 +147,7 @@ def _cpu() -> Gpu:
 
 def system_memory() -> int:
     """Return the bytes of memory of this machine, or of its container if less; a PiB if neither can be read."""
-    sizes = [_UNLIMITED]
+    sizes = [capture.UNLIMITED]
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError, ValueError):  # "max" where the container has no limit

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _SECONDS, _STEPS = 20.0, 3
 """The run ends after these seconds, if so many optimizer steps have ended: later ones are like them."""
-_OPS, _OPS_A_ROW = 20_000, 4
-"""Ops of the run with unlimited memory of a cell that ran out of memory: a number, and more for each row so far."""
 
 
 def dry_run(shell: InteractiveShell, options: Options, code: str, raw: str, names: dict[str, Any]) -> None:
@@ -86,7 +84,7 @@ def _recorded(cell: Cell, gpu: Gpu, options: Options) -> tuple[Tape, str]:
     The tape of a cell that does not fit has the whole run, as if there were room.
     """
     __tracebackhide__ = True
-    from memexplore import targets
+    from memexplore import capture
     from memexplore.analysis.picture import with_whole
     from memexplore.notebook.dropped_displays import without_displays
     from memexplore.steps.cell import CellEnded
@@ -103,17 +101,10 @@ def _recorded(cell: Cell, gpu: Gpu, options: Options) -> tuple[Tape, str]:
         tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, note)))
     if fits(tape):
         return tape, note
-    left = _OPS + _OPS_A_ROW * len(tape)
-
-    def end_if_long() -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise CellEnded
-
-    with contextlib.suppress(Exception), without_displays(), interruptible(end_if_long):
-        whole = cell.run(gpu=targets.unlimited(gpu), release=release, os=system).tape
-        if left >= 0:
+    ops = capture.OpLimit(tape, CellEnded)
+    with contextlib.suppress(Exception), without_displays(), interruptible(ops.check):
+        whole = cell.run(gpu=capture.unlimited(gpu), release=release, os=system).tape
+        if not ops.is_exceeded:
             return with_whole(tape, whole), note
     return tape, note
 

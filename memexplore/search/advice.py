@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _TIME_TOLERANCE, _MEMORY_TOLERANCE = 1.01, 1.02
 """An option is listed only if it saves at least 1 % of the time or 2 % of the memory of another."""
 _LITTLE = 0.05
+"""Small changes may be enough where at most this share of the memory of the GPU is missing."""
 _MAX_NAMES = 3
 """More layers than these are given by the first and the last name."""
 

@@ -32,8 +32,6 @@ _MAX_IDLE_ROUNDS = 2
 """Rounds without improvement after which the search ends."""
 _IMPROVEMENT = 0.98
 """A round improves on the smallest setting if one needs less than this share of its bytes."""
-_LITTLE = 0.05
-"""Small changes are run first where at most this share of the GPU's memory is missing."""
 _BY_FAR = 1.2
 """A setting expected to need this many times the bytes of a faster one that fits is not run by itself."""
 _STRONGEST = (Knobs(checkpoint="every 1"), Knobs(checkpoint="keep matmuls"), Knobs(checkpoint="norms"))

@@ -21,13 +21,13 @@ def extrapolated_batch(tapes: dict[int, Tape], capacity: int, unit: int = 1) -> 
     placed by an allocator of that capacity, so fragmentation counts too. None where the two runs do not make the same
     requests but for their sizes, or where memory does not grow.
 
-    >>> from memexplore import gpu_catalogue, targets
+    >>> from memexplore import capture, gpu_catalogue
     >>> from memexplore.knobs.knobs import Knobs
     >>> from memexplore.steps.step import Step
     >>> from memexplore.steps.trial import run
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
-    >>> gpu = targets.unlimited(gpu_catalogue.find("T4"))
+    >>> gpu = capture.unlimited(gpu_catalogue.find("T4"))
     >>> tapes = {size: run(step, Knobs(batch=size), gpu=gpu, release="2.13").tape for size in (1024, 2048)}
     >>> extrapolated_batch(tapes, 64 << 20)
     1536

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from memexplore.gpu_catalogue import Gpu
 from memexplore.virtual_gpu.dispatch.mode import VirtualMode
+from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
 from memexplore.virtual_gpu.dispatch.work import Work, seconds_on
 
 
@@ -27,18 +28,6 @@ class Cost(NamedTuple):
     def seconds(self, gpu: Gpu) -> float:
         """Return the seconds on a GPU by the roofline model: good for ratios of two settings, too short as a time."""
         return sum(map(seconds_on(gpu), self.works))
-
-
-class _CheckedList(list[Work]):
-    """A list that calls a function before each append."""
-
-    def __init__(self, check: Callable[[], object]) -> None:
-        super().__init__()
-        self._check = check
-
-    def append(self, work: Work) -> None:
-        self._check()
-        super().append(work)
 
 
 _check: Callable[[], object] | None = None
@@ -59,7 +48,7 @@ class Meter:
     """The work of the ops of a run so far."""
 
     def __init__(self) -> None:
-        self.works: list[Work] = [] if _check is None else _CheckedList(_check)
+        self.works: list[Work] = [] if _check is None else CheckedWorks(_check)
 
     def total(self) -> Cost:
         """Return the cost so far."""

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memexplore import targets
+from memexplore import capture, targets
 from memexplore.analysis.curves import curve, peak
 from memexplore.analysis.picture import with_whole
 from memexplore.analysis.tradeoffs import Point
 from memexplore.analysis.verdict import failed_request
-from memexplore.capture import release_or_installed
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.report import ApplyReport
@@ -104,7 +103,7 @@ def outcome_of(
     device = targets.gpu_of(target_of(knobs, gpu))
     trial = whole = trial or run(knobs, gpu)
     if not fits(trial.tape):
-        whole = run(knobs.replace(gpu=None), targets.unlimited(device))
+        whole = run(knobs.replace(gpu=None), capture.unlimited(device))
         trial = trial._replace(tape=with_whole(trial.tape, whole.tape))
     capacity = device.capacity if trial.tape.meta.capacity is None else trial.tape.meta.capacity
     return trial, _outcome(knobs, device, capacity, samples, whole, fits=fits(trial.tape))
@@ -137,10 +136,10 @@ def run_unlimited(
     if targets.is_real(target_of(knobs, gpu)):
         return run_outcome(step, knobs, gpu=gpu, release=release, os=os)
     device = targets.gpu_of(target_of(knobs, gpu))
-    whole = run(step, knobs.replace(gpu=None), gpu=targets.unlimited(device), release=release, os=os)
+    whole = run(step, knobs.replace(gpu=None), gpu=capture.unlimited(device), release=release, os=os)
     if not is_traced(step, knobs, gpu, release):
         return run_outcome(step, knobs, gpu=gpu, release=release, os=os)
-    capacity = device.for_release(release_or_installed(release)).capacity
+    capacity = device.for_release(capture.release_or_installed(release)).capacity
     trial = derived_trial(step, knobs, gpu, release, os)
     return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
 

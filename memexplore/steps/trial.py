@@ -118,7 +118,7 @@ def traced_on_unlimited(
     """
     target, record = _virtual_gpu(knobs, gpu, release, os), record_of(step)
     if record.setting(knobs, target) is None and record.has_traces(knobs, target):
-        unlimited = targets.unlimited(target.gpu)
+        unlimited = capture.unlimited(target.gpu)
         _observed(step, knobs, _virtual_gpu(knobs.replace(gpu=None), unlimited, release, os), record)
     return record.setting(knobs, target) is not None
 
@@ -185,7 +185,7 @@ def _run_on_real_device(step: Step, knobs: Knobs, target: str, release: str | No
     notes: tuple[Note, ...] = ()
     try:
         sites = _sites(step, knobs, _virtual_gpu(knobs, twin, None))
-        predicted = run(step, knobs, gpu=targets.unlimited(twin))
+        predicted = run(step, knobs, gpu=capture.unlimited(twin))
     except Exception as error:
         # An error of the knobs or of the step is raised by the real run as well.
         notes = (Note(NoteKind.NO_FLOPS, (type(error).__name__, str(error))),)
@@ -322,7 +322,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
         with (
             _undisturbed(),
             preserve_model_state(model),
-            capture.virtual(targets.unlimited(target.gpu), release=target.release),
+            capture.virtual(capture.unlimited(target.gpu), release=target.release),
             _virtual_tensors_on_cpu(model),
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore import gpu_catalogue, targets
+from memexplore import capture, gpu_catalogue
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.batch_extrapolation import extrapolated_batch
 from memexplore.steps.step import Step
@@ -17,7 +17,7 @@ from memexplore.tape import Action
 from memexplore.units import parse_size
 
 T4 = gpu_catalogue.find("T4")
-UNLIMITED = targets.unlimited(T4)
+UNLIMITED = capture.unlimited(T4)
 
 
 def step() -> Step:

@@ -80,6 +80,19 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+class CheckedWorks(list[Work]):
+    """Work of ops, with a function that is called before each append; an exception that it raises ends the run."""
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        super().__init__()
+        self._check = check
+
+    def append(self, work: Work) -> None:
+        """Append the work of an op."""
+        self._check()
+        super().append(work)
+
+
 class PlanRunner:
     """Carries out plans on one allocator; `observer` and `work_log` get events and work where they are set."""
 
