@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from tests.layout import TESTED_UNDER_EVERY_TORCH
+from tests.layout import depends_on_torch
 
 # How long an example takes depends on the machine. The rest is as Hypothesis has it, here and in CI.
 hypothesis.settings.register_profile("memexplore", parent=hypothesis.settings(), deadline=None)
@@ -24,8 +24,7 @@ hypothesis.settings.load_profile("memexplore")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give the marker `torch` to tests whose result depends on the release of torch."""
     for item in items:
-        part = item.path.relative_to(config.rootpath).parts[1].removeprefix("test_").removesuffix(".py")
-        if part in TESTED_UNDER_EVERY_TORCH:
+        if depends_on_torch(item.path.relative_to(config.rootpath)):
             item.add_marker(pytest.mark.torch)
 
 

@@ -62,8 +62,25 @@ TORCH = {
     "integrations",
 }
 """Packages and modules that import torch."""
-TESTED_UNDER_EVERY_TORCH = TORCH | {"fidelity"}
-"""Folders and files of tests that `pytest -m torch` selects, and the doctests of the packages of the same name."""
+TESTED_UNDER_EVERY_TORCH = (TORCH - {"search", "codegen"}) | {"fidelity"}
+"""Folders and files of tests that `pytest -m torch` selects, and the doctests of the packages of the same name.
+
+What searches and writes code uses torch only through the packages below it."""
+TESTED_UNDER_ONE_TORCH = {
+    "integrations/test_ended_fits.py",
+    "integrations/test_interrupts.py",
+    "integrations/test_knobs_in_fits.py",
+    "knobs/test_interrupts.py",
+    "live/test_gradient_buckets.py",
+    "live/test_knobs_undone.py",
+    "live/test_leaks.py",
+    "live/test_long_runs.py",
+    "live/test_prediction.py",
+    "live/test_watch_ended.py",
+    "virtual_gpu/test_interrupts.py",
+}
+"""Files among them that `pytest -m torch` leaves out: they take half of the time, with processes of their own or an
+interrupt at every line, and use what other files test under every release."""
 PLOTLY = {"figures", "report", "notebook"}
 IPYTHON = {"notebook"}
 
@@ -73,6 +90,12 @@ class Import(NamedTuple):
 
     name: str
     at_top: bool
+
+
+def depends_on_torch(path: Path) -> bool:
+    """Return whether the tests of a file, relative to the root of the project, run under every release of torch."""
+    folder = path.parts[1].removeprefix("test_").removesuffix(".py")
+    return folder in TESTED_UNDER_EVERY_TORCH and "/".join(path.parts[1:]) not in TESTED_UNDER_ONE_TORCH
 
 
 def area(path: Path) -> str:
