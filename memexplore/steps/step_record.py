@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
+from memexplore.steps.scratch_requests import with_scratch_of
 from memexplore.steps.step import Step
 from memexplore.steps.trace_reuse import FirstStep, Trace
 from memexplore.tape import Ending, Meta, Tape
@@ -75,13 +77,40 @@ class StepRecord:
 
     def similar(self, knobs: Knobs, gpu: VirtualGpu, first: FirstStep) -> Trace | None:
         """Return the trace of a run from its first step and a trace of another batch or input size; else None."""
-        traces = self.traces.get(_same_code(knobs, gpu), ())
-        return next(filter(None, (trace.resized(first) for trace in traces)), None)
+        return self._found(knobs, gpu, lambda trace: trace.resized(first), first, lambda trace: len(trace.first.size))
 
     def continued(self, knobs: Knobs, gpu: VirtualGpu, begun: FirstStep) -> Trace | None:
         """Return the trace of a run from its first step up to the update and an earlier trace; else None."""
+        return self._found(
+            knobs,
+            gpu,
+            lambda trace: trace.continued(begun),
+            begun,
+            lambda trace: -1 if trace.update is None else trace.update.row,
+        )
+
+    def _found(
+        self,
+        knobs: Knobs,
+        gpu: VirtualGpu,
+        derive: Callable[[Trace], Trace | None],
+        begun: FirstStep,
+        end: Callable[[Trace], int],
+    ) -> Trace | None:
+        """Return what can be derived from a kept trace, or from one with other scratch requests, which is kept too.
+
+        `end` is the row of the first step of a trace up to which `begun` goes, -1 if it cannot be used.
+        """
         traces = self.traces.get(_same_code(knobs, gpu), ())
-        return next(filter(None, (trace.continued(begun) for trace in traces)), None)
+        for trace in traces:
+            if (found := derive(trace)) is not None:
+                return found
+        for trace in traces:
+            variant = with_scratch_of(trace, begun, end(trace)) if end(trace) >= 0 else None
+            if variant is not None and (found := derive(variant)) is not None:
+                self.add_trace(knobs, gpu, variant)
+                return found
+        return None
 
     def add_trace(self, knobs: Knobs, gpu: VirtualGpu, trace: Trace) -> None:
         """Keep the trace of two steps for other batches and input sizes."""

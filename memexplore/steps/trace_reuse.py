@@ -27,6 +27,8 @@ from memexplore.virtual_gpu.dispatch.work import Work
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}
 _COMPARED = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
+ACTION, PHASE, MODULE, BLOCK, CODE = 0, 1, 4, -1, slice(3, 6)
+"""Columns of `FirstStep.compared`; the code of a request is its op, layer and stack."""
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
@@ -39,6 +41,8 @@ class FirstStep(NamedTuple):
     in_optimizer: NDArray[np.bool_]
     tensor: NDArray[np.object_]
     """Shape and dtype of the tensor of each request (`tensor_text`), empty without one."""
+    category: NDArray[np.int64]
+    """Category of each request where the op says it, else UNKNOWN."""
 
 
 def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> FirstStep:
@@ -52,7 +56,8 @@ def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> Fir
     compared = np.column_stack((table[:, _COMPARED], call))[kept]
     in_optimizer = table[kept, _FIELD["phase"]] == Phase.OPTIMIZER
     texts = np.array([tensors.get(row, "") for row in range(len(events))], dtype=object)
-    return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept])
+    category = table[kept, _FIELD["category"]]
+    return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept], category)
 
 
 class FirstUpdate(NamedTuple):
@@ -92,7 +97,7 @@ class Trace:
         later_frees = later_frees[later_frees >= update.row]
         size[later_frees] = size[call[later_frees]]
         tensor = np.append(begun.tensor, before.tensor[update.row :])
-        return self.resized(FirstStep(before.compared, size, before.in_optimizer, tensor))
+        return self.resized(before._replace(size=size, tensor=tensor))
 
     def resized(self, first: FirstStep) -> Trace | None:
         """Return the trace of a run whose first step is `first`; None if that run has to be traced."""
