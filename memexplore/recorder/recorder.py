@@ -198,6 +198,9 @@ class Recorder(Tags):
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
         """Module and stack of the forward op that made the running autograd node."""
         states = self._threads.states
+        if len(states) == 1:
+            made_by = states[0].forwards.get(sequence)
+            return (module, -1) if made_by is None else made_by[:2]
         entries = [entry for state in states if (entry := state.forwards.get(sequence)) is not None]
         if not entries:
             return module, -1
@@ -284,10 +287,7 @@ class Recorder(Tags):
             self._step_begins(here)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self.tag(parameter, Category.PARAMETER, None)
-                grad = parameter.grad
-                if grad is not None:
-                    self.tag(grad, Category.GRADIENT, self.owner_of(parameter))
+                self.tag_weight(parameter)
         self.tag_state(optimizer)
         here.phase = _OPTIMIZER
         if self._threads.leads(here, trains=True):

@@ -60,10 +60,7 @@ class Tags:
                 number = self.names.number(module, -1)
                 for parameter in parameters.values():
                     if parameter is not None:
-                        self.tag(parameter, Category.PARAMETER, number)
-                        grad = parameter.grad
-                        if grad is not None:
-                            self.tag(grad, Category.GRADIENT, number)
+                        self.tag_weight(parameter, number)
                 for buffer in buffers.values():
                     if buffer is not None:
                         self.tag(buffer, Category.BUFFER, number)
@@ -103,18 +100,30 @@ class Tags:
                 if isinstance(value, torch.Tensor):
                     self.tag(value, Category.OPTIMIZER_STATE, owner)
 
-    def tag(self, tensor: torch.Tensor, category: Category, owner: int | None) -> None:
-        """Tag the storage of a tensor with a category, and with the number of a module if it has one."""
+    def tag(self, tensor: torch.Tensor, category: Category, owner: int | None) -> int:
+        """Tag the storage of a tensor with a category, and with the number of a module if it has one.
+
+        Return the row of its block, -1 without one.
+        """
         ref = self.ref_of(tensor)
         if ref is None:
-            return
+            return -1
         if not ref.size:
             ref.tag = (category, owner)
-            return
+            return -1
         row = self.open_rows.get(ref.address, -1)
         self.tags[row] = category
         if owner is not None and owner >= 0:
             self.owners[row] = owner
+        return row
+
+    def tag_weight(self, parameter: torch.Tensor, owner: int | None = None) -> None:
+        """Tag the storages of a parameter and of its gradient; without `owner` the module is the one that is known."""
+        row = self.tag(parameter, Category.PARAMETER, owner)
+        grad = parameter.grad
+        if grad is not None:
+            known = self.owners.get(row) if row >= 0 else None
+            self.tag(grad, Category.GRADIENT, known if owner is None else owner)
 
     def owner_of(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
         """Return the number of the module that owns the block of a tensor."""

@@ -73,3 +73,28 @@ def test_the_storage_of_one_tensor_is_known_to_be_new():
     view = tensor.view(3)
     assert storage_use_count(storage_key(storage)) > real_device._ALONE
     assert view is not tensor
+
+
+def test_a_tensor_older_than_the_recording_is_seen_where_it_is_written_without_gradients():
+    older = torch.ones(1000)
+    with torch.no_grad(), mx.record("cpu") as recording:
+        older.mul_(2)
+        older.add_(1)
+    tape = recording.tape
+    assert tape.action.tolist() == [Action.PREEXISTING]
+    assert tape.size.tolist() == [4000]
+
+
+def test_a_tensor_that_is_resized_without_gradients_has_a_row_of_its_new_size():
+    with torch.no_grad(), mx.record("cpu") as recording:
+        x = torch.ones(1000)
+        x.resize_(2000)
+    allocs = recording.tape.size[recording.tape.action == Action.ALLOC]
+    assert allocs.tolist() == [4000, 8000]
+
+
+def test_sparse_tensors_are_written_in_place_while_a_step_is_recorded():
+    x = torch.eye(3).to_sparse()
+    with torch.no_grad(), mx.record("cpu"):
+        x.mul_(2)
+    assert x.to_dense().sum() == 6.0
