@@ -67,6 +67,8 @@ TESTED_UNDER_EVERY_TORCH = (TORCH - {"search", "codegen"}) | {"fidelity"}
 
 What searches and writes code uses torch only through the packages below it."""
 TESTED_UNDER_ONE_TORCH = {
+    "fidelity/test_others.py",
+    "fidelity/test_recorded_training.py",
     "integrations/test_ended_fits.py",
     "integrations/test_interrupts.py",
     "integrations/test_knobs_in_fits.py",
@@ -79,8 +81,8 @@ TESTED_UNDER_ONE_TORCH = {
     "live/test_watch_ended.py",
     "virtual_gpu/test_interrupts.py",
 }
-"""Files among them that `pytest -m torch` leaves out: they take half of the time, with processes of their own or an
-interrupt at every line, and use what other files test under every release."""
+"""Files among them that `pytest -m torch` leaves out: they take half of the time, with processes of their own, an
+interrupt at every line or large models, and use what other files test under every release."""
 PLOTLY = {"figures", "report", "notebook"}
 IPYTHON = {"notebook"}
 
