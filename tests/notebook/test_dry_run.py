@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from IPython.core.error import UsageError
 
-from memexplore import targets
 from memexplore.analysis.curves import peak
-from memexplore.gpu_catalogue import find
 from memexplore.notebook import dry_run
 from tests.notebook.magics_shell import BLOCK, ONES, Shell
+from tests.real_gpu import stand_in
 
 MIB = 1 << 20
 TRAIN = """
@@ -124,13 +121,7 @@ def test_the_virtual_gpu_of_the_notebook_is_refused(shell: Shell) -> None:
 
 
 def test_without_a_name_it_is_the_real_gpu_as_it_is_now(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = dataclasses.replace(find("1000MiB"), outside=0)
-    monkeypatch.setattr(targets, "_has_usable_gpu", lambda: True)
-    monkeypatch.setattr(targets, "real_device", lambda target, release=None: torch.device("cuda", 0))
-    monkeypatch.setattr(targets.cuda, "catalogue_gpu", lambda device: gpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (300 * MIB, 1000 * MIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 * MIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30 * MIB)
+    stand_in(monkeypatch)
     shell.run(f"%%memprofile --dry-run\nx = {ONES}").raise_error()
     # 300 MiB free, and 100 - 30 in the cache of this process
     assert "Fits: needs 20.0 MiB · this GPU has 370 · 350 to spare" in shell.text

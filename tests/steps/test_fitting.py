@@ -13,6 +13,7 @@ from memexplore import targets
 from memexplore.gpu_catalogue import find
 from memexplore.steps import fitting
 from memexplore.steps.outcome import run_outcome
+from tests.real_gpu import stand_in
 
 MIB = 1 << 20
 
@@ -101,13 +102,7 @@ def test_knobs_of_a_function_and_the_cpu_are_refused() -> None:
 @pytest.fixture
 def real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A T4 with 1 000 MiB of which other processes have 600; of 100 MiB reserved by this process 30 are allocated."""
-    gpu = dataclasses.replace(find("1000MiB"), outside=0)
-    monkeypatch.setattr(targets, "_has_usable_gpu", lambda: True)
-    monkeypatch.setattr(targets, "real_device", lambda target, release=None: torch.device("cuda", 0))
-    monkeypatch.setattr(targets.cuda, "catalogue_gpu", lambda device: gpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (300 * MIB, 1000 * MIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 * MIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30 * MIB)
+    stand_in(monkeypatch)
 
 
 @pytest.mark.usefixtures("real_gpu")
