@@ -38,6 +38,7 @@ NO_CALL = (
     "The step cannot be rebuilt: no call of a model was seen. Search with "
     "mx.advise(mx.Step(model, batch, loss, optimizer))."
 )
+ONE_OF_SEVERAL = "Only the step of the model {} is run: other models are called too."
 LOSS = (
     "If the model returns no loss, the mean squared error of its outputs stands for it, which keeps no tensor of its "
     "own for backward."
@@ -57,6 +58,8 @@ class SeenCall:
         """The last call that computes gradients."""
         self.model: Model = lambda: None
         """The model of that call."""
+        self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """All models with weights that were called."""
         self.arguments: list[weakref.ref[torch.Tensor]] = []
         """The tensors among the arguments of that call."""
         self.evaluates: bool | None = None
@@ -65,6 +68,8 @@ class SeenCall:
     def see(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """Note a call from outside of any module; `frame` is that of torch's `Module._call_impl`."""
         trains = any(weight.requires_grad for weight in module.parameters())
+        if next(module.parameters(), None) is not None:
+            self.models.add(module)
         if not torch.is_grad_enabled():
             self.evaluates = self.evaluates or next(module.parameters(), None) is not None
         elif trains:
@@ -72,6 +77,13 @@ class SeenCall:
             keywords = _keywords(module, frame)
             self.model, self.call = weakref.ref(module), _observed(args, keywords)
             self.arguments = [weakref.ref(each) for each in tensors_in((args, keywords or {}))]
+
+    @property
+    def outermost(self) -> list[torch.nn.Module]:
+        """The models that were called, without those that are layers of another."""
+        models = list(self.models)
+        inner = {id(layer) for model in models for layer in model.modules() if layer is not model}
+        return [model for model in models if id(model) not in inner]
 
     def follow(self, recorder: Recorder) -> None:
         """Note the calls that a recorder sees."""
@@ -103,6 +115,8 @@ class FailedStep(NamedTuple):
     settings: workers.ProcessSettings
     model: Model
     """Returns the live model, None if it exists no longer."""
+    others: tuple[Model, ...] = ()
+    """The other live models of a failed cell."""
     otherwise: FailedStep | None = None
     """What to search where this cannot be run."""
 
@@ -150,13 +164,11 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
         return str(failure)
     except Exception as failure:
         return f"The step cannot be rebuilt: {type(failure).__name__}: {failure}".splitlines()[0]
+    if seen is not None and len(seen.outermost) > 1:
+        assumed = (*assumed, ONE_OF_SEVERAL.format(type(model).__name__))
     if call.kwargs is None:
         assumed = (*assumed, NO_KEYWORDS)
-    settings = workers.process_settings(None)
-    # No memory of the real GPU is needed, and it may have none left for another process.
-    hidden = ("CUDA_VISIBLE_DEVICES", "")
-    # Modules beside a script are found in its folder only.
-    settings = settings._replace(environment=(*settings.environment, hidden), path=tuple(sys.path))
+    settings = hidden_settings()
     if call.method == step_copy.TRAINING_STEP:
         return FailedStep(packed, assumed, settings, weakref.ref(model))
     step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model))
@@ -167,6 +179,15 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
         # Such as names that cannot be sent to another process.
         return step
     return step._replace(packed=packed, assumed=assumed, otherwise=step) if packed else step
+
+
+def hidden_settings() -> workers.ProcessSettings:
+    """Return the settings of a process that finds the modules of this one, and no real GPU."""
+    settings = workers.process_settings(None)
+    # No memory of the real GPU is needed, and it may have none left for another process.
+    hidden = ("CUDA_VISIBLE_DEVICES", "")
+    # Modules beside a script are found in its folder only.
+    return settings._replace(environment=(*settings.environment, hidden), path=tuple(sys.path))
 
 
 def _variables(error: BaseException) -> list[Any]:

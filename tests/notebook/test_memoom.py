@@ -312,7 +312,8 @@ def test_an_evaluation_gets_no_advice_for_training(on_gpu: Shell, found: list[An
     )
     assert found[-1].request.phase == "forward"
     on_gpu.run("%memoom advise").raise_error()
-    assert found[-1].failed.startswith("The failed call is an evaluation")
+    assert found[-1].assumed[0].startswith("The failed call is an evaluation")
+    assert {*found[-1].options[-1].knobs.changed()} == {"gpu"}
 
 
 def test_a_step_that_fits_without_what_is_held_is_freed_and_not_changed(on_gpu: Shell, found: list[Any]) -> None:
@@ -375,7 +376,11 @@ def test_advice_without_a_model_says_so(on_gpu: Shell, found: list[Any]) -> None
         on_gpu.run("%memoom advise").raise_error()
     on_gpu.run(TOO_LARGE)
     on_gpu.run("%memoom advise").raise_error()
-    assert "no call of a model was seen" in found[-1].text
+    assert "no call of a model was seen" in found[-1].assumed[0]
+    # The cell is run in a copy of its names instead.
+    assert [{*option.knobs.changed()} for option in found[-1].options] == [{"gpu"}]
+    on_gpu.run("%memoom apply 1").raise_error()
+    assert on_gpu.text.startswith("No model of the failed step is known that still exists")
 
 
 def test_watched_run_shows_a_post_mortem(shell: Shell, found: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
