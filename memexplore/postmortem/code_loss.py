@@ -8,113 +8,22 @@ from __future__ import annotations
 
 import ast
 import builtins
-import enum
-import functools
+import copy
 import inspect
 import linecache
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from memexplore.live.observed import template, unknown_in
-from memexplore.virtual_gpu.device import active
+from memexplore.postmortem.code_step import CALLED, LOSS, Argument, CodeLoss, Held, Model
 
-_CALLED, _LOSS = "_model_call", "_loss"
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _REPEATED = (ast.For, ast.While, ast.If, ast.Try, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
-_ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
-
-
-class Held(enum.StrEnum):
-    """How long the variables of the lines hold their tensors."""
-
-    UNTIL_RETURN = enum.auto()
-    """The function returns the loss."""
-    DURING_STEP = enum.auto()
-    UNTIL_ASSIGNED = enum.auto()
-    """In a loop, until the same line of the next step."""
-
-
-class Argument(NamedTuple):
-    """A variable that is a tensor among the arguments of the model."""
-
-    position: int
-
-
-class _Model(NamedTuple):
-    """The model itself among the values."""
-
-
-class CodeLoss(NamedTuple):
-    """Lines that call the model and compute its loss."""
-
-    lines: str
-    values: dict[str, Any]
-    """Name -> value, tensors as templates, those of the model's arguments as `Argument`."""
-    held: Held
-
-
-class CodeStep:
-    """Calls a model and computes its loss by lines of code, for one run after the other."""
-
-    def __init__(self, code: CodeLoss, autocast: tuple[str, torch.dtype] | None) -> None:
-        self._code, self._autocast = code, autocast
-        self._names: dict[str, Any] = {}
-        """The variables of the lines, which hold tensors during backward."""
-        self._gpu: Any = None
-
-    def __call__(self, model: Any, args: Any, kwargs: Any, values: dict[str, Any]) -> Any:
-        """Return the loss; `values` are those of the code with tensors."""
-        if self._code.held is not Held.UNTIL_ASSIGNED or self._gpu is not active():
-            self._names.clear()
-        self._gpu = active()
-        names = self._names
-        arguments = tensors_in((args, kwargs))
-        names.update({name: _filled(value, model, arguments) for name, value in values.items()})
-        names[_CALLED] = functools.partial(self._call_model, model, args, kwargs)
-        exec(compile(self._code.lines, "<step>", "exec", dont_inherit=True), names)
-        loss = names.pop(_LOSS)
-        # The arguments of the model are the caller's.
-        for name in (_CALLED, *values) if self._code.held is not Held.UNTIL_RETURN else tuple(names):
-            names.pop(name, None)
-        return loss
-
-    def _call_model(self, model: Any, args: Any, kwargs: Any) -> Any:
-        if self._autocast is None:
-            return model(*args, **kwargs)
-        with torch.autocast(self._autocast[0], dtype=self._autocast[1]):
-            return model(*args, **kwargs)
-
-
-def _filled(value: Any, model: Any, arguments: list[torch.Tensor]) -> Any:
-    """Return a value of the code with the arguments and the model in their places."""
-    if isinstance(value, Argument):
-        return arguments[value.position]
-    if isinstance(value, _Model):
-        return model
-    if isinstance(value, torch.nn.Module):
-        # Such as the weights of a criterion.
-        return value.to("cuda")
-    if type(value) is dict:
-        return {key: _filled(part, model, arguments) for key, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_filled(part, model, arguments) for part in value)
-    return value
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in arguments of a model, in the order of their templates.
-
-    >>> [each.item() for each in tensors_in(((torch.tensor(1), {"x": [torch.tensor(2)]}), {"y": torch.tensor(3)}))]
-    [1, 2, 3]
-    """
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return [each for part in parts for each in tensors_in(part)]
 
 
 def loss_in_code(error: BaseException, model: torch.nn.Module, arguments: list[torch.Tensor]) -> CodeLoss | None:
@@ -123,7 +32,7 @@ def loss_in_code(error: BaseException, model: torch.nn.Module, arguments: list[t
     `arguments` are the tensors of the call. No code of the program runs.
     """
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "memexplore"):
+        if _is_own(frame):
             continue
         try:
             found = _in_frame(frame, line, model, arguments)
@@ -134,11 +43,36 @@ def loss_in_code(error: BaseException, model: torch.nn.Module, arguments: list[t
     return None
 
 
+_others: weakref.WeakSet[CodeType] = weakref.WeakSet()
+"""Code that calls a model and does not return its loss."""
+
+
+def returned_loss(frame: FrameType | None, model: torch.nn.Module, arguments: list[torch.Tensor]) -> CodeLoss | None:
+    """Return the lines of a function that is about to call a model and returns its loss, None where it does not.
+
+    Its variables are gone when backward fails. `frame` may be one of torch's, which the function calls.
+    """
+    while frame is not None and _is_own(frame):
+        frame = frame.f_back
+    if frame is None or frame.f_code in _others:
+        return None
+    try:
+        found = _in_frame(frame, frame.f_lineno, model, arguments)
+    except (LookupError, SyntaxError):
+        found = None
+    if found is None or found.held is not Held.UNTIL_RETURN:
+        _others.add(frame.f_code)
+        return None
+    return found
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "memexplore")
+
+
 def _in_frame(frame: FrameType, line: int, model: torch.nn.Module, arguments: list[torch.Tensor]) -> CodeLoss | None:
     code = frame.f_code
-    tree: ast.AST = ast.parse("".join(linecache.getlines(code.co_filename, frame.f_globals)))
-    if code.co_flags & inspect.CO_NEWLOCALS:
-        tree = _function(tree, code)
+    tree = _trees.get(code) or _tree(frame)
     names = _Names(frame)
 
     def calls(node: ast.AST) -> list[ast.Call]:
@@ -155,25 +89,35 @@ def _in_frame(frame: FrameType, line: int, model: torch.nn.Module, arguments: li
     if len(found) != 1 or any(found[0] in ast.walk(each) for each in repeated):
         return None
     replacing = _Replacing(names, found[0], lines)
-    changed = ast.Module([replacing.visit(node) for node in lines], [])
+    # The tree is kept, and a visit changes it.
+    copied = copy.deepcopy(lines, {id(found[0]): found[0]})
+    changed = ast.Module([replacing.visit(node) for node in copied], [])
     layers = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
     values: dict[str, Any] = {}
     for name, value in replacing.values.items():
         if value is not model and id(value) in layers:
             raise LookupError(name)
-        values[name] = _Model() if value is model else _packed(value, arguments)
+        values[name] = Model() if value is model else _packed(value, arguments)
     if unknown := next(filter(None, map(unknown_in, values.values())), ""):
         raise LookupError(unknown)
     return CodeLoss(ast.unparse(ast.fix_missing_locations(changed)), values, held)
 
 
-def _function(tree: ast.AST, code: CodeType) -> ast.AST:
-    """Return the function of some code. Raises LookupError where it is none that has statements."""
+_trees: weakref.WeakKeyDictionary[CodeType, ast.AST] = weakref.WeakKeyDictionary()
+"""Functions that call a model, in every step."""
+
+
+def _tree(frame: FrameType) -> ast.AST:
+    """Return the syntax tree of a frame's function or module. Raises LookupError for one without statements."""
+    code = frame.f_code
+    tree = ast.parse("".join(linecache.getlines(code.co_filename, frame.f_globals)))
+    if not code.co_flags & inspect.CO_NEWLOCALS:
+        return tree
     for each in ast.walk(tree):
         if isinstance(each, ast.FunctionDef) and each.name == code.co_name:
             first_lines = {each.lineno, *(decorator.lineno for decorator in each.decorator_list)}
             if code.co_firstlineno in first_lines:
-                return each
+                return _trees.setdefault(code, each)
     raise LookupError(code.co_name)
 
 
@@ -252,7 +196,7 @@ def _slice(before: list[ast.stmt], loss: ast.expr, calls: Callable[[ast.AST], li
         if known and isinstance(each, ast.Assign | ast.Delete):
             kept.add(number)
             needed.update(_names(each, ast.Store))
-    last = ast.Assign([ast.Name(_LOSS, ast.Store())], loss)
+    last = ast.Assign([ast.Name(LOSS, ast.Store())], loss)
     return [*(before[number] for number in sorted(kept)), last]
 
 
@@ -320,7 +264,7 @@ class _Replacing(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if node is self._call:
-            return ast.Call(ast.Name(_CALLED, ast.Load()), [], [])
+            return ast.Call(ast.Name(CALLED, ast.Load()), [], [])
         return self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:

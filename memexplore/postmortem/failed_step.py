@@ -21,7 +21,8 @@ import torch
 from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
 from memexplore.live.observed import ObservedCall, template, unknown_in
-from memexplore.postmortem.code_loss import CodeLoss, CodeStep, loss_in_code, tensors_in
+from memexplore.postmortem.code_loss import loss_in_code, returned_loss
+from memexplore.postmortem.code_step import CodeLoss, CodeStep, tensors_in
 from memexplore.search import workers
 from memexplore.steps.step import Step
 
@@ -51,7 +52,7 @@ Model = Callable[[], torch.nn.Module | None]
 
 
 class SeenCall:
-    """The last call of a model with weights, from outside of any module; holds no tensor."""
+    """The last call of a model with weights, from outside of any module; holds no tensor but those of a criterion."""
 
     def __init__(self) -> None:
         self.call: ObservedCall | None = None
@@ -62,6 +63,8 @@ class SeenCall:
         """All models with weights that were called."""
         self.arguments: list[weakref.ref[torch.Tensor]] = []
         """The tensors among the arguments of that call."""
+        self.code: CodeLoss | None = None
+        """The lines of the function of that call, where they return the loss."""
         self.evaluates: bool | None = None
         """Whether a model was called without gradients since; None where only training steps are seen."""
 
@@ -76,7 +79,9 @@ class SeenCall:
             self.evaluates = False
             keywords = _keywords(module, frame)
             self.model, self.call = weakref.ref(module), _observed(args, keywords)
-            self.arguments = [weakref.ref(each) for each in tensors_in((args, keywords or {}))]
+            arguments = tensors_in((args, keywords or {}))
+            self.arguments = [weakref.ref(each) for each in arguments]
+            self.code = returned_loss(frame, module, arguments)
 
     @property
     def outermost(self) -> list[torch.nn.Module]:
@@ -174,6 +179,8 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
     step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model))
     try:
         code = loss_in_code(error, model, arguments)
+        if code is None and seen is not None and seen.model() is model:
+            code = seen.code
         packed = b"" if code is None else cloudpickle.dumps(_Rebuilt(shapes, call, code))
     except Exception:
         # Such as names that cannot be sent to another process.

@@ -107,13 +107,38 @@ def test_variables_of_a_loop_hold_the_output_until_the_next_one(tmp_path: Path) 
     assert peak_of(step) == curves.peak(whole)[0]
 
 
-def test_a_function_that_returns_the_loss_releases_the_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpu", [IN_FORWARD, IN_LOSS, IN_BACKWARD])
+def test_a_function_that_returns_the_loss_releases_the_output(tmp_path: Path, gpu: str) -> None:
     source = MODEL + (
         "def loss_of_batch(x, y):\n    out = model(x)\n    return F.cross_entropy(out, y)\n"
         "for _ in range(2):\n    loss_of_batch(**batch).backward()\n    optimizer.step()\n    optimizer.zero_grad()"
     )
     whole, _ = ran(tmp_path / "train.py", source, LARGE)
-    _, step = ran(tmp_path / "train.py", source, IN_LOSS)
+    _, step = ran(tmp_path / "train.py", source, gpu)
+    assert peak_of(step) == curves.peak(whole)[0]
+
+
+def test_a_trainer_has_its_model_and_its_criterion_as_attributes(tmp_path: Path) -> None:
+    source = (
+        MODEL
+        + """
+class Trainer:
+    def __init__(self):
+        self.model, self.criterion = model, criterion
+    def loss(self, x, y):
+        out = self.model(x)
+        return self.criterion(out, y)
+    def step(self, x, y):
+        loss = self.loss(x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for _ in range(2):
+    Trainer().step(**batch)
+"""
+    )
+    whole, _ = ran(tmp_path / "train.py", source, LARGE)
+    _, step = ran(tmp_path / "train.py", source, IN_BACKWARD)
     assert peak_of(step) == curves.peak(whole)[0]
 
 
