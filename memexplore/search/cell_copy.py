@@ -38,6 +38,11 @@ class CellCopy:
     """The source of a cell and a packed copy of its names.
 
     `packed` is unpickled while the virtual GPU is on, and gives the names.
+
+    >>> cell = CellCopy("import torch; x = torch.zeros(size, device='cuda')", "<cell>", pickle.dumps({"size": 1000}))
+    >>> from memexplore.analysis import curves
+    >>> curves.peak(cell.run(Knobs(), "T4").tape)[0]  # in blocks of 512 bytes
+    4096
     """
 
     code: str

@@ -46,6 +46,13 @@ def advise_cell(
     memory, smaller values of the variable that seems to be the batch size, and larger GPUs. The search ends after some
     minutes, and the advice then has what was found. `progress` and `found` are called after every run.
 
+    >>> import pickle
+    >>> code = "import torch; batch = 8; x = torch.zeros(batch << 20, device='cuda')"
+    >>> cell = CellCopy(code, "<cell>", pickle.dumps({}))
+    >>> ignore = lambda value: None
+    >>> [str(option.knobs) for option in advise_cell(cell, "24MiB", progress=ignore, found=ignore).options][0]
+    'batch = 6'
+
     Raises what the cell raises as written.
     """
     search = _Search(cell, gpu, release, os, progress, found)
