@@ -82,8 +82,9 @@ def _in_frame(frame: FrameType, line: int, model: torch.nn.Module, arguments: li
     part = _part(tree, line, calls)
     if part is None:
         return None
-    before, loss, held = part
+    before, loss, held, casts = part
     lines = _slice(before, loss, calls)
+    lines = [ast.With(casts, lines)] if casts else lines
     found = [call for node in lines for call in calls(node)]
     repeated = [each for node in lines for each in _walk(node) if isinstance(each, _REPEATED)]
     if len(found) != 1 or any(found[0] in ast.walk(each) for each in repeated):
@@ -131,18 +132,21 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 # --- which lines ----------------------------------------------------------------------------------------------------
 
-_Part = tuple[list[ast.stmt], ast.expr, Held]
+_Part = tuple[list[ast.stmt], ast.expr, Held, list[ast.withitem]]
 
 
 def _part(tree: ast.AST, line: int, calls: Callable[[ast.AST], list[ast.Call]]) -> _Part | None:
-    """Return the statements from the call of the model to backward, the loss there, and how long variables live."""
+    """Return the statements from the call of the model to backward, the loss there, how long variables live, and casts.
+
+    The casts are those of autocast around all of the statements.
+    """
     found: _Part | None = None
-    for block, in_loop in _blocks(tree, False):
+    for block, in_loop, casts in _blocks(tree, False, []):
         ends = [number for number, each in enumerate(block) if _backward_of(each) is not None]
         starts = [number for number, each in enumerate(block) if calls(each)]
         held = Held.UNTIL_ASSIGNED if in_loop else Held.DURING_STEP
         if not ends and starts and isinstance(block[-1], ast.Return) and block[-1].value is not None:
-            found = block[starts[0] : -1], block[-1].value, Held.UNTIL_RETURN
+            found = block[starts[0] : -1], block[-1].value, Held.UNTIL_RETURN, casts
             continue
         starts = [number for number in starts if ends and number <= ends[-1]]
         if not starts or not block[starts[0]].lineno <= line:
@@ -152,21 +156,25 @@ def _part(tree: ast.AST, line: int, calls: Callable[[ast.AST], list[ast.Call]]) 
             return None
         loss = _backward_of(block[ends[-1]])
         assert loss is not None
-        found = block[starts[0] : ends[-1]], loss, held
+        found = block[starts[0] : ends[-1]], loss, held, casts
     return found
 
 
-def _blocks(node: ast.AST, in_loop: bool) -> Iterator[tuple[list[ast.stmt], bool]]:
-    """Yield the lists of statements of a function, outer ones first, and whether each is in a loop."""
+def _blocks(
+    node: ast.AST, in_loop: bool, casts: list[ast.withitem]
+) -> Iterator[tuple[list[ast.stmt], bool, list[ast.withitem]]]:
+    """Yield the lists of statements of a function, outer ones first, whether each is in a loop, and autocast around."""
+    if isinstance(node, ast.With):
+        casts = [*casts, *(each for each in node.items if "autocast" in ast.unparse(each))]
     for field in ("body", "orelse", "finalbody"):
         block = getattr(node, field, None)
         if not isinstance(block, list):
             continue
         inside = in_loop or isinstance(node, ast.For | ast.While)
-        yield block, inside
+        yield block, inside, casts
         for each in block:
             if not isinstance(each, _OWN_SCOPE):
-                yield from _blocks(each, inside)
+                yield from _blocks(each, inside, casts)
 
 
 def _backward_of(statement: ast.stmt) -> ast.expr | None:

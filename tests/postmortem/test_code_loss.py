@@ -107,6 +107,16 @@ def test_variables_of_a_loop_hold_the_output_until_the_next_one(tmp_path: Path) 
     assert peak_of(step) == curves.peak(whole)[0]
 
 
+def test_autocast_around_forward_and_backward_is_that_of_the_loss_too(tmp_path: Path) -> None:
+    lines = "with torch.autocast('cuda', dtype=torch.bfloat16):\n    out = model(x)\n    loss = criterion(out, y)"
+    source = MODEL + IN_FUNCTION.format(textwrap.indent(lines, "    ").strip()).replace("    loss.b", "        loss.b")
+    whole, _ = ran(tmp_path / "train.py", source, LARGE)
+    _, step = ran(tmp_path / "train.py", source, IN_BACKWARD)
+    # Autocast's copies in bf16 of weights that backward does not need live to the end of its block in the program.
+    copies = (64 * 256 + 256 + 4096) * 2
+    assert peak_of(step) == curves.peak(whole)[0] - copies
+
+
 @pytest.mark.parametrize("gpu", [IN_FORWARD, IN_LOSS, IN_BACKWARD])
 def test_a_function_that_returns_the_loss_releases_the_output(tmp_path: Path, gpu: str) -> None:
     source = MODEL + (
