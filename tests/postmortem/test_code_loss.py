@@ -176,3 +176,11 @@ def test_weights_of_a_criterion_are_on_the_gpu(tmp_path: Path) -> None:
     whole, _ = ran(tmp_path / "train.py", source, LARGE)
     _, step = ran(tmp_path / "train.py", source, IN_BACKWARD)
     assert peak_of(step) == curves.peak(whole)[0]
+
+
+def test_other_models_that_the_program_calls_are_named(tmp_path: Path) -> None:
+    teacher = "teacher = nn.Linear(64, 64).cuda()\n"
+    source = MODEL + teacher + IN_FUNCTION.format("x = teacher(x)\n    loss = F.cross_entropy(model(x), y)")
+    _, step = ran(tmp_path / "train.py", source, IN_BACKWARD)
+    assert isinstance(step, FailedStep)
+    assert failed_step.ONE_OF_SEVERAL.format("Sequential") in step.assumed

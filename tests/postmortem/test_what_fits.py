@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
+import time
+from pathlib import Path
 
 import cloudpickle
 import torch
 
 import memexplore
 from memexplore import capture
-from memexplore.postmortem import failed_step, what_fits
+from memexplore.postmortem import failed_cell, failed_step, what_fits
 from memexplore.postmortem.failed_step import FailedStep
 from memexplore.search.beside import Ended, Found
 
@@ -67,3 +70,23 @@ def test_the_error_of_the_last_step_is_reported() -> None:
     event, searched = first_event(broken)
     assert isinstance(event, Ended)
     assert what_fits.what_fits(searched, None, event.error).failed == "The search failed: ValueError: not here"
+
+
+def test_a_search_of_a_cell_that_does_not_end_is_stopped(tmp_path: Path) -> None:
+    begun = tmp_path / "begun.txt"
+    code = "begun.write_text('yes')\nimport torch\nwhile True: torch.zeros(8, device='cuda')"
+    cell = failed_cell.failed_cell(code, {"begun": begun}, [], "No step.")
+    assert isinstance(cell, FailedStep)
+    with memexplore.virtual("64MiB"), capture.record() as recording:
+        pass
+    events: queue.SimpleQueue[Found | Ended] = queue.SimpleQueue()
+    before = multiprocessing.active_children()
+    search = what_fits.StepSearch(cell, recording.tape.meta, events.put)
+    (process,) = [each for each in multiprocessing.active_children() if each not in before]
+    while not begun.exists():
+        assert process.is_alive()
+        time.sleep(0.1)
+    search.stop()
+    process.join(20)
+    assert not process.is_alive()
+    assert events.empty()
