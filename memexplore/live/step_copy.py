@@ -38,7 +38,7 @@ LOSS_ASSUMED = (
 NO_KEYWORDS = "The model's keyword arguments are not known: name the model in mx.watch(model)."
 
 
-class _Pickler(StepPickler):
+class ModelPickler(StepPickler):
     """Pickles models as they were before they were watched, without Lightning's trainer and without GPU memory."""
 
     def _by_shape(self, tensor: torch.Tensor) -> bool:
@@ -47,6 +47,7 @@ class _Pickler(StepPickler):
         return super()._by_shape(tensor) or (is_plain and tensor.device.type not in ("cpu", "meta"))
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
         if isinstance(obj, types.FunctionType) and WATCHED_CALL in vars(obj):
             return _same, (vars(obj)[WATCHED_CALL],)
         kind = type(obj)
@@ -68,7 +69,9 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
 
     Raises `workers.UnsendableStepError` for a model that cannot be pickled.
     """
-    return pack_step(Step(model, torch.zeros(1, device="cpu"), compute_loss=_no_loss, optimizer=optimizer), _Pickler)
+    return pack_step(
+        Step(model, torch.zeros(1, device="cpu"), compute_loss=_no_loss, optimizer=optimizer), ModelPickler
+    )
 
 
 class Copied(NamedTuple):

@@ -163,6 +163,7 @@ class MemoryMagics(Magics):
         %memoom                 print whether they are shown
         %memoom advise          search what would have fitted, for the step that failed last: the model, its last call
                                 and its optimizer are run on a virtual GPU with other settings, in another process;
+                                where that cannot be, such as for several models, the cell in a copy of its names;
                                 an interrupt keeps what was found
         %memoom apply NUMBER    apply a setting that was found to the model, and free what the failed cell holds; what
                                 only the code of the loop can change is put into the next cell as lines

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 USAGE = """Write one of:
   %memoom on              show a post-mortem for each cell that runs out of memory
   %memoom off             show none
-  %memoom advise          search what would have fitted, for the step that failed last
+  %memoom advise          search what would have fitted, for the step or cell that failed last
   %memoom apply NUMBER    apply a setting that was found to the model, and write the rest into the next cell
   %memoom undo            restore the model
   %memoom free [--out]    free what failed cells still hold; --out also drops the notebook's outputs
@@ -59,6 +59,8 @@ class OutOfMemoryWatch:
         """Whether the running cell has shown a post-mortem."""
         self._earlier: Holder | None = None
         """What the error before the running cell holds."""
+        self._source = ""
+        """The running cell as it is written."""
         self.seen: SeenCall | None = None
         """The last call of a model in the running cell."""
         self.step: FailedStep | str = ""
@@ -106,6 +108,7 @@ class OutOfMemoryWatch:
     def cell_begins(self, source: str) -> None:
         """Note what the error before holds, and record a cell on the virtual GPU that is on, for its post-mortem."""
         is_profiled = source.lstrip().startswith("%%memprofile")
+        self._source = source
         self._earlier, self.seen, self._models, self._has_shown = None, None, None, False
         if (self.is_on or is_profiled) and "torch" in sys.modules:
             from memexplore.postmortem.evidence import earlier_error
@@ -153,13 +156,40 @@ class OutOfMemoryWatch:
             return None
         names = self._shell.user_ns
         self.step, self.found = failed_step(memory_error, self.seen, list(names.values())), None
-        model = None if isinstance(self.step, str) else self.step.model()
-        self._is_made_by_cell = None not in (model, self._models) and model not in (self._models or ())
+        self._take_cell()
+        self._is_made_by_cell = self._models is not None and any(
+            model is not None and model not in self._models for model in self._step_models()
+        )
         if self._applied is not None:
             self.step = "The step is rebuilt without an applied setting only: run %memoom undo, then the cell again."
         hidden = self._shell.user_ns_hidden
         own = {name: value for name, value in names.items() if name not in hidden or name in ("_", "__", "___")}
         return collect(error, Shell(own, names.get("Out", {})), earlier=self._earlier)
+
+    def _take_cell(self) -> None:
+        """Take the failed cell where its step cannot be rebuilt, or is only a part of what the cell trains."""
+        from memexplore.postmortem.failed_cell import failed_cell
+
+        step, names, models = self.step, self._shell.user_ns, [] if self.seen is None else self.seen.outermost
+        if not isinstance(step, str) and len(models) < 2:
+            return
+        # The first line of a profiled cell is its magic.
+        source = self._source.lstrip()
+        source = source.partition("\n")[2] if source.startswith("%%") else source
+        several = ", ".join(sorted(name for name, value in names.items() if any(value is model for model in models)))
+        reason = step if isinstance(step, str) else f"The cell calls several models: {several}."
+        cell = failed_cell(self._shell.transform_cell(source), names, models, reason)
+        if not isinstance(cell, str):
+            self.step = cell if isinstance(step, str) else cell._replace(otherwise=step)
+        elif isinstance(step, str):
+            self.step = f"{step} {cell}"
+        else:
+            self.step = step._replace(assumed=(*step.assumed, cell))
+
+    def _step_models(self) -> list[torch.nn.Module | None]:
+        """Return the models of the step or cell that failed last, None for each that is gone."""
+        step = self.step
+        return [] if isinstance(step, str) else [model() for model in (step.model, *step.others)]
 
     def post_mortem(self, tape: Tape | None, evidence: Evidence | None) -> PostMortem | None:
         """Return the post-mortem of a failure; an error of its own is printed and ends nothing."""
@@ -243,12 +273,13 @@ class OutOfMemoryWatch:
 
         return why_not(knobs, *self._model())
 
-    def _model(self) -> tuple[torch.nn.Module | None, str]:
-        """Return the model of the step that failed last, None where it is gone, and why it cannot be changed."""
+    def _model(self) -> tuple[list[torch.nn.Module], str]:
+        """Return the models of the step that failed last, none where one is gone, and why they cannot be changed."""
         from memexplore.notebook.applied_setting import MADE_BY_CELL
 
-        model = None if isinstance(self.step, str) else self.step.model()
-        return model, MADE_BY_CELL if self._is_made_by_cell else ""
+        models = [model for model in self._step_models() if model is not None]
+        is_complete = len(models) == len(self._step_models())
+        return models if is_complete else [], MADE_BY_CELL if self._is_made_by_cell else ""
 
     def undo(self) -> str:
         """Restore the model that a setting was applied to, and return what was done as a sentence."""

@@ -21,6 +21,7 @@ from memexplore.notebook.main_thread import MainThread
 if TYPE_CHECKING:
     from memexplore.notebook.memoom import OutOfMemoryWatch
     from memexplore.postmortem.failed_step import FailedStep
+    from memexplore.postmortem.what_fits import StepSearch
     from memexplore.search.advice import Option
     from memexplore.search.beside import Report
     from memexplore.tape import Meta
@@ -35,6 +36,7 @@ class MemoomPage:
     def __init__(self, watch: OutOfMemoryWatch, step: FailedStep | str, meta: Meta) -> None:
         self._watch, self._step, self._meta = watch, step, meta
         self._thread = MainThread()
+        self._running: StepSearch | None = None
         self._drawing = threading.Lock()
         """Held while a drawing is requested and has not begun."""
         cannot = step if isinstance(step, str) else ""
@@ -61,10 +63,11 @@ class MemoomPage:
     # -- the search
 
     def _begin(self, _: Knobs, report: Report, __: MainThread) -> Any:
-        from memexplore.postmortem.what_fits import start
+        from memexplore.postmortem.what_fits import StepSearch
 
         assert not isinstance(self._step, str)
-        return start(self._step, self._meta, report).stop
+        self._running = StepSearch(self._step, self._meta, report)
+        return self._running.stop
 
     def _start(self) -> None:
         if self._is_newest:
@@ -99,7 +102,8 @@ class MemoomPage:
 
         if state.state == "stopped":
             advice = dataclasses.replace(advice, cancelled=True)
-        found = WhatFits(advice, self._step.assumed)
+        assert self._running is not None
+        found = WhatFits(advice, self._running.step.assumed)
         if self._watch.page is self:
             self._watch.found = found
         options = [(each.knobs, each.largest_text) for each in advice.options]

@@ -5,6 +5,8 @@ The model and its optimizer are packed as shapes, with the last call of the mode
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import pickle
 import sys
 import traceback
@@ -19,6 +21,8 @@ import torch
 from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
 from memexplore.live.observed import ObservedCall, template, unknown_in
+from memexplore.postmortem.code_loss import loss_in_code, returned_loss
+from memexplore.postmortem.code_step import CodeLoss, CodeStep, tensors_in
 from memexplore.search import workers
 from memexplore.steps.step import Step
 
@@ -35,6 +39,7 @@ NO_CALL = (
     "The step cannot be rebuilt: no call of a model was seen. Search with "
     "mx.advise(mx.Step(model, batch, loss, optimizer))."
 )
+ONE_OF_SEVERAL = "Only the step of the model {} is run: other models are called too."
 LOSS = (
     "If the model returns no loss, the mean squared error of its outputs stands for it, which keeps no tensor of its "
     "own for backward."
@@ -47,24 +52,43 @@ Model = Callable[[], torch.nn.Module | None]
 
 
 class SeenCall:
-    """The last call of a model with weights, from outside of any module; holds no tensor."""
+    """The last call of a model with weights, from outside of any module; holds no tensor but those of a criterion."""
 
     def __init__(self) -> None:
         self.call: ObservedCall | None = None
         """The last call that computes gradients."""
         self.model: Model = lambda: None
         """The model of that call."""
+        self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """All models with weights that were called."""
+        self.arguments: list[weakref.ref[torch.Tensor]] = []
+        """The tensors among the arguments of that call."""
+        self.code: CodeLoss | None = None
+        """The lines of the function of that call, where they return the loss."""
         self.evaluates: bool | None = None
         """Whether a model was called without gradients since; None where only training steps are seen."""
 
     def see(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """Note a call from outside of any module; `frame` is that of torch's `Module._call_impl`."""
         trains = any(weight.requires_grad for weight in module.parameters())
+        if next(module.parameters(), None) is not None:
+            self.models.add(module)
         if not torch.is_grad_enabled():
             self.evaluates = self.evaluates or next(module.parameters(), None) is not None
         elif trains:
             self.evaluates = False
-            self.model, self.call = weakref.ref(module), _observed(args, _keywords(module, frame))
+            keywords = _keywords(module, frame)
+            self.model, self.call = weakref.ref(module), _observed(args, keywords)
+            arguments = tensors_in((args, keywords or {}))
+            self.arguments = [weakref.ref(each) for each in arguments]
+            self.code = returned_loss(frame, module, arguments)
+
+    @property
+    def outermost(self) -> list[torch.nn.Module]:
+        """The models that were called, without those that are layers of another."""
+        models = list(self.models)
+        inner = {id(layer) for model in models for layer in model.modules() if layer is not model}
+        return [model for model in models if id(model) not in inner]
 
     def follow(self, recorder: Recorder) -> None:
         """Note the calls that a recorder sees."""
@@ -96,6 +120,10 @@ class FailedStep(NamedTuple):
     settings: workers.ProcessSettings
     model: Model
     """Returns the live model, None if it exists no longer."""
+    others: tuple[Model, ...] = ()
+    """The other live models of a failed cell."""
+    otherwise: FailedStep | None = None
+    """What to search where this cannot be run."""
 
 
 class _CannotRebuildError(Exception):
@@ -103,17 +131,24 @@ class _CannotRebuildError(Exception):
 
 
 class _Rebuilt:
-    """Unpickled as the step with the inputs of a call."""
+    """Unpickled as the step with the inputs of a call, and with the loss of its code where that is known."""
 
-    def __init__(self, packed: bytes, call: ObservedCall) -> None:
-        self._packed, self._call = packed, call
+    def __init__(self, packed: bytes, call: ObservedCall, code: CodeLoss | None = None) -> None:
+        self._arguments = packed, call, code
 
-    def __reduce__(self) -> tuple[Callable[..., Step], tuple[bytes, ObservedCall]]:
-        return _rebuilt, (self._packed, self._call)
+    def __reduce__(self) -> tuple[Callable[..., Step], tuple[bytes, ObservedCall, CodeLoss | None]]:
+        return _rebuilt, self._arguments
 
 
-def _rebuilt(packed: bytes, call: ObservedCall) -> Step:
-    return step_copy.step_of(pickle.loads(packed), call, 1, Knobs()).step
+def _rebuilt(packed: bytes, call: ObservedCall, code: CodeLoss | None) -> Step:
+    step = pickle.loads(packed)
+    if code is None:
+        return step_copy.step_of(step, call, 1, Knobs()).step
+    run = CodeStep(code, call.autocast)
+    kwargs = {"args": call.args, "kwargs": call.kwargs or {}, "values": code.values}
+    rebuilt = step_copy.step_of(step, call._replace(args=(), kwargs=kwargs, autocast=None), 1, Knobs()).step
+    replay: Any = rebuilt.compute_loss
+    return dataclasses.replace(rebuilt, compute_loss=lambda model, batch: replay(functools.partial(run, model), batch))
 
 
 def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -> FailedStep | str:
@@ -123,26 +158,43 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
     variables of the traceback.
     """
     try:
-        model, call = _call(error, seen)
+        model, call, arguments = _call(error, seen)
         kind = unknown_in((call.args, call.kwargs))
         if kind:
             raise _CannotRebuildError(f"The step cannot be rebuilt: the model was called with a {kind}.")
         optimizer, assumed = _optimizer(model, [*names, *_variables(error)])
-        packed = cloudpickle.dumps(_Rebuilt(step_copy.pack(model, optimizer), call))
+        shapes = step_copy.pack(model, optimizer)
+        packed = cloudpickle.dumps(_Rebuilt(shapes, call))
     except _CannotRebuildError as failure:
         return str(failure)
     except Exception as failure:
         return f"The step cannot be rebuilt: {type(failure).__name__}: {failure}".splitlines()[0]
+    if seen is not None and len(seen.outermost) > 1:
+        assumed = (*assumed, ONE_OF_SEVERAL.format(type(model).__name__))
     if call.kwargs is None:
         assumed = (*assumed, NO_KEYWORDS)
-    if call.method != step_copy.TRAINING_STEP:
-        assumed = (*assumed, LOSS)
+    settings = hidden_settings()
+    if call.method == step_copy.TRAINING_STEP:
+        return FailedStep(packed, assumed, settings, weakref.ref(model))
+    step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model))
+    try:
+        code = loss_in_code(error, model, arguments)
+        if code is None and seen is not None and seen.model() is model:
+            code = seen.code
+        packed = b"" if code is None else cloudpickle.dumps(_Rebuilt(shapes, call, code))
+    except Exception:
+        # Such as names that cannot be sent to another process.
+        return step
+    return step._replace(packed=packed, assumed=assumed, otherwise=step) if packed else step
+
+
+def hidden_settings() -> workers.ProcessSettings:
+    """Return the settings of a process that finds the modules of this one, and no real GPU."""
     settings = workers.process_settings(None)
     # No memory of the real GPU is needed, and it may have none left for another process.
     hidden = ("CUDA_VISIBLE_DEVICES", "")
     # Modules beside a script are found in its folder only.
-    settings = settings._replace(environment=(*settings.environment, hidden), path=tuple(sys.path))
-    return FailedStep(packed, assumed, settings, weakref.ref(model))
+    return settings._replace(environment=(*settings.environment, hidden), path=tuple(sys.path))
 
 
 def _variables(error: BaseException) -> list[Any]:
@@ -157,8 +209,8 @@ def _variables(error: BaseException) -> list[Any]:
     return found
 
 
-def _call(error: BaseException, seen: SeenCall | None) -> tuple[torch.nn.Module, ObservedCall]:
-    """Return the outermost call of a model in a traceback, else the last that was seen."""
+def _call(error: BaseException, seen: SeenCall | None) -> tuple[torch.nn.Module, ObservedCall, list[torch.Tensor]]:
+    """Return the outermost call of a model in a traceback, else the last that was seen, and its tensors."""
     seen = seen or SeenCall()
     in_step = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -175,13 +227,15 @@ def _call(error: BaseException, seen: SeenCall | None) -> tuple[torch.nn.Module,
             call = _observed(args, kwargs)
             if seen.call is not None and seen.model() is model:
                 call = call._replace(autocast=seen.call.autocast)
-            return model, call
+            return model, call, tensors_in((args, kwargs))
     last = seen.model()
     if seen.evaluates and not in_step:
         raise _CannotRebuildError(EVALUATION)
     if seen.call is None or last is None:
         raise _CannotRebuildError(NO_CALL)
-    return last, seen.call
+    # Of one that is gone, an object that no variable is.
+    arguments: list[Any] = [each() if each() is not None else object() for each in seen.arguments]
+    return last, seen.call, arguments
 
 
 def _observed(args: Any, kwargs: Any) -> ObservedCall:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import queue
+import threading
 from html import escape
 from typing import Any, NamedTuple
 
@@ -104,9 +105,41 @@ def gpu_of(meta: Meta) -> str:
     return gpu.key if meta.capacity in (None, gpu.capacity) else f"{meta.capacity}B"
 
 
-def start(step: FailedStep, meta: Meta, report: Report) -> SearchProcess:
-    """Start to search the settings with which a step fits the GPU of a tape; `report` is called in a thread."""
-    return SearchProcess(step.packed, gpu_of(meta), report, release=meta.versions.get("torch"), settings=step.settings)
+class StepSearch:
+    """A search for settings with which a failed step fits the GPU of a tape, in another process.
+
+    Where the step cannot be run, the search goes on with what the step names `otherwise`. `report` is called in a
+    thread.
+    """
+
+    def __init__(self, step: FailedStep, meta: Meta, report: Report) -> None:
+        self.step = step
+        """The step that is searched."""
+        self._meta, self._report = meta, report
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._process = self._started()
+
+    def _started(self) -> SearchProcess:
+        release, settings = self._meta.versions.get("torch"), self.step.settings
+        return SearchProcess(self.step.packed, gpu_of(self._meta), self._received, release=release, settings=settings)
+
+    def _received(self, event: Found | Ended) -> None:
+        with self._lock:
+            if self._is_stopped:
+                return
+            failed = isinstance(event, Ended) and event.error is not None and event.advice is None
+            if failed and self.step.otherwise is not None:
+                self.step = self.step.otherwise
+                self._process = self._started()
+                return
+        self._report(event)
+
+    def stop(self) -> None:
+        """End the search without a further report."""
+        with self._lock:
+            self._is_stopped = True
+            self._process.stop()
 
 
 def search(step: FailedStep, meta: Meta) -> WhatFits:
@@ -116,7 +149,7 @@ def search(step: FailedStep, meta: Meta) -> WhatFits:
     advice: Advice | None = None
     error: BaseException | None = None
     has_ended = False
-    process = start(step, meta, events.put)
+    process = StepSearch(step, meta, events.put)
     try:
         while isinstance(event := events.get(), Found):
             advice = event.advice or advice
@@ -132,7 +165,7 @@ def search(step: FailedStep, meta: Meta) -> WhatFits:
             process.stop()
         if show is not None:
             show(None)
-    return what_fits(step, advice, error)
+    return what_fits(process.step, advice, error)
 
 
 def what_fits(step: FailedStep, advice: Advice | None, error: BaseException | None) -> WhatFits:

@@ -8,5 +8,6 @@
 - `executors`: in which processes settings run; `lanes`: the processes started here; `workers`: the bytes sent to a
   process and back.
 - `beside` runs a search in a process of its own, `turns` in the idle time of this one where the step cannot be sent.
+- `cell_copy`: a notebook cell that another process can run; `cell_search`: the search of its settings.
 - `results_table`: sweeps and advice as text and HTML tables.
 """

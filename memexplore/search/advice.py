@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,14 @@ _LITTLE = 0.05
 """Small changes may be enough where at most this share of the memory of the GPU is missing."""
 _MAX_NAMES = 3
 """More layers than these are given by the first and the last name."""
+
+
+class Subject(enum.StrEnum):
+    """What an advice is for."""
+
+    STEP = enum.auto()
+    CELL = enum.auto()
+    """A notebook cell, of whose batch no more is known than a variable that seems to be its size."""
 
 
 class Option(NamedTuple):
@@ -78,7 +87,7 @@ class Option(NamedTuple):
         if not math.isnan(self.extra_flops) and abs(self.extra_flops) >= 0.005:
             parts.append(f"{signed_percent(self.extra_flops)} FLOPs")
         if self.largest_text:
-            own = self.knobs.batch is not None
+            own = self.knobs.batch is not None or bool(self.knobs.variables)
             parts.append("the largest that fits" if own else f"largest batch {self.largest_text}")
         return f"{setting_text(self.knobs)}: {', '.join(parts)}"
 
@@ -136,6 +145,7 @@ class Advice:
     """The step as written on the largest GPU of the catalogue, if it does not fit there."""
     base: Knobs = _WRITTEN
     """The batch and the input size of the step where they are not those written; the settings do not name them."""
+    subject: Subject = Subject.STEP
     cancelled: bool = False
     """Whether the search was interrupted: the options are those found so far, some without their largest batch."""
 
@@ -271,14 +281,12 @@ class Advice:
     def _nearest(self) -> Iterator[str]:
         """The settings nearest to fitting, where none fits with the batch of the step."""
         written = self.as_written
-        if any(option.knobs.gpu is None and option.knobs.batch is None for option in self.options):
+        if any(option.knobs.gpu is None and not _is_smaller(option.knobs) for option in self.options):
             return
         least = self.nearest
         same = min((one for one in self.tried if one.knobs in self.same_training), key=lambda one: one.peak_reserved)
-        yield (
-            f"None of the {len(self.tried)} settings tried fits with the batch of {written.samples}. The nearest is "
-            f"{_missing(same)}."
-        )
+        batch = f" with the batch of {written.samples}" if self.subject is Subject.STEP else ""
+        yield f"None of the {len(self.tried)} settings tried fits{batch}. The nearest is {_missing(same)}."
         if least.knobs not in self.same_training:
             yield f"The nearest that changes the training is {_missing(least)}."
         never = [knobs for knobs, largest in self.largest.items() if not largest.samples and knobs != Knobs()]
@@ -294,13 +302,17 @@ class Advice:
 
     def _title(self) -> Iterator[str]:
         same_gpu = [option for option in self.options if option.knobs.gpu is None]
-        if any(option.knobs.batch is None for option in same_gpu):
+        if any(not _is_smaller(option.knobs) for option in same_gpu):
             count = len(self.tried)
             yield f"{'1 setting was' if count == 1 else f'{count} settings were'} run. These fit, cheapest first:"
         elif same_gpu:
             yield "With another batch or GPU these fit, cheapest first:"
         elif self.options:
             yield "On another GPU it fits:"
+
+
+def _is_smaller(knobs: Knobs) -> bool:
+    return knobs.batch is not None or bool(knobs.variables)
 
 
 def misses_little(outcome: Outcome) -> bool:

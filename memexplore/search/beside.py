@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -29,6 +29,8 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.search import lanes, workers
 from memexplore.search.advice import Advice
 from memexplore.search.advise import advise
+from memexplore.search.cell_copy import CellCopy
+from memexplore.search.cell_search import advise_cell
 from memexplore.search.progress import Progress
 from memexplore.steps.step import Step
 from memexplore.tape import Os
@@ -58,8 +60,9 @@ Report = Callable[[Found | Ended], object]
 class SearchProcess:
     """A search that runs in a process of its own, and in worker processes of that one.
 
-    The step may be packed already. `report` is called in a thread with each `Found`, and once with `Ended`. The process
-    gets `settings`, by default those of this process. For the other arguments see `advise`.
+    The step may be packed already, or be a packed `CellCopy`. `report` is called in a thread with each `Found`, and
+    once with `Ended`. The process gets `settings`, by default those of this process. For the other arguments see
+    `advise`.
 
     Raises `workers.UnsendableStepError` for a step that cannot be sent to another process.
     """
@@ -187,10 +190,14 @@ def _search(connection: Connection) -> None:
         gpu, base, settings = pickle.loads(request)
         workers.set_process_settings(settings)
         lanes.fork_here()
-        step = pickle.loads(packed_step)
-        # Before `advise` builds the model: processes are forked from this one.
-        lanes.build(step)
-        advice = advise(step, gpu, release=settings.release, os=settings.os, progress=report, found=found, base=base)
+        step: Step | CellCopy = pickle.loads(packed_step)
+        device: dict[str, Any] = {"release": settings.release, "os": settings.os}
+        if isinstance(step, CellCopy):
+            advice = advise_cell(step, gpu, **device, progress=report, found=found)
+        else:
+            # Before `advise` builds the model: processes are forked from this one.
+            lanes.build(step)
+            advice = advise(step, gpu, **device, progress=report, found=found, base=base)
         ended = Ended(advice, None)
     except Exception as error:
         ended = Ended(None, workers.sendable(workers.without_frames(error)))

@@ -21,6 +21,9 @@ def training_text(knobs: Knobs, altered: frozenset[str]) -> str:
 def _sentences(knobs: Knobs, altered: frozenset[str]) -> Iterator[str]:
     if "batch" in altered:
         yield f"A step of {knobs.batch} samples has a noisier gradient, and often needs another learning rate."
+    if "variables" in altered:
+        values = ", ".join(f"{name} = {value}" for name, value in knobs.variables)
+        yield f"With {values} the gradient of a step is noisier, which often needs another learning rate."
     if "accumulation" in altered:
         yield "Batch norm takes its statistics from each micro-batch."
     if "input_size" in altered:

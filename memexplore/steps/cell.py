@@ -138,7 +138,7 @@ class Cell:
         for name in knobs.changed():
             if name in _UNAVAILABLE:
                 raise ValueError(f"{name} cannot be changed in a cell: {_UNAVAILABLE[name]}; explore a Step instead")
-        program = compile(_with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
+        program = compile(with_values(self.code, dict(knobs.variables)), self.filename, "exec", dont_inherit=True)
         target = target_of(knobs, gpu)
         if isinstance(target, str) and targets.is_real(target):
             return self._run_on_real_device(program, knobs, targets.real_device(target, release))
@@ -150,7 +150,7 @@ class Cell:
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
                 self._initial.put_on_virtual_gpu(names)
-                applied = _executed(program, names, knobs, stack, torch.device("cuda"), recording)
+                applied = executed(program, names, knobs, stack, torch.device("cuda"), recording)
             names.clear()
         return Trial(knobs, recording.tape, applied, meter.total())
 
@@ -163,7 +163,7 @@ class Cell:
             contextlib.ExitStack() as stack,
         ):
             with capture.record(device, Unrelated.DROPPED) as recording:
-                applied = _executed(program, names, knobs, stack, device, recording)
+                applied = executed(program, names, knobs, stack, device, recording)
             names.clear()
         return Trial(knobs, recording.tape, applied, Cost())
 
@@ -193,7 +193,7 @@ class Cell:
         )
 
 
-def _executed(
+def executed(
     program: CodeType,
     names: dict[str, Any],
     knobs: Knobs,
@@ -240,7 +240,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         yield from _pairs(name, part)
 
 
-def _with_values(code: str, values: dict[str, Any]) -> ast.Module:
+def with_values(code: str, values: dict[str, Any]) -> ast.Module:
     """Return the syntax tree of the cell with other values in the assignments of some variables."""
     tree = ast.parse(code)
     assignments = list(_assignments(tree))

@@ -104,3 +104,28 @@ def test_a_search_is_stopped_and_keeps_what_it_has_found(notebook: Callable[...,
     assert "Stopped after" in note_of(book, "Stopped after")
     book.run(3)
     assert book.text(3) == "a cell runs meanwhile\n"
+
+
+def test_settings_of_a_cell_with_two_models_are_found(notebook: Callable[..., Any]) -> None:
+    second = "critic = Net().cuda()\nof_critic = torch.optim.SGD(critic.parameters(), lr=0.1)"
+    cell = """batch_size = 1500
+optimizer.zero_grad()
+of_critic.zero_grad()
+x = torch.randn(batch_size, 1024, device="cuda")
+(model(x) + critic(x)).backward()
+optimizer.step()
+of_critic.step()"""
+    book = notebook(SET_UP, MODEL, second, cell)
+    for number in range(4):
+        book.run(number)
+    assert [error.partition(":")[0] for error in book.errors()] == ["OutOfMemoryError"]
+    book.page.get_by_role("button", name="Find what would have fitted").click()
+    assert "Done after" in note_of(book, "Done after")
+    shot(book, "cell")
+    assert book.page.locator(ROW).filter(has_text="batch_size = ").count() == 1
+    assumed = book.page.locator(".memexplore-memoom", has_text="Assumed: The cell calls several models: critic, model.")
+    assert "run again in a copy of its names" in assumed.inner_text()
+    book.page.locator(ROW).filter(has_text="checkpoint").first.get_by_role("button", name="Apply").click()
+    assert note_of(book, "Applied to 2 models").endswith("Run the cell again.")
+    book.run(3)
+    assert book.errors() == []

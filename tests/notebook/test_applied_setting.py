@@ -25,7 +25,7 @@ def state_of(model: nn.Module) -> list[tuple[list[str], int]]:
 
 
 def test_checkpoints_are_of_the_model_and_a_batch_is_of_the_code():
-    parts = parts_of(Knobs(checkpoint="every 1", precision="bf16", batch=2, accumulation=4), blocks())
+    parts = parts_of(Knobs(checkpoint="every 1", precision="bf16", batch=2, accumulation=4), [blocks()])
     assert parts.of_model == Knobs(checkpoint="every 1", precision="bf16")
     assert parts.of_code == Knobs(batch=2, accumulation=4)
 
@@ -33,7 +33,7 @@ def test_checkpoints_are_of_the_model_and_a_batch_is_of_the_code():
 def test_fp16_and_weights_in_bf16_are_of_the_code():
     # fp16 needs a GradScaler in the loop, and weights of another dtype another optimizer.
     for precision in ("fp16", "all bf16"):
-        assert parts_of(Knobs(precision=precision), blocks()).of_model == Knobs()
+        assert parts_of(Knobs(precision=precision), [blocks()]).of_model == Knobs()
 
 
 def test_gradients_with_checkpoints_are_the_same():
@@ -42,18 +42,18 @@ def test_gradients_with_checkpoints_are_the_same():
     before = [weight.grad.clone() for weight in model.parameters()]
     model.zero_grad()
     applied = AppliedSetting()
-    applied.apply(Knobs(checkpoint="every 1"), model)
+    applied.apply(Knobs(checkpoint="every 1"), [model])
     model(x).sum().backward()
     applied.undo()
     assert all(torch.equal(weight.grad, grad) for weight, grad in zip(model.parameters(), before, strict=True))
 
 
 def test_a_model_that_is_gone_or_compiled_is_not_changed():
-    assert why_not(Knobs(checkpoint="every 1"), None, "").startswith(GONE)
+    assert why_not(Knobs(checkpoint="every 1"), [], "").startswith(GONE)
     compiled = torch.compile(blocks())
-    assert "compiled" in why_not(Knobs(checkpoint="every 1"), compiled, "")
+    assert "compiled" in why_not(Knobs(checkpoint="every 1"), [compiled], "")
     with pytest.raises(ValueError, match="compiled"):
-        AppliedSetting().apply(Knobs(checkpoint="every 1"), compiled)
+        AppliedSetting().apply(Knobs(checkpoint="every 1"), [compiled])
 
 
 def test_an_interrupt_at_any_line_is_undone():
@@ -61,7 +61,7 @@ def test_an_interrupt_at_any_line_is_undone():
     before, number = state_of(model), 0
     while True:
         applied = AppliedSetting()
-        line = interrupted(lambda applied=applied: applied.apply(Knobs(checkpoint="every 1"), model), number, PACKAGE)
+        line = interrupted(lambda applied=applied: applied.apply(Knobs(checkpoint="every 1"), [model]), number, PACKAGE)
         applied.undo()
         assert state_of(model) == before
         if line is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import torch
 from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
 
+import memexplore
 from memexplore import ipython_shell
+from memexplore.analysis import curves
 from memexplore.notebook import live_page, memoom
 from memexplore.postmortem.cause import Cause
+from memexplore.postmortem.failed_step import FailedStep
 from memexplore.postmortem.value import PostMortem
+from memexplore.steps import trial
 from memexplore.tape import Tape
 from tests.notebook.magics_shell import Shell
 
@@ -249,8 +254,54 @@ def test_keyword_arguments_of_the_last_call_are_known_in_backward(on_gpu: Shell,
     on_gpu.run("step(4500)")
     assert found[-1].request.phase == "backward"
     on_gpu.run("%memoom advise").raise_error()
-    assert (found[-1].failed, len(found[-1].assumed)) == ("", 1)  # the loss, if the model did not return it
+    assert (found[-1].failed, found[-1].assumed) == ("", ())
     assert found[-1].options
+
+
+CLASSIFIER = """
+from torch import nn
+from torch.nn import functional as F
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4096)).cuda()
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+LOOP = """
+x, y = torch.randn(4096, 64, device="cuda"), torch.randint(0, 4096, (4096,), device="cuda")
+for _ in range(2):
+    optimizer.zero_grad()
+    out = model(x)
+    loss = criterion(out, y)
+    loss.backward()
+    optimizer.step()
+"""
+FUNCTIONAL = LOOP.replace("criterion(", "F.cross_entropy(")
+WATCHED = "import memexplore as mx\nwith mx.watch(model, optimizer):"
+
+
+@pytest.mark.parametrize("loop", [LOOP, FUNCTIONAL], ids=["module", "function"])
+@pytest.mark.parametrize("form", ["profiled", "cell", "watched"])
+def test_the_predicted_peak_has_the_loss_of_the_cell(
+    shell: Shell, found: list[Any], monkeypatch: pytest.MonkeyPatch, loop: str, form: str
+) -> None:
+    shell.run("%memoom on").raise_error()
+    if form == "profiled":
+        cell = f"%%memprofile --gpu 256MiB\n{CLASSIFIER}{loop}"
+    else:
+        shell.run("%memgpu 256MiB").raise_error()
+        shell.run(CLASSIFIER).raise_error()
+        cell = WATCHED + loop.replace("\n", "\n    ") if form == "watched" else loop
+        monkeypatch.setattr(ipython_shell, "is_notebook", lambda: form == "watched")
+        monkeypatch.setattr(live_page, "display", lambda *values, **options: DisplayHandle())
+    assert isinstance(shell.run(cell).error_in_exec, torch.OutOfMemoryError)
+    shell.run("%memgpu off").raise_error()
+    step = memoom.of_shell(shell.shell).step
+    assert isinstance(step, FailedStep)
+    assert step.assumed == ()
+    predicted = trial.run(pickle.loads(step.packed), gpu="80GiB")
+    # The logits, 64 MiB, are held by `out`, and cross entropy keeps as much; their gradients are as large.
+    with memexplore.virtual("80GiB"):
+        exec(CLASSIFIER + loop, {"torch": torch})
+        assert curves.peak(predicted.tape)[0] == torch.cuda.max_memory_allocated()
 
 
 def test_an_evaluation_gets_no_advice_for_training(on_gpu: Shell, found: list[Any]) -> None:
@@ -261,7 +312,8 @@ def test_an_evaluation_gets_no_advice_for_training(on_gpu: Shell, found: list[An
     )
     assert found[-1].request.phase == "forward"
     on_gpu.run("%memoom advise").raise_error()
-    assert found[-1].failed.startswith("The failed call is an evaluation")
+    assert found[-1].assumed[0].startswith("The failed call is an evaluation")
+    assert {*found[-1].options[-1].knobs.changed()} == {"gpu"}
 
 
 def test_a_step_that_fits_without_what_is_held_is_freed_and_not_changed(on_gpu: Shell, found: list[Any]) -> None:
@@ -324,7 +376,11 @@ def test_advice_without_a_model_says_so(on_gpu: Shell, found: list[Any]) -> None
         on_gpu.run("%memoom advise").raise_error()
     on_gpu.run(TOO_LARGE)
     on_gpu.run("%memoom advise").raise_error()
-    assert "no call of a model was seen" in found[-1].text
+    assert "no call of a model was seen" in found[-1].assumed[0]
+    # The cell is run in a copy of its names instead.
+    assert [{*option.knobs.changed()} for option in found[-1].options] == [{"gpu"}]
+    on_gpu.run("%memoom apply 1").raise_error()
+    assert on_gpu.text.startswith("No model of the failed step is known that still exists")
 
 
 def test_watched_run_shows_a_post_mortem(shell: Shell, found: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,107 @@
+"""Lines of code that call a model and compute its loss: run for one step after the other, with variables as they hold.
+
+In: a `CodeLoss` and the arguments of a call. Out: the loss.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from memexplore.virtual_gpu.device import active
+
+CALLED, LOSS = "_model_call", "_loss"
+"""Names in the lines for the call of the model, and for the loss."""
+
+
+class Held(enum.StrEnum):
+    """How long the variables of the lines hold their tensors."""
+
+    UNTIL_RETURN = enum.auto()
+    """The function returns the loss."""
+    DURING_STEP = enum.auto()
+    UNTIL_ASSIGNED = enum.auto()
+    """In a loop, until the same line of the next step."""
+
+
+class Argument(NamedTuple):
+    """A variable that is a tensor among the arguments of the model."""
+
+    position: int
+
+
+class Model(NamedTuple):
+    """The model itself among the values."""
+
+
+class CodeLoss(NamedTuple):
+    """Lines that call the model and compute its loss."""
+
+    lines: str
+    values: dict[str, Any]
+    """Name -> value, tensors as templates, those of the model's arguments as `Argument`."""
+    held: Held
+
+
+class CodeStep:
+    """Calls a model and computes its loss by lines of code, for one run after the other."""
+
+    def __init__(self, code: CodeLoss, autocast: tuple[str, torch.dtype] | None) -> None:
+        self._code, self._autocast = code, autocast
+        self._names: dict[str, Any] = {}
+        """The variables of the lines, which hold tensors during backward."""
+        self._gpu: Any = None
+
+    def __call__(self, model: Any, args: Any, kwargs: Any, values: dict[str, Any]) -> Any:
+        """Return the loss; `values` are those of the code with tensors."""
+        if self._code.held is not Held.UNTIL_ASSIGNED or self._gpu is not active():
+            self._names.clear()
+        self._gpu = active()
+        names = self._names
+        arguments = tensors_in((args, kwargs))
+        names.update({name: _filled(value, model, arguments) for name, value in values.items()})
+        names[CALLED] = functools.partial(self._call_model, model, args, kwargs)
+        exec(compile(self._code.lines, "<step>", "exec", dont_inherit=True), names)
+        loss = names.pop(LOSS)
+        # The arguments of the model are the caller's.
+        for name in (CALLED, *values) if self._code.held is not Held.UNTIL_RETURN else tuple(names):
+            names.pop(name, None)
+        return loss
+
+    def _call_model(self, model: Any, args: Any, kwargs: Any) -> Any:
+        if self._autocast is None:
+            return model(*args, **kwargs)
+        with torch.autocast(self._autocast[0], dtype=self._autocast[1]):
+            return model(*args, **kwargs)
+
+
+def _filled(value: Any, model: Any, arguments: list[torch.Tensor]) -> Any:
+    """Return a value of the code with the arguments and the model in their places."""
+    if isinstance(value, Argument):
+        return arguments[value.position]
+    if isinstance(value, Model):
+        return model
+    if isinstance(value, torch.nn.Module):
+        # Such as the weights of a criterion.
+        return value.to("cuda")
+    if type(value) is dict:
+        return {key: _filled(part, model, arguments) for key, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_filled(part, model, arguments) for part in value)
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in arguments of a model, in the order of their templates.
+
+    >>> [each.item() for each in tensors_in(((torch.tensor(1), {"x": [torch.tensor(2)]}), {"y": torch.tensor(3)}))]
+    [1, 2, 3]
+    """
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return [each for part in parts for each in tensors_in(part)]

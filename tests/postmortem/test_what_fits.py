@@ -1,0 +1,92 @@
+"""What would have fitted: the search goes on where a step cannot be run in another process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import time
+from pathlib import Path
+
+import cloudpickle
+import torch
+
+import memexplore
+from memexplore import capture
+from memexplore.postmortem import failed_cell, failed_step, what_fits
+from memexplore.postmortem.failed_step import FailedStep
+from memexplore.search.beside import Ended, Found
+
+
+def failed() -> FailedStep:
+    """A step that runs out of memory."""
+    with memexplore.virtual("64MiB"), capture.record():
+        model = torch.nn.Linear(1024, 1024).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        try:
+            model(torch.zeros(8192, 1024, device="cuda")).sum().backward()
+        except torch.OutOfMemoryError as error:
+            step = failed_step.failed_step(error, None, [optimizer])
+    assert isinstance(step, FailedStep)
+    return step
+
+
+def raises() -> None:
+    raise ValueError("not here")
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return raises, ()
+
+
+def first_event(step: FailedStep) -> tuple[Found | Ended, FailedStep]:
+    """The first report of a search with advice, and the step that it is of."""
+    with memexplore.virtual("64MiB"), capture.record() as recording:
+        pass
+    events: queue.SimpleQueue[Found | Ended] = queue.SimpleQueue()
+    search = what_fits.StepSearch(step, recording.tape.meta, events.put)
+    try:
+        while isinstance(event := events.get(timeout=120), Found) and event.advice is None:
+            pass
+        return event, search.step
+    finally:
+        search.stop()
+
+
+def test_a_step_that_cannot_be_run_is_replaced_by_the_next() -> None:
+    known = failed()
+    step = known.otherwise
+    assert step is not None
+    broken = known._replace(packed=cloudpickle.dumps(Unreadable()))
+    event, searched = first_event(broken)
+    assert isinstance(event, Found)
+    assert searched is step
+    found = what_fits.what_fits(searched, event.advice, None)
+    assert (found.failed, found.assumed) == ("", (failed_step.LOSS,))
+
+
+def test_the_error_of_the_last_step_is_reported() -> None:
+    broken = failed()._replace(packed=cloudpickle.dumps(Unreadable()), otherwise=None)
+    event, searched = first_event(broken)
+    assert isinstance(event, Ended)
+    assert what_fits.what_fits(searched, None, event.error).failed == "The search failed: ValueError: not here"
+
+
+def test_a_search_of_a_cell_that_does_not_end_is_stopped(tmp_path: Path) -> None:
+    begun = tmp_path / "begun.txt"
+    code = "begun.write_text('yes')\nimport torch\nwhile True: torch.zeros(8, device='cuda')"
+    cell = failed_cell.failed_cell(code, {"begun": begun}, [], "No step.")
+    assert isinstance(cell, FailedStep)
+    with memexplore.virtual("64MiB"), capture.record() as recording:
+        pass
+    events: queue.SimpleQueue[Found | Ended] = queue.SimpleQueue()
+    before = multiprocessing.active_children()
+    search = what_fits.StepSearch(cell, recording.tape.meta, events.put)
+    (process,) = [each for each in multiprocessing.active_children() if each not in before]
+    while not begun.exists():
+        assert process.is_alive()
+        time.sleep(0.1)
+    search.stop()
+    process.join(20)
+    assert not process.is_alive()
+    assert events.empty()

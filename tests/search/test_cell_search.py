@@ -1,0 +1,95 @@
+"""Settings of a cell in a copy of its names: those of the answer fit, and the names stay as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from memexplore.analysis import curves
+from memexplore.knobs.knobs import Knobs
+from memexplore.search import cell_copy
+from memexplore.search.advice import Advice
+from memexplore.search.cell_copy import CellCopy
+from memexplore.search.cell_search import advise_cell
+from memexplore.steps.out_of_memory import fits
+
+MIB = 1 << 20
+# Two models of 4 blocks: 16 MiB of weights, as much of gradients, and the inputs of 8 blocks of 4 KiB a sample each.
+CELL = """
+import torch
+from torch import nn
+def blocks():
+    return nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(4)])
+first, second = blocks().cuda(), blocks().cuda()
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+batch_size = 2000
+for epoch in range(4):
+    seen.append(epoch)
+    second(first(torch.randn(batch_size, 1024, device="cuda"))).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def copy_of(code: str, **names: Any) -> CellCopy:
+    return CellCopy(code, "<cell>", cloudpickle.dumps(names))
+
+
+def searched(cell: CellCopy, gpu: str) -> Advice:
+    return advise_cell(cell, gpu, progress=lambda progress: None, found=lambda advice: None)
+
+
+def test_every_setting_of_the_answer_fits_and_the_next_larger_batch_does_not() -> None:
+    cell = copy_of(CELL, seen=[])
+    advice = searched(cell, "192MiB")
+    assert not advice.fits
+    settings = [option.knobs for option in advice.options]
+    assert {"checkpoint", "variables", "gpu"} <= {field for knobs in settings for field in knobs.changed()}
+    # The smallest change first: the same training, then a smaller batch, then another GPU.
+    changes = [option.alters for option in advice.options[:-1]]
+    assert changes == sorted(changes)
+    assert settings[-1].gpu is not None
+    for knobs in settings:
+        assert fits(cell.run(knobs, "192MiB").tape), knobs
+    ((name, largest),) = next(knobs.variables for knobs in settings if knobs.variables)
+    assert name == "batch_size"
+    assert not fits(cell.run(Knobs(variables={name: largest + 1}), "192MiB").tape)
+
+
+def test_the_code_of_a_smaller_batch_is_the_cell() -> None:
+    (option,) = [one for one in searched(copy_of(CELL, seen=[]), "192MiB").options if one.knobs.variables]
+    assert option.code == CELL.strip("\n").replace("2000", str(option.knobs.variables[0][1]))
+    assert "noisier" in option.training
+    assert "the largest that fits" in str(option)
+
+
+def test_a_cell_that_fits_is_run_once() -> None:
+    advice = searched(copy_of(CELL, seen=[]), "T4")
+    assert [str(option.knobs) for option in advice.options] == ["as written"]
+    assert len(advice.tried) == 1
+
+
+def test_a_run_ends_some_updates_after_the_one_that_failed() -> None:
+    cell = copy_of(CELL.replace("range(4)", "range(100)"), seen=[])
+    assert not fits(cell.run(Knobs(), "192MiB").tape)
+    assert int(cell.run(Knobs(), "T4").tape.step.max()) <= 2 + 4
+
+
+@pytest.mark.parametrize("line", ["torch.zeros(8, device='cuda')", "pass"], ids=["gpu", "cpu"])
+def test_a_run_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr(cell_copy, "_SECONDS", 1.0)
+    cell = copy_of(f"import torch\nwhile True: {line}")
+    with pytest.raises(TimeoutError, match="for 1 s without an end"):
+        searched(cell, "T4")
+
+
+def test_each_run_begins_with_a_new_copy() -> None:
+    cell = copy_of("import torch\nx = torch.zeros(next(sizes), device='cuda')", sizes=iter([1 << 20, 1 << 22]))
+    assert {curves.peak(cell.run(Knobs(), "T4").tape)[0] for _ in range(2)} == {4 * MIB}
+
+
+def test_the_error_of_the_cell_is_raised() -> None:
+    with pytest.raises(NameError, match="unknown"):
+        searched(copy_of("unknown + 1"), "T4")
