@@ -10,18 +10,11 @@ from typing import Any
 import torch
 
 from memexplore.recorder import cuda, isolation
-from memexplore.recorder.copies import COPY
 from memexplore.recorder.events import LISTS
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Category, Meta, Source, Tape
 from memexplore.tensor_text import tensor_text
-from memexplore.torch_internals.dispatch import (
-    FLATTEN,
-    DisableTorchFunction,
-    FakeTensor,
-    TorchDispatchMode,
-    schema_or_none,
-)
+from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, FakeTensor, TorchDispatchMode
 from memexplore.torch_internals.tensors import base_of, storage_key, storage_use_count, untyped_storage
 from memexplore.units import size_text
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
@@ -33,8 +26,6 @@ _LIFT = torch.ops.aten.lift_fresh.default
 _STORAGE = torch.UntypedStorage(1)
 _ALONE = storage_use_count(storage_key(_STORAGE)) + 1
 """Use count of a storage with one tensor, while Python has the storage: no other tensor is in it."""
-_RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
-"""Ops in place that give a tensor another storage, or a storage another size."""
 _FEW = 4
 """Outputs up to which the arguments of an op are searched for each."""
 
@@ -53,8 +44,6 @@ class RealMode(TorchDispatchMode):
         super().__init__()
         self.device = device
         self.live: dict[int, StorageRef] = {}
-        self._in_place: dict[int, tuple[bool, Any]] = {}
-        """Id of an op -> `_records_storages_only`, and the op, whose own hash takes longer."""
         self.recorder = Recorder(self.live, self.adopt)
         if device.type == "cpu":
             self.recorder.training = None
@@ -68,17 +57,6 @@ class RealMode(TorchDispatchMode):
         if types and any(hasattr(kind, FLATTEN) for kind in types):
             # A tensor around others, such as DTensor: its own code runs, and calls ops on the tensors inside.
             return NotImplemented
-        known = self._in_place.get(id(func))
-        if known is None:
-            known = self._in_place[id(func)] = (self._records_storages_only(func), func)
-        if known[0] and not torch.is_grad_enabled():
-            # Most ops of an update: they make no autograd node and no storage.
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                with DisableTorchFunction():
-                    if not self._has_storage_of(result):
-                        self._record_output(result, func, args, 0)
-            return result
         self.recorder.op(func, args, depth=1)
         self.record_arguments(args)
         try:
@@ -96,16 +74,6 @@ class RealMode(TorchDispatchMode):
                     if isinstance(output, torch.Tensor):
                         self._record_output(output, func, args, index, arguments)
         return result
-
-    def _records_storages_only(self, func: Any) -> bool:
-        """Return whether an op without gradients is recorded only if it writes to a storage that was not seen."""
-        return writes_in_place(func) and func is not COPY
-
-    def _has_storage_of(self, tensor: torch.Tensor) -> bool:
-        try:
-            return storage_key(untyped_storage(tensor)) in self.live
-        except NotImplementedError:  # sparse tensors have none
-            return True
 
     def record_arguments(self, args: Any) -> None:
         """Record the storages of an op's arguments; a CPU tensor may be new or old, so this does nothing."""
@@ -198,9 +166,6 @@ class RealMode(TorchDispatchMode):
 class CudaMode(RealMode):
     """A `RealMode` that records arguments too: the allocator's history has the time at which each was made."""
 
-    def _records_storages_only(self, func: Any) -> bool:
-        return False
-
     def record_arguments(self, args: Any) -> None:
         """Record the storages of an op's arguments that are older than the recording."""
         for value in args:
@@ -211,21 +176,6 @@ class CudaMode(RealMode):
                             self.adopt(value)
             elif isinstance(value, LISTS):
                 self.record_arguments(value)
-
-
-def writes_in_place(func: Any) -> bool:
-    """Return whether an op writes to its first argument and returns it, or nothing, without a change of its size.
-
-    >>> aten = torch.ops.aten
-    >>> [writes_in_place(op) for op in (aten.add_.Tensor, aten.add.Tensor, aten.add.out, aten.resize_.default)]
-    [True, False, False, False]
-    """
-    schema = schema_or_none(func)
-    if schema is None or torch.Tag.inplace_view in func.tags:
-        return False
-    name = schema.name.split("::")[-1]
-    first = schema.arguments[0].alias_info if schema.arguments else None
-    return name.endswith("_") and name not in _RESIZING and first is not None and first.is_write
 
 
 def _text_of_whole(tensor: torch.Tensor, size: int) -> str:
