@@ -79,6 +79,27 @@ def test_nothing_moves_or_overlaps_while_knobs_turn(explored: Any, width: int) -
         assert box["x"] + box["width"] <= row["x"] + row["width"], part.inner_text()
 
 
+def test_legend_lies_below_the_controls_of_the_timeline(narrow: Any) -> None:
+    page = narrow.page
+    page.get_by_label("Batch", exact=True).press("ArrowLeft")  # with an outline in the legend
+    narrow.settle()
+    page.evaluate("""() => { const label = document.querySelector('.memexplore-timeline-controls label');
+        label.querySelector('select').append(new Option('As if there were room'));
+        label.hidden = false }""")
+    graph, legend = (page.locator(f".memexplore-{name}").bounding_box() for name in ("timeline", "legend"))
+    for control in page.locator(".memexplore-timeline-controls select").all():
+        box = control.bounding_box()
+        assert graph["x"] <= box["x"]
+        assert box["x"] + box["width"] <= graph["x"] + graph["width"]
+        assert box["y"] + box["height"] <= legend["y"] + 4  # the padding of an entry's line
+
+
+def test_range_of_equal_layers_is_in_the_tooltip_where_there_is_no_room(narrow: Any) -> None:
+    row = narrow.page.locator(".memexplore-layer:has(.memexplore-layer-count)").first
+    assert not row.locator(".memexplore-layer-end").is_visible()
+    assert " · each " in row.get_attribute("title")
+
+
 def test_mark_of_the_verdict_stands_beside_its_sentence(narrow: Any) -> None:
     mark, headline = (
         narrow.page.locator(f".memexplore-verdict .memexplore-{name}").bounding_box() for name in ("mark", "headline")

@@ -130,7 +130,7 @@ export class Layers {
     if (canOpen) line.setAttribute("aria-expanded", String(isOpen));
     line.setAttribute("aria-selected", String(this.selection === row.name && row.label !== ITSELF));
     line.setAttribute("aria-label", spoken(row, this.content));
-    line.title = `${row.name}${row.kind ? ` · ${row.kind}` : ""}: ${parts(row, this.content).join(", ")}`;
+    line.title = `${[row.name, row.kind, row.each].filter(Boolean).join(" · ")}: ${parts(row, this.content).join(", ")}`;
     const fold = element("span", "fold", canOpen ? (isOpen ? "▾" : "▸") : "");
     fold.setAttribute("aria-hidden", "true");
     const name = element("span", "layer-name");
