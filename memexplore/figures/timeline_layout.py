@@ -44,6 +44,8 @@ _SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
 """Width of a legend entry without its text, and height of a line of entries."""
 _OWN_SWATCH_PIXELS, _CONTROLS_PIXELS = 30, 48
 """The same for the widget's legend: width of an entry without its text, and height of ticks and controls above it."""
+_OWN_STROKE_PIXELS, _STROKES = 46, {"reserved": "reserved", "before": "as written"}
+"""Width of an entry of a line without its text, and the entries of lines with their longest texts."""
 _REQUEST_SHARE = 0.03
 """Width of a request that failed, as a share of the axis."""
 _HEADROOM = 1.2
@@ -327,6 +329,7 @@ def _space_for_legend(names: list[str], width: int) -> dict[str, Any]:
     """Return margins with space for the widget's own legend, whose entries have the width of their text."""
     available, lines, used = width - MARGINS["l"] - MARGINS["r"], 1, 0.0
     for name in names:
-        entry = _OWN_SWATCH_PIXELS + 6.8 * len(name)
+        swatch = _OWN_STROKE_PIXELS if name in _STROKES else _OWN_SWATCH_PIXELS
+        entry = swatch + 6.8 * len(_STROKES.get(name, name))
         lines, used = (lines, used + entry) if used + entry <= available else (lines + 1, entry)
     return {"showlegend": False, "margin": {**MARGINS, "b": _CONTROLS_PIXELS + _LEGEND_LINE_PIXELS * lines}}

@@ -9,6 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memexplore.analysis.tradeoffs import Point, frontier
+from memexplore.figures.name_labels import name_labels
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, escaped
 from memexplore.tape import Source
 from memexplore.units import signed_percent, size_text
@@ -19,11 +20,9 @@ _FAR = 2.5
 than this multiple of the median is drawn at the right edge with its value as text."""
 _BEYOND = 2
 """A setting that needs more than this multiple of the capacity is drawn at the upper edge with its value as text."""
-_LABEL_LENGTH = 28
-_LABEL_SPACE = 0.4, 0.09
-"""Smallest distance of two labels, as shares of the width and the height; labels nearer than both are omitted."""
-_RIGHT = 0.55
-"""Share of the width from which a name is on the left of its point."""
+_LABEL_LENGTH = 30
+_SEPARATOR, _WRITTEN = ", ", "as written"
+"""Text between the knobs of a setting, and the setting without knobs."""
 _HEADROOM = 1.15
 """End of both axes relative to the largest value."""
 
@@ -68,7 +67,8 @@ def tradeoff(
     Traces by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its index in
     `points`, `ids` its setting. `capacity` is in bytes, `chosen` the setting with a ring. Settings with a NaN time are
     omitted; a setting much slower than the others is drawn at the right edge, one far beyond the capacity at the upper
-    edge, both with an arrow and their value. Settings of the frontier have their names, where there is space.
+    edge, both with an arrow and their value. Settings of the frontier have their names, without what all settings have,
+    where there is space.
 
     >>> figure = tradeoff([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536)
     >>> [(trace.name, list(trace.y)) for trace in figure.data]
@@ -114,19 +114,18 @@ def tradeoff(
             cliponaxis=False,
         )
     shapes, annotations, top = _capacity(capacity, max((ys[number] for number in valid), default=1))
-    annotations += [
-        _note(f"{x_axis.value_of(points[number]):.1f} →", x=edge, y=ys[number], xanchor="left", xshift=8)
-        for number in valid
-        if x_axis.value_of(points[number]) > edge
-    ]
-    annotations += [
-        _note(f"↑ {size_text(points[number].peak_reserved)}", x=xs[number], y=ceiling, yshift=14)
-        for number in valid
-        if points[number].peak_reserved > ceiling
-    ]
-    marked = [number for number in valid if points[number].setting in ("as written", chosen)]
-    names = [number for number in (*marked, *best) if points[number].peak_reserved <= ceiling]
-    annotations += _names(points, names, xs, ys, edge * _HEADROOM, top)
+    marked = [number for number in valid if points[number].setting in (_WRITTEN, chosen)]
+    texts_of = {number: _clipped_text(points[number], x_axis, edge, ceiling) for number in valid}
+    clipped = [number for number in valid if texts_of[number]]
+    # The ends of the frontier are the fastest and the smallest setting.
+    named = list(dict.fromkeys((*marked, *best[:1], *best[-1:], *best)))
+    for number in named:
+        if points[number].peak_reserved <= ceiling:
+            texts_of[number] = f"{_own_name(points, number)} {texts_of[number]}".strip()
+    # The value of a clipped setting comes first: without it, its place would be taken for its value.
+    labelled = [(xs[number], ys[number], texts_of[number]) for number in dict.fromkeys((*clipped, *named))]
+    drawn = [(xs[number], ys[number]) for number in valid]
+    annotations += name_labels(labelled, drawn, capacity, edge * _HEADROOM, top, HEIGHT)
     values, texts = byte_ticks(top)
     sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
     measured = str(Source.MEASURED) in sources
@@ -188,8 +187,9 @@ def largest_batches(
         capacity, max((min(points[n].peak_reserved, ceiling) for n in shown), default=1)
     )
     end = max((batches[number] for number in shown), default=1) * _HEADROOM
-    ys = [min(point.peak_reserved, ceiling) for point in points]
-    annotations += _names(points, [shown[index] for index in best], batches, ys, end, top)
+    drawn = [(batches[number], min(points[number].peak_reserved, ceiling)) for number in shown]
+    names_of = [(*drawn[index], _own_name(points, shown[index])) for index in best]
+    annotations += name_labels(names_of, drawn, capacity, end, top, HEIGHT)
     values, texts = byte_ticks(top)
     figure.update_layout(
         shapes=shapes,
@@ -228,40 +228,20 @@ def _ceiling(sizes: Sequence[int], capacity: int | None) -> int:
     return highest if capacity is None else min(highest, max(_BEYOND * capacity, min(sizes, default=0)))
 
 
-def _shortened(setting: str) -> str:
-    return setting if len(setting) <= _LABEL_LENGTH else setting[: _LABEL_LENGTH - 1] + "…"
+def _clipped_text(point: Point, x_axis: XAxis, edge: float, ceiling: int) -> str:
+    """Return the values of a setting that lies beyond an axis, empty for any other."""
+    beyond = [f"↑ {size_text(point.peak_reserved)}"] if point.peak_reserved > ceiling else []
+    value = x_axis.value_of(point)
+    return " ".join(beyond + ([f"{value:.1f} →"] if value > edge else []))
 
 
-def _names(
-    points: Sequence[Point], numbers: Sequence[int], xs: Sequence[float], ys: Sequence[float], right: float, top: float
-) -> list[dict[str, Any]]:
-    """Return the names of some settings as annotations, where there is space; `right` and `top` are the axes' ends."""
-    shares = [(x / right, y / top) for x, y in zip(xs, ys, strict=True)]
-    found = []
-    for number in _apart(numbers, shares):
-        is_right = shares[number][0] > _RIGHT
-        found.append(
-            _note(
-                escaped(_shortened(points[number].setting)),
-                x=xs[number],
-                y=ys[number],
-                xanchor="right" if is_right else "left",
-                xshift=-9 if is_right else 9,
-                yshift=9,
-            )
-        )
-    return found
-
-
-def _apart(numbers: Sequence[int], places: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the numbers, in order, whose places (shares of width and height) have space for a label of their own."""
-    kept: list[int] = []
-    for number in numbers:
-        x, y = places[number]
-        near = [places[other] for other in kept if abs(places[other][0] - x) < _LABEL_SPACE[0]]
-        if number not in kept and all(abs(other - y) >= _LABEL_SPACE[1] for _, other in near):
-            kept.append(number)
-    return kept
+def _own_name(points: Sequence[Point], number: int) -> str:
+    """Return the name of a setting without the parts that all settings have, except the step as written."""
+    parts = points[number].setting.split(_SEPARATOR)
+    others = [set(point.setting.split(_SEPARATOR)) for point in points if point.setting != _WRITTEN]
+    common = set.intersection(*others) if len(others) > 1 else set()
+    name = _SEPARATOR.join(part for part in parts if part not in common) or points[number].setting
+    return escaped(name if len(name) <= _LABEL_LENGTH else name[: _LABEL_LENGTH - 1] + "…")
 
 
 def _edge(values: Sequence[float]) -> float:
@@ -278,15 +258,13 @@ def _capacity(capacity: int | None, highest: int) -> tuple[list[dict[str, Any]],
     text = f"capacity {size_text(capacity)}"
     if capacity > _FAR * highest:
         text += f", {capacity / highest:.1f} times the highest ↑"
-        return [], [_label(text, y=1, yref="paper", yshift=10)], highest * _HEADROOM
+        return [], [_label(text)], highest * _HEADROOM
+    # Above the axes, where no setting lies.
     line = {"color": CAPACITY, "width": 2, "dash": "solid"}
     shape = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": capacity, "y1": capacity, "line": line}
-    return [shape], [_label(text, y=capacity, yshift=9)], max(highest, capacity) * _HEADROOM
+    return [shape], [_label(text)], max(highest, capacity) * _HEADROOM
 
 
-def _label(text: str, **position: Any) -> dict[str, Any]:
-    return _note(text, x=0.005, xref="paper", xanchor="left", font={"size": 11, "color": CAPACITY}, **position)
-
-
-def _note(text: str, **position: Any) -> dict[str, Any]:
-    return {"text": text, "showarrow": False, "font": {"size": 11}, **position}
+def _label(text: str) -> dict[str, Any]:
+    place = {"x": 0.005, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yshift": 10}
+    return {"text": text, "showarrow": False, "font": {"size": 11, "color": CAPACITY}, **place}

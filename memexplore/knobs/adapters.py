@@ -171,7 +171,10 @@ def linear_layers(model: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, n
             if is_linear(module)
         }
         if not below:
-            raise ValueError(f"{name or 'the model'} is not a linear layer and has none below it; LoRA needs one")
+            raise ValueError(
+                f"LoRA was not added: {name or 'the model'} contains no linear layer. "
+                "Name a linear layer, or a layer that contains one."
+            )
         for layer, module in below.items():
             if not layer:
                 skipped.append(Skipped(type(module).__name__, "it is the model itself"))

@@ -13,6 +13,10 @@ from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.tape import Tape
 
+NO_LINEAR = (
+    "This layer contains no linear layer, which LoRA needs. Select a linear layer, or a layer that contains one."
+)
+
 
 class Layers(NamedTuple):
     """Names of layers, taken once: a run changes the model meanwhile."""
@@ -46,7 +50,7 @@ class Layers(NamedTuple):
         if layers[0] not in self.with_weights:
             found["frozen"] = found["frozen"] or "This layer has no weights"
         if layers[0] not in self.with_linear:
-            found["lora"] = found["lora"] or "This layer is not linear and has no linear layer below it"
+            found["lora"] = found["lora"] or NO_LINEAR
         return LayerState(layer, found, layers)
 
 

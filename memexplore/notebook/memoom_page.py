@@ -55,9 +55,10 @@ class MemoomPage:
         """What the options were drawn from."""
         self._applied: Knobs | None = None
         self._note = ipywidgets.HTML()
-        self.widget = ipywidgets.VBox(
-            [ipywidgets.HBox([self._find, self._stop, free]), self._progress, self._options, self._note]
-        )
+        self._said: tuple[Knobs, str] | None = None
+        """The setting whose button was pressed last, and what was done as HTML."""
+        buttons = ipywidgets.HBox([self._find, self._stop, free], layout=ipywidgets.Layout(flex_flow="row wrap"))
+        self.widget = ipywidgets.VBox([buttons, self._progress, self._note, self._options])
         self.widget.add_class("memexplore-memoom")
 
     # -- the search
@@ -107,16 +108,16 @@ class MemoomPage:
         if self._watch.page is self:
             self._watch.found = found
         options = [(each.knobs, each.largest_text) for each in advice.options]
-        drawn = (state.state, self._applied, self._is_newest, options)
+        drawn = (state.state, self._applied, self._said, self._is_newest, options)
         if drawn == self._drawn:
             return
         self._drawn = drawn
         before = self._options.children
         sentences = " ".join(advice.sentences)
         rows = [self._row(number, option) for number, option in enumerate(advice.options, 1)]
-        assumed = [ipywidgets.HTML(f"<small>Assumed: {escape(' '.join(found.assumed))}</small>")]
+        assumed = [_text(f"<small>Assumed: {escape(' '.join(found.assumed))}</small>")]
         self._options.children = (
-            ipywidgets.HTML(f"<p>{escape(sentences)}</p>"),
+            _text(escape(sentences)),
             *rows,
             *(assumed if found.assumed and not running else []),
         )
@@ -124,57 +125,76 @@ class MemoomPage:
             _close(widget)
 
     def _row(self, number: int, option: Option) -> Any:
-        training = f"<br>Trains differently: {escape(option.training)}" if option.training else ""
-        code = f"<details><summary>Code</summary><pre>{escape(option.code)}</pre></details>" if option.code else ""
-        text = ipywidgets.HTML(f"{number}. {escape(str(option))}{training}{code}")
         reason = self._watch.why_not(option.knobs) if self._is_newest else _LATER
+        training = f"<br>Trains differently: {escape(option.training)}" if option.training else ""
+        title = escape(reason or "Code")
+        code = f"<details><summary>{title}</summary>{_lines(option.code)}</details>" if option.code else ""
+        # Below the button, because a list of settings can be longer than the screen.
+        said = self._said[1] if self._said is not None and self._said[0] == option.knobs else ""
+        text = _text(f"{number}. {escape(str(option))}{training}{code}{said}")
+        text.layout = ipywidgets.Layout(flex="1 1 0", min_width="0")
         if reason:
             button = self._button("Apply", reason, lambda: None)
             button.disabled = True
         elif not option.knobs.changed():
             button = self._button("Free", "%memoom free: the step fits as it stands", self._free)
         elif option.knobs == self._applied:
-            button = self._button("Undo", "Restore the model", self._undo)
+            button = self._button("Undo", "Restore the model", functools.partial(self._undo, option))
         else:
             apply = functools.partial(self._apply, option)
             button = self._button("Apply", f"Apply setting {number} to the model, as far as a model can have it", apply)
+        button.layout.min_width = "60px"
         return ipywidgets.HBox([button, text], layout=ipywidgets.Layout(align_items="flex-start"))
 
     # -- actions
 
     def _apply(self, option: Option) -> None:
         if not self._is_newest:
-            self._show(_LATER)
+            self._show(_LATER, option)
             self._draw()
             return
         self._applied = None
         try:
             applied = self._watch.apply(option.knobs)
         except Exception as error:
-            self._show(str(error), option.code)
+            self._show(str(error), option, option.code)
         else:
             self._applied = option.knobs
-            self._show(f"{applied.text} Run the cell again.", applied.code)
+            self._show(f"{applied.text} Run the cell again.", option, applied.code)
         self._draw()
 
-    def _undo(self) -> None:
+    def _undo(self, option: Option) -> None:
         self._applied = None
-        self._show(self._watch.undo() if self._is_newest else _LATER)
+        self._show(self._watch.undo() if self._is_newest else _LATER, option)
         self._draw()
 
     def _free(self) -> None:
         self._note.value = "…"
-        self._show(self._watch.free())
+        self._note.value = _status(self._watch.free())
 
-    def _show(self, text: str, code: str = "") -> None:
-        lines = f"<pre>{escape(code)}</pre>" if code else ""
-        self._note.value = f'<div role="status">{escape(text)}{lines}</div>'
+    def _show(self, text: str, option: Option, code: str = "") -> None:
+        self._note.value = ""
+        self._said = (option.knobs, _status(text, code))
 
     def _button(self, description: str, tooltip: str, action: Any) -> Any:
-        made = ipywidgets.Button(description=description, tooltip=tooltip, layout=ipywidgets.Layout(width="auto"))
+        layout = ipywidgets.Layout(width="auto", flex="none")
+        made = ipywidgets.Button(description=description, tooltip=tooltip, layout=layout)
         # A click may arrive in another thread, and while a cell runs.
         made.on_click(lambda _: self._thread.run(action))
         return made
+
+
+def _text(html: str) -> Any:
+    # The lines of ipywidgets are as high as its buttons.
+    return ipywidgets.HTML(f'<div style="line-height:1.45;padding:4px 0">{html}</div>')
+
+
+def _status(text: str, code: str = "") -> str:
+    return f'<div role="status" style="line-height:1.45">{escape(text)}{_lines(code) if code else ""}</div>'
+
+
+def _lines(code: str) -> str:
+    return f'<pre style="white-space:pre;word-break:normal;overflow-x:auto">{escape(code)}</pre>'
 
 
 def _close(widget: Any) -> None:

@@ -51,18 +51,24 @@ class Tags:
                 table[self.open_rows[address]] = value
 
     def tag_model(self, root: torch.nn.Module) -> None:
-        """Tag the storages of a model's parameters, buffers and gradients with category and module."""
+        """Tag the storages of a model's parameters, buffers and gradients with category and module.
+
+        A tensor of several modules, such as a tied weight, belongs to the first of them in the order of definition.
+        """
         self.names.root(root)
+        tagged: set[int] = set()  # ids, of tensors that the model keeps alive
         for module in root.modules():
             parameters = parameters_of(module)
             buffers = buffers_of(module)
             if parameters or buffers:
                 number = self.names.number(module, -1)
                 for parameter in parameters.values():
-                    if parameter is not None:
+                    if parameter is not None and id(parameter) not in tagged:
+                        tagged.add(id(parameter))
                         self.tag_weight(parameter, number)
                 for buffer in buffers.values():
-                    if buffer is not None:
+                    if buffer is not None and id(buffer) not in tagged:
+                        tagged.add(id(buffer))
                         self.tag(buffer, Category.BUFFER, number)
 
     def tag_input(self, value: Any) -> None:

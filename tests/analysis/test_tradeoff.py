@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.figures.palette import CAPACITY, FITS
 from memexplore.figures.text import tradeoff_text
-from memexplore.figures.tradeoff import XAxis, setting_hover_text, tradeoff
+from memexplore.figures.tradeoff import XAxis, largest_batches, setting_hover_text, tradeoff
 
 GIB = 1024**3
 POINTS = [
@@ -74,6 +74,12 @@ def test_capacity_is_a_line():
     assert [(shape.y0, shape.y1, shape.line.color) for shape in shapes] == [(14 * GIB, 14 * GIB, CAPACITY)]
 
 
+def test_capacity_is_named_above_the_axes_where_no_setting_lies():
+    note = next(note for note in tradeoff(POINTS, 14 * GIB).layout.annotations if "capacity" in note.text)
+    assert (note.y, note.yref) == (1, "paper")
+    assert note.yshift > 0
+
+
 def test_capacity_far_above_the_points_is_only_a_label():
     figure = tradeoff(POINTS, 90 * GIB)
     assert not figure.layout.shapes
@@ -126,7 +132,8 @@ def test_setting_with_nan_time_is_omitted():
 def test_chosen_setting_has_a_ring_and_a_label():
     figure = tradeoff(POINTS, chosen="offload")
     assert list(trace(figure, "fits").marker.line.width) == [0, 0, 3]
-    assert {"as written", "offload"} <= {note.text for note in figure.layout.annotations}
+    # 4.0 is beyond the edge, see above
+    assert {"as written", "offload 4.0 →"} <= {note.text for note in figure.layout.annotations}
 
 
 @pytest.mark.parametrize("points", [[], POINTS[:1]])
@@ -171,3 +178,52 @@ def test_the_frontier_is_labelled_where_there_is_space() -> None:
     assert "fast" in texts
     assert "beside" in texts  # as small as the last and faster, so that one is not on the frontier
     assert "beaten" not in texts
+
+
+# -- names of settings
+
+BASE = "batch 32, gpu RTX 3060 8GB"
+CROWDED = [
+    Point(BASE, 0.8, 0.0, 109 << 26, False),
+    *(Point(f"{BASE}, precision bf16, size {n}", 0.5 + 0.02 * n, 0.0, (92 - 3 * n) << 26, n > 4) for n in range(8)),
+    Point(f"{BASE}, twin", 0.5, 0.0, 92 << 26, False),
+]
+
+
+def boxes(figure, width: float) -> list[tuple[float, float, float, float]]:
+    """Pixels of the texts beside points, where the axes have this width: left, top, right, bottom."""
+    right, top, height = figure.layout.xaxis.range[1], figure.layout.yaxis.range[1], figure.layout.height - 64
+    found = []
+    for note in figure.layout.annotations:
+        if note.xref == "paper":
+            continue
+        x, y = note.x / right * width, (1 - note.y / top) * height
+        x, y = (x + note.ax, y + note.ay) if note.showarrow else (x + note.xshift, y - note.yshift)
+        x -= 6 * len(note.text) * {"left": 0, "center": 0.5, "right": 1}[note.xanchor]
+        found.append((x, y - 7, x + 6 * len(note.text), y + 7))
+    return found
+
+
+@pytest.mark.parametrize("width", [240, 330, 480, 700])
+def test_names_do_not_overlap_where_settings_are_close(width: int) -> None:
+    found = boxes(tradeoff(CROWDED, 7 << 30), width)
+    assert len(found) >= 3
+    for one, other in itertools.combinations(found, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1], (one, other)
+
+
+def test_what_all_settings_have_is_not_in_their_names() -> None:
+    texts = {note.text for note in tradeoff(CROWDED, 7 << 30, chosen=BASE).layout.annotations}
+    assert "precision bf16, size 7" in texts
+    assert BASE in texts
+
+
+def test_settings_at_one_place_share_a_label() -> None:
+    points = [Point("as written", 1.0, 0.0, 8 << 30, True), Point("sqrt", 1.0, 0.0, 8 << 30, True)]
+    assert "as written = sqrt" in {note.text for note in tradeoff(points, chosen="sqrt").layout.annotations}
+
+
+def test_largest_batches_have_names_too() -> None:
+    figure = largest_batches([Point("fp16", 0.5, 0.0, 1024, True), Point("sqrt", 1.3, 0.3, 512, True)], [8, 16])
+    # the larger batch needs less memory: it alone is on the frontier
+    assert [note.text for note in figure.layout.annotations] == ["sqrt"]

@@ -205,6 +205,20 @@ def test_nothing_moves_while_knobs_turn(explored: Any) -> None:
         assert explored.page.evaluate(places) == before
 
 
+def test_keys_reach_a_knob_where_shortcuts_take_keys_first(explored: Any) -> None:
+    """Notebook 7 handles shortcuts before an element gets the key, except where it has Lumino's attribute."""
+    explored.page.evaluate("""() => document.addEventListener('keydown', event => {
+        if (!event.target.hasAttribute('data-lm-suppress-shortcuts')) {
+            event.preventDefault();
+            event.stopImmediatePropagation();
+            window.taken = event.key;
+        } }, true)""")
+    knob(explored, "Batch").press("ArrowLeft")
+    wait_for(explored, Knobs(batch=32))
+    explored.page.keyboard.press("Control+s")
+    assert explored.page.evaluate("() => window.taken") in ("Control", "s")
+
+
 def test_history_code_and_trade_offs(explored: Any) -> None:
     page = explored.page
     choose(explored, "Precision", "bf16 autocast")

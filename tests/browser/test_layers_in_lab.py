@@ -52,6 +52,19 @@ def test_layers_sum_to_the_memory_at_the_cursor(shown: Any) -> None:
     shown.page.wait_for_function("() => !document.querySelector('.memexplore-layers-note:empty')")
 
 
+def test_folded_row_around_the_selected_layer_is_marked(shown: Any) -> None:
+    tree = shown.page.get_by_role("tree", name="Layers by bytes")
+    inner = tree.locator("[aria-level='2']").first
+    inner.click()
+    shown.settle()
+    assert shown.page.locator(".memexplore-around-selection").count() == 0
+    root = tree.get_by_role("treeitem", name=re.compile("^UNet, "))
+    root.locator(".memexplore-fold").click()
+    assert "contains the selected layer" in (root.get_attribute("aria-label") or "")
+    shadow = root.evaluate("row => getComputedStyle(row).boxShadow")
+    assert shadow != "none"
+
+
 def test_layers_are_a_tree_for_the_keyboard(shown: Any) -> None:
     tree = shown.page.get_by_role("tree", name="Layers by bytes")
     assert tree.locator("[role=treeitem][tabindex='0']").count() == 1

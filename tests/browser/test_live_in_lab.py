@@ -215,6 +215,11 @@ def test_a_line_opens_to_the_page_while_the_run_goes_on(notebook: Callable[..., 
     assert root.bounding_box()["height"] < 90  # a line of 30 px, at most two on a narrow page
     assert not book.page.locator(".memexplore-timeline").is_visible()
     shot(book, "line")
+    book.page.set_viewport_size({"width": 800, "height": 1000})
+    book.settle()
+    pause, line = book.page.get_by_role("button", name="Pause", exact=True).bounding_box(), root.bounding_box()
+    assert pause["x"] + pause["width"] <= line["x"] + line["width"]
+    book.page.set_viewport_size({"width": 1400, "height": 1000})
     book.page.get_by_role("button", name="Show the whole page of the run").click()
     book.page.wait_for_selector(".memexplore-timeline .main-svg", state="visible")
     book.page.wait_for_selector(".memexplore-history .main-svg", state="visible")

@@ -52,6 +52,11 @@ def note_of(book: Any, text: str) -> str:
     return found.inner_text()
 
 
+CUT_BUTTONS = """() => [...document.querySelectorAll('.memexplore-memoom button')]
+    .filter(button => button.checkVisibility() && button.scrollWidth > button.clientWidth)
+    .map(button => button.textContent)"""
+
+
 def shot(book: Any, name: str) -> None:
     """Write a picture of the page into the folder MEMOOM_SHOTS, where that is set: for eyes, not for a test."""
     if folder := os.environ.get("MEMOOM_SHOTS"):
@@ -84,8 +89,13 @@ def test_settings_are_found_and_one_is_applied_and_undone(notebook: Callable[...
     assert "Done after" in note_of(book, "Done after")
     row = book.page.locator(ROW).filter(has_text="checkpoint").first
     shot(book, "found")
+    book.page.set_viewport_size({"width": 800, "height": 1000})
+    book.settle()
+    assert book.page.evaluate(CUT_BUTTONS) == []
+    book.page.set_viewport_size({"width": 1400, "height": 1000})
     row.get_by_role("button", name="Apply").click()
     assert note_of(book, "Applied to the model").endswith("Run the cell again.")
+    assert "Applied to the model" in row.get_by_role("status").inner_text()  # beside its button
     shot(book, "applied")
     book.run(3)
     assert len(book.errors()) == 1  # that of the first run

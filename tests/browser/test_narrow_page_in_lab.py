@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.explored import SET_UP
+from tests.browser.explored import SET_UP, choose, knob
 
 pytestmark = pytest.mark.browser
 ARROW = 20
@@ -51,6 +51,60 @@ def test_more_knobs_names_how_many_are_changed(explored: Any, width: int) -> Non
     box, row = toggle.bounding_box(), page.locator(".memexplore-primary").bounding_box()
     assert box["x"] + box["width"] <= row["x"] + row["width"]
     assert not toggle.evaluate(CUT)
+
+
+@pytest.mark.parametrize("width", [800, 900, 1250])
+def test_nothing_moves_or_overlaps_while_knobs_turn(explored: Any, width: int) -> None:
+    page = explored.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    explored.settle()
+    places = """() => ['verdict-side', 'changes', 'knobs', 'timeline', 'lower'].map(name =>
+        document.querySelector(`.memexplore-${name}`).getBoundingClientRect().top
+            - document.querySelector('.memexplore').getBoundingClientRect().top)"""
+    before = page.evaluate(places)
+    for label, option in [("Precision", "bf16"), ("Checkpoint", "every block"), ("GPU", "RTX 3060"), ("GPU", "H200")]:
+        choose(explored, label, option)
+        explored.settle()
+        assert page.evaluate(places) == before, (label, option)
+    page.get_by_role("button", name="Pin", exact=True).click()
+    for key in ("ArrowLeft", "End"):
+        knob(explored, "Batch").press(key)
+        explored.settle()
+        assert page.evaluate(places) == before, key
+    row = page.locator(".memexplore-changes").bounding_box()
+    for part in page.locator(".memexplore-changes button, .memexplore-against").filter(visible=True).all():
+        box = part.bounding_box()
+        assert row["y"] <= box["y"], part.inner_text()
+        assert box["y"] + box["height"] <= row["y"] + row["height"], part.inner_text()
+        assert box["x"] + box["width"] <= row["x"] + row["width"], part.inner_text()
+
+
+def test_legend_lies_below_the_controls_of_the_timeline(narrow: Any) -> None:
+    page = narrow.page
+    page.get_by_label("Batch", exact=True).press("ArrowLeft")  # with an outline in the legend
+    narrow.settle()
+    page.evaluate("""() => { const label = document.querySelector('.memexplore-timeline-controls label');
+        label.querySelector('select').append(new Option('As if there were room'));
+        label.hidden = false }""")
+    graph, legend = (page.locator(f".memexplore-{name}").bounding_box() for name in ("timeline", "legend"))
+    for control in page.locator(".memexplore-timeline-controls select").all():
+        box = control.bounding_box()
+        assert graph["x"] <= box["x"]
+        assert box["x"] + box["width"] <= graph["x"] + graph["width"]
+        assert box["y"] + box["height"] <= legend["y"] + 4  # the padding of an entry's line
+
+
+def test_range_of_equal_layers_is_in_the_tooltip_where_there_is_no_room(narrow: Any) -> None:
+    row = narrow.page.locator(".memexplore-layer:has(.memexplore-layer-count)").first
+    assert not row.locator(".memexplore-layer-end").is_visible()
+    assert " · each " in row.get_attribute("title")
+
+
+def test_mark_of_the_verdict_stands_beside_its_sentence(narrow: Any) -> None:
+    mark, headline = (
+        narrow.page.locator(f".memexplore-verdict .memexplore-{name}").bounding_box() for name in ("mark", "headline")
+    )
+    assert mark["y"] == headline["y"]
 
 
 def test_reason_beside_a_knob_stays_on_the_page_and_escape_hides_it(narrow: Any) -> None:

@@ -14,6 +14,7 @@ from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.knob_table import batch_knobs
+from memexplore.notebook.layers import NO_LINEAR
 from memexplore.steps.outcome import is_unfinished, run_outcome
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step
@@ -206,7 +207,7 @@ def test_layer_action_that_cannot_apply_says_why_before(shown: Explorer) -> None
     assert reasons == {
         "checkpoint": "",
         "frozen": "This layer has no weights",
-        "lora": "This layer is not linear and has no linear layer below it",
+        "lora": NO_LINEAR,
     }
     send(shown, "layer action", field="lora", layer="0.1")
     assert shown.knobs == Knobs()

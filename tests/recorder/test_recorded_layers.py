@@ -29,6 +29,27 @@ def test_a_gradient_belongs_to_the_layer_of_its_parameter():
     }  # fmt: skip
 
 
+def test_a_tied_weight_belongs_to_the_layer_that_is_defined_first():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(100, 8), nn.Linear(8, 100, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(x))
+
+    def run() -> None:
+        model = Tied().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        model(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
+        optimizer.step()
+
+    frame = mx.simulate(run).to_pandas().query("action == 'alloc'")
+    for kind in ("parameter", "gradient", "optimizer state"):
+        assert set(frame[frame["category"] == kind]["module"]) == {"embedding"}, kind
+
+
 def test_an_optimizer_state_belongs_to_the_layer_of_its_parameter():
     frame = train("cuda", steps=1).to_pandas()
     states = frame[(frame["action"] == "alloc") & (frame["category"] == "optimizer state")]

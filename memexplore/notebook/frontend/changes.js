@@ -52,7 +52,8 @@ export class Changes {
       const lead = element("span", "lead", chips.length ? "Changed:" : "Nothing is changed: the step as written.");
       replaceKeepingFocus(this.list, [lead, ...chips]);
     }
-    this.against.textContent = comparison(against);
+    const parts = comparison(against).map((text) => element("span", "", text));
+    this.against.replaceChildren(...parts.flatMap((part, index) => (index ? [" · ", part] : [part])));
     this.resetAll.hidden = changes.length < 2;
     this.pin.textContent = is_pinned ? "Unpin" : "Pin";
     this.pin.dataset.request = is_pinned ? "unpin" : "pin";
@@ -64,9 +65,9 @@ export class Changes {
 }
 
 /**
- * Return the change of the peak against the step as written and the pinned setting.
+ * Return the changes of the peak against the step as written and the pinned setting.
  * @param {ExplorerState["against"]} against
  */
 export function comparison({ written, pinned }) {
-  return [written && `vs written ${written}`, pinned && `vs pinned ${pinned}`].filter(Boolean).join(" · ");
+  return [written && `vs written ${written}`, pinned && `vs pinned ${pinned}`].filter(Boolean);
 }

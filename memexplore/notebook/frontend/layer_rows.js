@@ -80,6 +80,18 @@ export function visibleRows(rows, folds, total, search = "") {
 }
 
 /**
+ * Return the innermost visible row that contains a layer which is not visible itself, undefined if there is none.
+ * @param {Visible[]} rows
+ * @param {string | null} layer
+ */
+export function rowAround(rows, layer) {
+  if (layer === null || rows.some(({ row }) => row.name === layer)) return undefined;
+  /** @type {(row: LayerRow) => boolean} */
+  const contains = ({ children, members }) => [...children, ...members].some((inner) => inner.name === layer || contains(inner));
+  return rows.filter(({ row }) => contains(row)).sort((one, other) => other.level - one.level)[0];
+}
+
+/**
  * Return what a key does in a tree: the row it moves to, or whether it opens or closes the row.
  * https://www.w3.org/WAI/ARIA/apg/patterns/treeview/
  * @param {string} key

@@ -1,6 +1,6 @@
 // The layers as a tree of rows with bars, by the ARIA pattern "tree view". A click or Enter selects, arrow keys move.
 import { element } from "./dom.js";
-import { Folds, afterKey, bytesOf, visibleRows } from "./layer_rows.js";
+import { Folds, afterKey, bytesOf, rowAround, visibleRows } from "./layer_rows.js";
 
 /** @typedef {import("./types").LayerTree} LayerTree */
 /** @typedef {import("./types").LayerRow} LayerRow */
@@ -110,8 +110,19 @@ export class Layers {
     const top = this.content.rows.filter((row) => row.sizes.length).map(bytesOf);
     const widest = this.isHighest ? Math.max(...top, 1) : Math.max(this.content.total, 1);
     this.tree.replaceChildren(...rows.map((visible) => this.rowElement(visible, widest)));
+    this.markAround(rows.indexOf(/** @type {Visible} */ (rowAround(rows, this.selection))));
     if (!rows.length && this.search) this.tree.append(element("p", "caption", "No layer matches."));
     if (hadFocus) this.currentElement()?.focus();
+  }
+
+  /** @param {number} index of the row that contains the selected layer, -1 if this layer is visible */
+  markAround(index) {
+    const line = /** @type {HTMLElement | undefined} */ (this.tree.children[index]);
+    if (!line) return;
+    const text = `contains the selected layer ${this.selection}`;
+    line.classList.add("memexplore-around-selection");
+    line.title += ` · ${text}`;
+    line.setAttribute("aria-label", `${line.getAttribute("aria-label")}, ${text}`);
   }
 
   /**
@@ -130,7 +141,7 @@ export class Layers {
     if (canOpen) line.setAttribute("aria-expanded", String(isOpen));
     line.setAttribute("aria-selected", String(this.selection === row.name && row.label !== ITSELF));
     line.setAttribute("aria-label", spoken(row, this.content));
-    line.title = `${row.name}${row.kind ? ` · ${row.kind}` : ""}: ${parts(row, this.content).join(", ")}`;
+    line.title = `${[row.name, row.kind, row.each].filter(Boolean).join(" · ")}: ${parts(row, this.content).join(", ")}`;
     const fold = element("span", "fold", canOpen ? (isOpen ? "▾" : "▸") : "");
     fold.setAttribute("aria-hidden", "true");
     const name = element("span", "layer-name");

@@ -32,18 +32,33 @@ function bar(...parts) {
   return created;
 }
 
+const NO_SHORTCUTS = "data-lm-suppress-shortcuts"; // of Lumino, which has the shortcuts of JupyterLab and Notebook 7
+
 /**
  * Keep key presses in an element from JupyterLab, which would take arrows, Enter and letters for commands to the
  * notebook. Returns a function that stops it.
  * @param {HTMLElement} root
  */
 export function keepKeys(root) {
-  const keep = (/** @type {KeyboardEvent} */ event) => {
-    const { ctrlKey, metaKey, altKey, shiftKey, key } = event;
-    if (!ctrlKey && !metaKey && !altKey && key !== "Escape" && !(shiftKey && key === "Enter")) event.stopPropagation();
+  const keep = (/** @type {KeyboardEvent} */ event) => isKept(event) && event.stopPropagation();
+  // Notebook 7 takes a key before the element with the focus gets it, except where this element has the attribute.
+  const mark = (/** @type {KeyboardEvent} */ event) => {
+    if (event.target instanceof HTMLElement && root.contains(event.target)) event.target.toggleAttribute(NO_SHORTCUTS, isKept(event));
   };
   root.addEventListener("keydown", keep);
-  return () => root.removeEventListener("keydown", keep);
+  window.addEventListener("keydown", mark, true);
+  return () => {
+    root.removeEventListener("keydown", keep);
+    window.removeEventListener("keydown", mark, true);
+  };
+}
+
+/**
+ * Return whether a key is for the element that has the focus: shortcuts, Escape and Shift+Enter are for the notebook.
+ * @param {Pick<KeyboardEvent, "ctrlKey" | "metaKey" | "altKey" | "shiftKey" | "key">} event
+ */
+export function isKept({ ctrlKey, metaKey, altKey, shiftKey, key }) {
+  return !ctrlKey && !metaKey && !altKey && key !== "Escape" && !(shiftKey && key === "Enter");
 }
 
 /**

@@ -24,9 +24,9 @@ test("why a request failed stays beside why a setting was not applied", () => {
 });
 
 test("changes are given against the step as written and the pinned setting", () => {
-  assert.equal(comparison({ written: "−47 %", pinned: "−12 %" }), "vs written −47 % · vs pinned −12 %");
-  assert.equal(comparison({ written: "−47 %", pinned: "" }), "vs written −47 %");
-  assert.equal(comparison({ written: "", pinned: "" }), "");
+  assert.deepEqual(comparison({ written: "−47 %", pinned: "−12 %" }), ["vs written −47 %", "vs pinned −12 %"]);
+  assert.deepEqual(comparison({ written: "−47 %", pinned: "" }), ["vs written −47 %"]);
+  assert.deepEqual(comparison({ written: "", pinned: "" }), []);
 });
 
 test("knobs that do not apply are listed with their reasons", () => {

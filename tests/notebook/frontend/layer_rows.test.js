@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Folds, afterKey, bytesOf, visibleRows } from "../../../memexplore/notebook/frontend/layer_rows.js";
+import { Folds, afterKey, bytesOf, rowAround, visibleRows } from "../../../memexplore/notebook/frontend/layer_rows.js";
 import { arranged } from "../../../memexplore/notebook/frontend/memory_tables.js";
 
 const row = (label, bytes, children = [], members = []) => ({
@@ -66,4 +66,16 @@ test("tables are sorted by bytes or text, and searched in every cell", () => {
   assert.deepEqual(ops(arranged(rows, columns, "", 0, false)), ["add", "mm", "relu"]);
   assert.deepEqual(ops(arranged(rows, columns, "", 1, true)), ["relu", "mm", "add"]);
   assert.deepEqual(ops(arranged(rows, columns, "kib", 0, false)), ["mm"]);
+});
+
+test("a selected layer that is not visible is inside the innermost visible row around it", () => {
+  const folds = new Folds();
+  const around = (layer) => rowAround(visibleRows(TREE, folds, 100), layer)?.row.label;
+  assert.equal(around("act"), undefined); // visible
+  assert.equal(around(null), undefined);
+  assert.equal(around("1"), "h"); // one of the layers that the row of h shows together
+  folds.open.set(visibleRows(TREE, folds, 100)[1].id, false);
+  assert.equal(around("act"), "h");
+  folds.open.set(visibleRows(TREE, folds, 100)[0].id, false);
+  assert.equal(around("act"), "Net");
 });
