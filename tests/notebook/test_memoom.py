@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_free_gives_back_to_the_byte(on_gpu: Shell) -> None:
     assert torch.cuda.memory_allocated() == before == 10 * MIB
     assert torch.cuda.memory_reserved() == 10 * MIB
     assert on_gpu["mine"].numel() == 10 * MIB
+
+
+def test_the_debugger_sees_the_failed_frames_until_they_are_freed(
+    on_gpu: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu.run(HELD_BY_FRAME)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("kept.numel() // 2**20\nquit\n"))
+    on_gpu.run("%debug").raise_error()
+    assert "100" in on_gpu.text.split()
+    on_gpu.run("%memoom free").raise_error()
+    assert torch.cuda.memory_allocated() == 0
 
 
 def test_free_after_a_failed_backward_pass_gives_back_everything(on_gpu: Shell) -> None:
