@@ -293,6 +293,11 @@ class Notebook:
         self.lab.end_kernel(self.name)
 
 
+_LATE = "[anywidget] Failed to initialize model."
+"""anywidget 0.11 reports a model that took more than 2 s, as one in a background page does while another page loads on
+a slow machine. A test waits for what its page shows, so a view that never comes fails it all the same."""
+
+
 @pytest.fixture
 def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
     """A function that opens a notebook of the given cells, or a copy of a notebook file, in its own browser tab."""
@@ -302,7 +307,7 @@ def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterato
     page = context.new_page()
     page.set_default_timeout(30_000)
     problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("pageerror", lambda error: problems.append(str(error)) if str(error) != _LATE else None)
     opened: list[Notebook] = []
 
     def make(*cells: str, file: pathlib.Path | None = None, kernel: str = "python3") -> Notebook:
