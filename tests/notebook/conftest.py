@@ -13,7 +13,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from memexplore.notebook import profile
+from memexplore.notebook import memoom, profile
 from tests.notebook.magics_shell import Shell
 
 
@@ -42,4 +42,12 @@ def explored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The explorers that profiles display."""
     seen: list[Any] = []
     monkeypatch.setattr(profile, "display", seen.append)
+    return seen
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The post-mortems, and what would have fitted, that `%memoom` displays."""
+    seen: list[Any] = []
+    monkeypatch.setattr(memoom, "display", seen.append)
     return seen

@@ -34,14 +34,6 @@ load()"""
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[PostMortem]:
-    """The post-mortems that are displayed."""
-    seen: list[PostMortem] = []
-    monkeypatch.setattr(memoom, "display", seen.append)
-    return seen
-
-
-@pytest.fixture
 def on_gpu(shell: Shell, found: list[PostMortem]) -> Shell:
     """A shell with a virtual GPU of 256 MiB and post-mortems."""
     shell.run("%memgpu 256MiB").raise_error()
