@@ -92,15 +92,8 @@ class SeenCall:
 
     def follow(self, recorder: Recorder) -> None:
         """Note the calls that a recorder sees."""
-        begins = recorder.call_begins
         self.evaluates = False
-
-        def call_begins(module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
-            if not recorder.is_in_call:
-                self.see(module, args, frame)
-            begins(module, args, frame)
-
-        recorder.call_begins = call_begins  # type: ignore[method-assign]
+        recorder.on_model_call = self.see
 
 
 def _keywords(module: torch.nn.Module, frame: FrameType | None) -> dict[str, Any] | None:

@@ -61,6 +61,8 @@ class Recorder(Tags):
         self._step_ended = True
         self.training: CpuTraining | None = CpuTraining()
         """None where the CPU itself is recorded."""
+        self.on_model_call: Callable[[torch.nn.Module, Any, FrameType | None], None] | None = None
+        """Called with each call of a module from outside of any."""
         self.copies = Copies(live, self.open_rows)
         self._epoch = time.perf_counter_ns()
 
@@ -229,17 +231,14 @@ class Recorder(Tags):
 
     # -- called by the module and optimizer hooks
 
-    @property
-    def is_in_call(self) -> bool:
-        """Whether the calling thread runs a module's call."""
-        return bool(self._threads.here.calls)
-
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """Record that a module is called."""
         here, node = self._threads.here, current_autograd_node()
         calls = here.calls
         applied = here.gradients(node) and not torch.is_grad_enabled()
         if not calls:
+            if self.on_model_call is not None:
+                self.on_model_call(module, args, frame)
             self.names.root(module)
             if node is None:
                 self.tag_model(module)
