@@ -1,8 +1,9 @@
-"""Functions run in other threads, for tests."""
+"""Other threads and processes, for tests."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,3 +30,14 @@ def at_once(count: int, function: Callable[[], object]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def has_ended(process: Any) -> None:
+    """Wait for the end of a process for which a thread waits too.
+
+    Where the thread is first, `join` returns before the status is set, and `is_alive` is still true.
+    """
+    end = time.monotonic() + 60
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert process.exitcode is not None

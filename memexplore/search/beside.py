@@ -5,6 +5,7 @@ The caller goes on meanwhile: the virtual GPU is process-wide, so that a thread 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import dataclasses
@@ -13,8 +14,8 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
-import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -35,6 +36,10 @@ from memexplore.search.progress import Progress
 from memexplore.steps.step import Step
 from memexplore.tape import Os
 
+_TIME_TO_EXIT = 2.0
+"""Seconds that a stopped search has to end, before the exception is raised again."""
+_ATTEMPTS = 2
+"""Further exceptions before the process of a stopped search is killed."""
 _NICENESS = 5
 """Lower priority of the search than that of the process that started it, in whose notebook cells run."""
 
@@ -167,8 +172,7 @@ def _stop_all() -> None:
 def _search(connection: Connection) -> None:
     # An interrupt of a notebook reaches the whole process group; the parent stops the search itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # As an exception, which ends the workers on its way.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    _end_when_terminated()
     threading.Thread(target=end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
@@ -202,6 +206,31 @@ def _search(connection: Connection) -> None:
     except Exception as error:
         ended = Ended(None, workers.sendable(workers.without_frames(error)))
     connection.send_bytes(_packed(ended))
+
+
+def _end_when_terminated() -> None:
+    """Raise SystemExit at SIGTERM, which ends the workers and removes files on its way; else kill this process.
+
+    The exception is lost where it is raised in a callback, such as that of a weak reference, or where a cell catches
+    it. It is then raised again.
+    """
+    terminated = threading.Event()
+
+    def raise_exit(*_: object) -> None:
+        terminated.set()
+        raise SystemExit(1)
+
+    def insist() -> None:
+        terminated.wait()
+        for _ in range(_ATTEMPTS):
+            time.sleep(_TIME_TO_EXIT)
+            _thread.interrupt_main(signal.SIGTERM)
+        time.sleep(_TIME_TO_EXIT)
+        # The workers end when the connections to this process do.
+        lanes.end_here()
+
+    signal.signal(signal.SIGTERM, raise_exit)
+    threading.Thread(target=insist, daemon=True).start()
 
 
 def _packed(event: Found | Ended) -> bytes:

@@ -185,7 +185,7 @@ def forks_here() -> bool:
 
 
 def _fork() -> int:
-    # The only other thread waits for the end of the parent process.
+    # The other threads wait for the end of the parent process and of this one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -197,7 +197,8 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def _end_here() -> None:
+def end_here() -> None:
+    """Kill this process."""
     # The exit functions are those of the process that was forked.
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -222,7 +223,7 @@ def _serve_step(connections: list[Connection], packed_step: bytes, settings: byt
     def end(*_: Any) -> None:
         for pid in children:
             _end(pid)
-        _end_here()
+        end_here()
 
     signal.signal(signal.SIGTERM, end)
     gc.freeze()
@@ -250,7 +251,7 @@ def _serve_and_exit(connection: Connection, step: Step | bytes) -> None:
         autograd_engine.sole_owner_counts()
         _serve(connection, step)
     finally:
-        _end_here()
+        end_here()
 
 
 def _serve(connection: Connection, step: Step | bytes) -> None:

@@ -17,6 +17,7 @@ from memexplore.live import step_copy
 from memexplore.live.prediction import REPLACED, Prediction
 from tests.live.knob_loops import CHECKPOINT, WIDTH, Block, Trained, from_the_start
 from tests.live.training import on
+from tests.threads import has_ended
 
 SECONDS = 120.0
 """Time that a prediction may take on a busy machine."""
@@ -188,8 +189,7 @@ def test_a_newer_request_replaces_those_that_wait_and_one_process_serves_all():
         assert REPLACED in {result.failed for result in results}
         live.predict(Knobs(), SECONDS)
         assert live._session._forecasts._predictor._process is process
-    process.join(SECONDS)
-    assert not process.is_alive()
+    has_ended(process)
 
 
 def test_a_process_that_is_busy_with_an_older_request_for_long_is_ended(monkeypatch):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import pytest
 import torch
 
 import memexplore
@@ -15,6 +16,7 @@ from memexplore import capture
 from memexplore.postmortem import failed_cell, failed_step, what_fits
 from memexplore.postmortem.failed_step import FailedStep
 from memexplore.search.beside import Ended, Found
+from tests.threads import has_ended
 
 
 def failed() -> FailedStep:
@@ -72,9 +74,15 @@ def test_the_error_of_the_last_step_is_reported() -> None:
     assert what_fits.what_fits(searched, None, event.error).failed == "The search failed: ValueError: not here"
 
 
-def test_a_search_of_a_cell_that_does_not_end_is_stopped(tmp_path: Path) -> None:
+LOST = "class Lost:\n    def __del__(self): time.sleep(0.2)\nwhile True: Lost()"
+"""The exception of a signal is raised in a callback, where Python prints and drops it."""
+CAUGHT = "while True:\n    try: torch.zeros(8, device='cuda')\n    except BaseException: pass"
+
+
+@pytest.mark.parametrize("loop", ["while True: torch.zeros(8, device='cuda')", LOST, CAUGHT])
+def test_a_search_of_a_cell_that_does_not_end_is_stopped(tmp_path: Path, loop: str) -> None:
     begun = tmp_path / "begun.txt"
-    code = "begun.write_text('yes')\nimport torch\nwhile True: torch.zeros(8, device='cuda')"
+    code = f"import time, torch\nbegun.write_text('yes')\n{loop}"
     cell = failed_cell.failed_cell(code, {"begun": begun}, [], "No step.")
     assert isinstance(cell, FailedStep)
     with memexplore.virtual("64MiB"), capture.record() as recording:
@@ -87,6 +95,5 @@ def test_a_search_of_a_cell_that_does_not_end_is_stopped(tmp_path: Path) -> None
         assert process.is_alive()
         time.sleep(0.1)
     search.stop()
-    process.join(20)
-    assert not process.is_alive()
+    has_ended(process)
     assert events.empty()

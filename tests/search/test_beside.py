@@ -17,6 +17,7 @@ from memexplore.search.advise import advise
 from memexplore.search.beside import Ended, Found, SearchProcess
 from memexplore.search.turns import SearchInTurns
 from memexplore.steps.step import Step
+from tests.threads import has_ended
 
 
 def step() -> Step:
@@ -76,11 +77,8 @@ def test_stopped_process_ends_without_a_report() -> None:
     first = events.get(timeout=120)
     assert isinstance(first, Found)
     search.stop()
-    end = time.monotonic() + 60
-    # The thread of the search waits for the process too: where it is first, `join` returns before the status is set.
-    while search._process.exitcode is None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert search._process.exitcode not in (None, 0)
+    has_ended(search._process)
+    assert search._process.exitcode != 0
     time.sleep(0.1)
     assert not any(isinstance(event, Ended) for event in events.queue)
 
