@@ -197,7 +197,7 @@ class View(anywidget.AnyWidget):
         """Send the state of the attached controls to the page."""
         with self.lock:
             if self._controls is not None:
-                self.send({"type": "explorer", "explorer": self._controls.message()})
+                self.send({**self._about_tape("explorer"), "explorer": self._controls.message()})
 
     def send_unasked(self) -> None:
         """Send everything to all pages, for a kernel that reads no request while a cell runs (ipykernel before 7)."""

@@ -5,7 +5,6 @@ The caller goes on meanwhile: the virtual GPU is process-wide, so that a thread 
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextlib
 import dataclasses
@@ -224,7 +223,7 @@ def _end_when_terminated() -> None:
         terminated.wait()
         for _ in range(_ATTEMPTS):
             time.sleep(_TIME_TO_EXIT)
-            _thread.interrupt_main(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_TIME_TO_EXIT)
         # The workers end when the connections to this process do.
         lanes.end_here()

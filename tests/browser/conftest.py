@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import nbformat
@@ -28,6 +29,8 @@ from tests.browser.explored import SET_UP
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # A kernel before ipykernel 7.4.0 may never read one of its first requests (ipykernel issue 1554).
 UNANSWERED_MS = 20_000
+PACKAGES = "ipywidgets", "pandas", "plotly.graph_objects", "torch._dynamo"
+"""What a kernel imports when it starts, without leaving a name. Fake tensors need `torch._dynamo`."""
 
 
 def need(condition: bool, reason: str) -> None:
@@ -61,10 +64,50 @@ class Lab:
             if session["path"] == notebook:
                 self._request("DELETE", f"sessions/{session['id']}").close()
 
-    def _request(self, method: str, path: str) -> Any:
+    def start_kernel(self) -> str:
+        """Start a kernel that no notebook has yet; return its number."""
+        with self._request("POST", "kernels", {"name": "python3"}) as answer:
+            return str(json.load(answer)["id"])
+
+    def give_kernel(self, kernel: str, notebook: str) -> None:
+        """Let a notebook use a kernel when it is opened."""
+        session = {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"id": kernel}}
+        self._request("POST", "sessions", session).close()
+
+    def _request(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
         headers = {"Authorization": f"token {self.token}"}
-        request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
+        body = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers, data=body)
         return urllib.request.urlopen(request, timeout=60)
+
+
+class Kernels:
+    """A kernel for each notebook: the next one starts while a test runs, and the one before ends meanwhile."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._next: str | None = None
+        self._ending = ThreadPoolExecutor(1)
+
+    def prepare(self) -> None:
+        """Start the kernel of the next notebook."""
+        if self._next is None:
+            self._next = self._lab.start_kernel()
+
+    def give(self, notebook: str) -> None:
+        """Let a notebook use the kernel that was started for it."""
+        self.prepare()
+        assert self._next is not None
+        self._lab.give_kernel(self._next, notebook)
+        self._next = None
+
+    def end(self, notebook: str) -> None:
+        """Shut down the kernel of a notebook without waiting for its end."""
+        self._ending.submit(self._lab.end_kernel, notebook)
+
+    def close(self) -> None:
+        """Wait for the kernels that end; the server ends the one that was started for the next notebook."""
+        self._ending.shutdown()
 
 
 @pytest.fixture(scope="package")
@@ -82,6 +125,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
     (base / "root").mkdir()
+    startup = base / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "packages.py").write_text(f"[__import__(name) for name in {PACKAGES}]")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -114,6 +160,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     finally:
         server.terminate()
         server.wait(30)
+
+
+@pytest.fixture(scope="package")
+def kernels(lab: Lab) -> Iterator[Kernels]:
+    """The kernels of the notebooks."""
+    kernels = Kernels(lab)
+    yield kernels
+    kernels.close()
 
 
 @pytest.fixture(scope="package")
@@ -299,7 +353,9 @@ a slow machine. A test waits for what its page shows, so a view that never comes
 
 
 @pytest.fixture
-def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
+def notebook(
+    lab: Lab, kernels: Kernels, chromium: Any, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Notebook]]:
     """A function that opens a notebook of the given cells, or a copy of a notebook file, in its own browser tab."""
     # JupyterLab keeps the theme that an earlier test has chosen.
     (lab.settings / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").unlink(missing_ok=True)
@@ -317,12 +373,17 @@ def notebook(lab: Lab, chromium: Any, request: pytest.FixtureRequest) -> Iterato
         name = f"{request.node.originalname}-{secrets.token_hex(3)}.ipynb"
         nbformat.write(document, lab.root / name)
         opened.append(Notebook(page, lab, name))
-        return opened[-1].open() if kernel == "python3" else opened[-1].open_with_old_kernel()
+        if kernel != "python3":
+            return opened[-1].open_with_old_kernel()
+        kernels.give(name)
+        opened[-1].open()
+        kernels.prepare()
+        return opened[-1]
 
     yield make
     context.close()
     for book in opened:
-        lab.end_kernel(book.name)
+        kernels.end(book.name)
     assert not problems, problems
 
 

@@ -14,11 +14,12 @@ export class Explorer {
    * @param {import("./requests.js").Requests} requests
    * @param {import("./kernel.js").Kernel} kernel
    * @param {import("./layer_actions.js").LayerActions} actions
-   * @param {{ onBusy: () => void, onState: (state: ExplorerState) => void }} handlers
+   * @param {{ onBusy: () => void, onRequest: (type: string) => void, onState: (state: ExplorerState) => void }} handlers
    */
-  constructor(requests, kernel, actions, { onBusy, onState }) {
+  constructor(requests, kernel, actions, { onBusy, onRequest, onState }) {
     this.kernel = kernel;
     this.onBusy = onBusy;
+    this.onRequest = onRequest;
     this.onState = onState;
     this.actions = actions;
     this.requests = new ExplorerRequests(requests.transmit, requests.view, () => kernel.canRead);
@@ -38,6 +39,7 @@ export class Explorer {
     if (this.kernel.isGone || !this.requests.state) return; // a view may have no explorer
     this.requests.send(request);
     this.kernel.expect();
+    this.onRequest(request.type);
     this.onBusy();
   }
 

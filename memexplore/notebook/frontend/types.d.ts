@@ -293,6 +293,8 @@ export interface TapeContent {
   row: number;
   selection: string | null;
   window: Window;
+  /** Data, outline, layout and axis as drawn, made by the page. */
+  figure?: Figure;
 }
 
 export interface Hover {

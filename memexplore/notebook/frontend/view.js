@@ -12,6 +12,7 @@ import { LiveRegion } from "./live_region.js";
 import { buildPage, hideStaticImage, keepKeys } from "./page.js";
 import { PointerHold } from "./pointer_hold.js";
 import { Requests } from "./requests.js";
+import { SeenSettings } from "./seen_settings.js";
 import { Tabs } from "./tabs.js";
 import { TaskQueue } from "./task_queue.js";
 import { markTheme, watchTheme } from "./theme.js";
@@ -70,17 +71,28 @@ export class View {
     });
     this.explorer = new Explorer(this.requests, this.kernel, this.layerActions, {
       onBusy: () => this.updateBusy(),
+      onRequest: (type) => this.seen.request(type),
       onState: (state) => {
         this.verdict.drawApplied(state);
         this.verdict.showRefusal(state.problem);
         if (!this.run.state) this.timeline.legend.nameOutline(state.is_pinned ? "pinned" : "as written");
       },
     });
+    this.seen = new SeenSettings(this.explorer.requests, {
+      isZoomed: () => this.zoom.window !== null,
+      selection: () => this.layerActions.layer,
+      enqueue: (task) => this.queue.add(() => this.hold.run(task)),
+      draw: (content) => this.drawPicture(content),
+      answer: (content, early) => this.hold.run(() => this.drawTape(content, early)),
+    });
     this.timeline = new Timeline(this.context, model.get("height"), {
       onZoom: (window) => this.zoom.show(window),
       onCursor: (row) => this.request("cursor", { row }),
       onAxis: (axis, folds) => this.chooseAxis(axis, folds),
-      onPicture: (happened) => this.request("picture", { happened }, "tape"),
+      onPicture: (happened) => {
+        this.seen.clear();
+        this.request("picture", { happened }, "tape");
+      },
     });
     this.details = new Details(this.context, this.tabs, {
       onSelect: (layer) => this.request("select", { layer }, "selection"),
@@ -140,7 +152,7 @@ export class View {
   updateBusy() {
     const isDrawing = this.queue.pending > 0 || this.zoom.isSettling;
     const isWorking = !this.kernel.isGone && this.explorer.isWaiting;
-    const isStale = this.detailsTape < this.requests.tape; // the details of a kernel that is gone stay so
+    const isStale = this.detailsTape < this.requests.tape || this.seen.early !== null; // the details of a kernel that is gone stay so
     const isWaiting = !this.kernel.isGone && (this.requests.isWaiting || isStale);
     this.root.setAttribute("aria-busy", String(isDrawing || isWaiting || isWorking));
     this.root.classList.toggle("memexplore-working", isWorking);
@@ -193,10 +205,13 @@ export class View {
       /** @type {any} */
       const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
       if (type === "everything") this.start(content);
-      else if (type === "explorer") this.explorer.receive(content.explorer ?? message.explorer);
+      else if (type === "explorer") {
+        this.explorer.receive(content.explorer ?? message.explorer);
+        await this.seen.receive(content.tape);
+      }
       else if (type === "live") this.run.receive(content.live);
       else if (!this.context.plotly) this.early.push([message, content]);
-      else await this.draw(message, content);
+      else if (type !== "tape" || this.seen.arrive(content, buffers)) await this.draw(message, content);
     }
   }
 
@@ -260,22 +275,32 @@ export class View {
   /**
    * Draw summary and timeline; the details follow in a message of their own.
    * @param {TapeContent} content
+   * @param {TapeContent} [early] the same picture, which was drawn before
    */
-  async drawTape(content) {
+  async drawTape(content, early) {
     if (content.tape < this.requests.tape) return; // postponed by a drag, and replaced since
     const isNew = content.tape > this.requests.tape;
     this.requests.tape = content.tape;
     this.requests.settleAll(); // the kernel ignores requests about earlier tapes
     this.zoom.window = content.window;
-    this.timeline.row = content.row;
     this.updateBusy();
-    this.verdict.draw(content);
     this.layerActions.drawLayer(content.selection);
     this.details.layers.select(content.selection);
     if (isNew) this.live.announce(`${content.verdict.headline} ${content.verdict.detail}`);
-    await this.timeline.drawFigure({ data: [...content.data, ...content.outline], layout: content.layout, axis: content.axis });
-    this.timeline.controls.drawPictures(content.pictures);
+    const isDrawn = early !== undefined && this.timeline.figure === early.figure;
+    if (!isDrawn) await this.drawPicture(content);
+    else if (this.timeline.row !== content.row) await this.timeline.moveCursor(content.row);
     this.reportDrawn(content.tape);
+  }
+
+  /** @param {TapeContent} content */
+  async drawPicture(content) {
+    const { data, outline, layout, axis } = content;
+    this.verdict.draw(content);
+    this.timeline.row = content.row;
+    content.figure ??= { data: [...data, ...outline], layout, axis };
+    await this.timeline.drawFigure(content.figure);
+    this.timeline.controls.drawPictures(content.pictures);
   }
 
   /**
@@ -340,6 +365,7 @@ export class View {
   }
 
   requestTimeline() {
+    this.seen.clear();
     this.labelledWidth = this.timeline.size().width;
     this.request("timeline", { window: this.zoom.window, width: this.labelledWidth, ...this.axis });
   }
