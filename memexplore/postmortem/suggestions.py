@@ -123,8 +123,9 @@ def _of_need(tape: Tape) -> list[Suggestion]:
     if foreach is not None:
         result.append(foreach)
     shares = {kind: int(sizes[tape.category[rows] == kind].sum()) for kind in Category}
+    less = _WEIGHTS if _has_no_state(tape) else _STATE
     if tape.phase[last] == Phase.OPTIMIZER and foreach is None:
-        result.append(_STATE)
+        result.append(less)
     layer = _dominating(tape, rows, sizes)
     if layer is not None:
         result.insert(0, layer)
@@ -132,7 +133,7 @@ def _of_need(tape: Tape) -> list[Suggestion]:
         shares[kind] for kind in (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.BUFFER)
     )
     of_batch = shares[Category.ACTIVATION] + shares[Category.TEMPORARY] + shares[Category.INPUT]
-    by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), _BATCH), (of_model, _STATE)]
+    by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), _BATCH), (of_model, less)]
     result += [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each not in result]
     return result
 
@@ -143,9 +144,20 @@ _STATE = Suggestion(
     0,
     False,
 )
+_WEIGHTS = Suggestion(
+    "Keep the weights in 16 bits, or train fewer of them: freeze layers, or add LoRA to them.",
+    "model.to(torch.bfloat16)",
+    0,
+    False,
+)
 _BATCH = Suggestion(
     "Take a smaller batch or micro-batches, checkpoint the activations, or train in mixed precision.", "", 0, False
 )
+
+
+def _has_no_state(tape: Tape) -> bool:
+    """Return whether an optimizer has made a step without state, as SGD without momentum does."""
+    return bool(tape.step[-1] > 1) and not (tape.category == Category.OPTIMIZER_STATE).any()
 
 
 def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:

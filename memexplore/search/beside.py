@@ -34,6 +34,7 @@ from memexplore.search.cell_search import advise_cell
 from memexplore.search.progress import Progress
 from memexplore.steps.step import Step
 from memexplore.tape import Os
+from memexplore.virtual_gpu.tensors.tensor import fake_mode
 
 _TIME_TO_EXIT = 2.0
 """Seconds that a stopped search has to end, before the exception is raised again."""
@@ -176,6 +177,8 @@ def _search(connection: Connection) -> None:
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     torch.set_num_threads(1)
+    # The first fake mode imports much of torch: a prepared process has done so when its step arrives.
+    fake_mode()
     latest: Advice | None = None
 
     def found(advice: Advice) -> None:

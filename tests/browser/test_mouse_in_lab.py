@@ -100,6 +100,8 @@ def test_text_applies_when_the_field_loses_focus(explored: Any) -> None:
 def test_search_goes_on_while_knobs_turn_and_stops(explored: Any) -> None:
     page = explored.page
     page.get_by_role("button", name="What would fit?").click()
+    chosen = page.get_by_role("tab", name="Trade-offs", exact=True)
+    chosen.click()
     stop = page.get_by_role("button", name="Stop", exact=True)
     stop.wait_for()
     knob(explored, "Batch").press("ArrowLeft")
@@ -108,6 +110,8 @@ def test_search_goes_on_while_knobs_turn_and_stops(explored: Any) -> None:
         stop.click()
     page.get_by_role("button", name="What would fit?").wait_for()
     assert "runs" in page.locator(".memexplore-fit-text").inner_text()
+    # The results open their tab only until the person opens another one.
+    assert chosen.get_attribute("aria-selected") == "true"
 
 
 def test_a_tab_closed_during_a_search_comes_back(explored: Any) -> None:

@@ -111,6 +111,7 @@ export class Details {
     const { text, steps, rows } = growth;
     this.grown = growth;
     this.growthText.textContent = text;
+    this.growthText.hidden = !text; // an empty line would be a gap
     this.tabs.setVisible("Growth", rows.length > 0);
     /** @type {import("./tables.js").Column<import("./types").GrowthRow>[]} */
     const columns = [

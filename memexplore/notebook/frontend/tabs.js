@@ -24,6 +24,7 @@ export class Tabs {
   constructor(label, onOpen) {
     this.onOpen = onOpen;
     this.current = "";
+    this.isChosen = false; // whether the person has opened the current tab
     /** @type {Map<string, { button: HTMLButtonElement, panel: HTMLDivElement }>} */
     this.entries = new Map();
     this.list = element("div", "tablist");
@@ -47,7 +48,7 @@ export class Tabs {
     button.setAttribute("role", "tab");
     button.setAttribute("aria-selected", "false");
     button.setAttribute("aria-controls", id);
-    button.addEventListener("click", () => this.open(name));
+    button.addEventListener("click", () => this.choose(name));
     panel.id = id;
     panel.hidden = true;
     panel.tabIndex = 0; // it scrolls, also by keyboard
@@ -74,6 +75,15 @@ export class Tabs {
     const entry = this.entries.get(name);
     if (!entry) throw new Error(`The view has no tab ${name}`);
     return entry.panel;
+  }
+
+  /**
+   * Open a tab for the person, who has clicked it or moved to it.
+   * @param {string} name
+   */
+  choose(name) {
+    this.isChosen = true;
+    this.open(name);
   }
 
   /** @param {string} name */
@@ -110,7 +120,7 @@ export class Tabs {
     const name = tabAfterKey(event.key, this.visibleNames(), this.current);
     if (name === undefined) return;
     event.preventDefault();
-    this.open(name);
+    this.choose(name);
     this.entries.get(name)?.button.focus();
   }
 }

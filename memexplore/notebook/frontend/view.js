@@ -71,7 +71,7 @@ export class View {
     });
     this.explorer = new Explorer(this.requests, this.kernel, this.layerActions, {
       onBusy: () => this.updateBusy(),
-      onRequest: (type) => this.seen.request(type),
+      onRequest: (type) => this.afterRequest(type),
       onState: (state) => {
         this.verdict.drawApplied(state);
         this.verdict.showRefusal(state.problem);
@@ -387,9 +387,18 @@ export class View {
 
   // -- changes of the page
 
-  /** @param {string} name */
+  /** @param {string} type of a request of the explorer's controls */
+  afterRequest(type) {
+    if (type === "search") this.side.isChosen = false; // its results open their tab
+    this.seen.request(type);
+  }
+
+  /**
+   * Open a tab, unless the person has opened another one.
+   * @param {string} name
+   */
   open(name) {
-    for (const tabs of [this.tabs, this.side]) if (tabs.has(name)) tabs.open(name);
+    for (const tabs of [this.tabs, this.side]) if (tabs.has(name) && !tabs.isChosen) tabs.open(name);
   }
 
   /** @param {string} name */
