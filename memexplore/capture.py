@@ -28,6 +28,7 @@ from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
+from memexplore.virtual_gpu.distributed.ranks import of_group
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches import processes
 from memexplore.virtual_gpu.patches.install import Patched
@@ -138,13 +139,17 @@ def virtual(
     settings: str = "",
     os: str = Os.LINUX,
     values: str | Values = Values.KNOWN,
+    world: int | None = None,
+    rank: int = 0,
 ) -> Patched[VirtualGpu]:
     """Run the block on a virtual GPU: `cuda` is available, and tensors on it take no memory.
 
     `gpu` is a name of the catalogue, a size such as ``24GiB`` or a `Gpu`. `release` is the torch release whose rules
     apply, by default the installed one. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, by default the
     environment's. `os` is the operating system whose driver places the segments: ``linux``, ``wsl`` or ``windows``.
-    `values` says which values of tensors are computed, see `memexplore.Values`.
+    `values` says which values of tensors are computed, see `memexplore.Values`. With `world` the process is `rank` of
+    as many processes, as `torchrun` starts them on nodes of eight GPUs: it has the environment variables of the rank,
+    and process groups have this size.
 
     >>> import torch
     >>> with virtual("T4"):
@@ -154,15 +159,20 @@ def virtual(
     >>> with virtual("T4"):
     ...     torch.tensor([3, 5, 7]).cuda().max().item()
     7
+    >>> with virtual("H100", world=16, rank=9):
+    ...     torch.distributed.init_process_group("nccl")
+    ...     torch.distributed.get_world_size(), torch.cuda.current_device()
+    (16, 1)
 
-    Raises ValueError for an unknown GPU, release, operating system or setting of `values`, RuntimeError if a virtual
-    GPU is already on.
+    Raises ValueError for an unknown GPU, release, operating system or setting of `values`, and for a rank that is not
+    one of `world`, RuntimeError if a virtual GPU is already on.
     """
+    process = None if world is None else of_group(rank, world)
 
     def make() -> VirtualGpu:
         entry = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
         system, compute = system_of(os), Values.of(values)
-        return VirtualGpu(entry, release_or_installed(release), settings_of(settings), system, compute)
+        return VirtualGpu(entry, release_or_installed(release), settings_of(settings), system, compute, process)
 
     return turned_on(make, lambda device: history_api.patches(device, lambda: predicted(device)))
 

@@ -116,6 +116,18 @@ def _parser() -> argparse.ArgumentParser:
         "real: all of them, on the CPU",
     )
     running.add_argument(
+        "--world",
+        type=int,
+        metavar="N",
+        help="run the script as one of N processes that torchrun starts, on nodes of eight GPUs; nothing is sent to "
+        "the other ones",
+    )
+    running.add_argument(
+        "--rank",
+        metavar="RANKS",
+        help="the ranks that are run with --world: a number, several such as 0,4-7, or all; default: 0",
+    )
+    running.add_argument(
         "--live",
         type=pathlib.Path,
         nargs="?",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import result_files, script
-from memexplore.cli import live_run, live_text
+from memexplore.cli import live_run, live_text, rank_runs
 from memexplore.cli.live_display import is_shown_here
 from memexplore.cli.options import (
     ERROR,
@@ -74,6 +74,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         live_run.check_folder(options.live)
         if options.advise:
             raise UsageError("--advise needs all calls recorded: leave out --live")
+    ranks = rank_runs.ranks_of(options.world, options.rank)
+    if len(ranks) > 1:
+        return rank_runs.run(ranks, options, arguments)
     output = _private_stdout() if options.json else sys.stdout
     try:
         if options.module is not None:
@@ -187,7 +190,7 @@ def _target(options: argparse.Namespace) -> _Target:
 
     name = options.gpu or targets.default_target()
     if targets.is_real(name):
-        for option in ("release", "os", "values"):
+        for option in ("release", "os", "values", "world"):
             if getattr(options, option) is not None:
                 raise UsageError(f"--{option} needs a virtual GPU; name one with --gpu")
         try:
@@ -196,7 +199,12 @@ def _target(options: argparse.Namespace) -> _Target:
             raise UsageError(str(error)) from None
         return _Target(contextlib.nullcontext, device, False)
     system, values = options.os or Os.LINUX, options.values or Values.KNOWN
-    return _Target(lambda: capture.virtual(name, release=options.release, os=system, values=values), None, True)
+    rank = next(iter(rank_runs.ranks_of(options.world, options.rank)), 0)
+
+    def virtual() -> contextlib.AbstractContextManager[Any]:
+        return capture.virtual(name, release=options.release, os=system, values=values, world=options.world, rank=rank)
+
+    return _Target(virtual, None, True)
 
 
 class _Recorded(NamedTuple):

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 from memexplore.notebook import dry_run, profile
 from memexplore.notebook.memoom import of_shell
 from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
-from memexplore.notebook.options import Options, parse, rewrite_first_line, split_values
+from memexplore.notebook.options import Options, gpu_line, parse, rewrite_first_line
 from memexplore.notebook.profile import Profile
 from memexplore.virtual_gpu.value_setting import Values
 
@@ -112,9 +112,9 @@ class MemoryMagics(Magics):
     def memgpu(self, line: str) -> None:
         """Run the whole notebook on a virtual GPU.
 
-        %memgpu NAME [--values SETTING]
+        %memgpu NAME [--values SETTING] [--world N [--rank R]]
                         from now on `cuda` is a virtual GPU: a name that mx.gpus() lists, or a size such as 24GiB;
-                        --values as for %%memprofile
+                        --values as for %%memprofile; with --world the notebook is one rank of N, as torchrun starts it
         %memgpu off     return to the devices of this machine
         %memgpu         print which virtual GPU is on
         """
@@ -123,7 +123,7 @@ class MemoryMagics(Magics):
         from memexplore.virtual_gpu.device import active
         from memexplore.virtual_gpu.files import session
 
-        name, setting = split_values(line)
+        name, setting, world, rank = gpu_line(line)
         gpu = self._notebook.gpu
         if name and self._profile is not None:
             raise UsageError("A profile is running, and %memgpu cannot change its GPU: move %memgpu to its own cell")
@@ -141,10 +141,13 @@ class MemoryMagics(Magics):
             on = active()
             if gpu is not None and on is not None and setting not in (None, on.values):
                 raise UsageError(f"The virtual {gpu.name} is on with --values {on.values}: run %memgpu off first")
+            if gpu is not None and on is not None and world is not None and (rank, world) != on.rank:
+                raise UsageError(f"The virtual {gpu.name} is on as another rank: run %memgpu off first")
             if gpu is None:
                 try:
-                    self._notebook.turn_on(requested, capture.virtual(name, values=setting or Values.KNOWN))
-                except RuntimeError as error:
+                    device = capture.virtual(name, values=setting or Values.KNOWN, world=world, rank=rank)
+                    self._notebook.turn_on(requested, device)
+                except (RuntimeError, ValueError) as error:
                     raise UsageError(str(error)) from None
                 gpu = requested
         if gpu is None:

@@ -20,6 +20,7 @@ from memexplore.virtual_gpu.value_setting import Values
 
 _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
+_GPU_OPTION = re.compile(r"--(\w+)[ =]+([^\s-]\S*)")
 _WITHOUT_VALUE = ("--explore", "--live", "--line", "--dry-run")
 _DRY_RUN = "--dry-run"
 _MAX_SLIDER_STEPS = 1000
@@ -158,20 +159,41 @@ def _setting(text: str) -> Values:
         raise argparse.ArgumentTypeError(str(error).removeprefix("values=")) from None
 
 
-def split_values(line: str) -> tuple[str, Values | None]:
-    """Split the line of `%memgpu` into the GPU's name and the setting of `--values`, None without it.
+class GpuLine(NamedTuple):
+    """The line of `%memgpu`."""
 
-    >>> split_values("RTX 4090 --values real")
-    ('RTX 4090', <Values.REAL: 'real'>)
+    name: str
+    """The GPU, empty without one."""
+    values: Values | None
+    world: int | None
+    rank: int
 
-    Raises UsageError for another setting.
+
+def gpu_line(line: str) -> GpuLine:
+    """Split the line of `%memgpu` into the GPU's name and the options.
+
+    >>> gpu_line("RTX 4090 --values real")
+    GpuLine(name='RTX 4090', values=<Values.REAL: 'real'>, world=None, rank=0)
+    >>> gpu_line("H100 --world 8 --rank 3")
+    GpuLine(name='H100', values=None, world=8, rank=3)
+
+    Raises UsageError for another option, and for a wrong value of one.
     """
-    name, option, text = line.partition("--values")
+    found = dict(_GPU_OPTION.findall(line))
+    name = _GPU_OPTION.sub("", line).strip().strip("\"'")
+    if "--" in name or (unknown := [option for option in found if option not in ("values", "world", "rank")]):
+        wrong = name[name.index("--") :] if "--" in name else f"--{unknown[0]}"
+        raise UsageError(f"%memgpu has no option {wrong}: write --values SETTING, --world N or --rank R")
+    for option in ("world", "rank"):
+        if not found.get(option, "0").isdecimal():
+            raise UsageError(f"--{option} is {found[option]!r}: write a whole number")
+    if "rank" in found and "world" not in found:
+        raise UsageError("--rank needs the number of processes: write --world 8 as well")
     try:
-        setting = Values.of(text.strip("= ").strip()) if option else None
+        values = Values.of(found["values"]) if "values" in found else None
     except ValueError as error:
         raise UsageError(str(error).replace("values=", "--values ", 1)) from None
-    return name.strip().strip("\"'"), setting
+    return GpuLine(name, values, int(found["world"]) if "world" in found else None, int(found.get("rank", 0)))
 
 
 def slider(text: str) -> tuple[str, list[Any]]:

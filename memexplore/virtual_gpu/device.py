@@ -24,7 +24,9 @@ from memexplore.torch_internals.state import (
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
 from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
+from memexplore.virtual_gpu.distributed import launch
 from memexplore.virtual_gpu.distributed import patches as distributed
+from memexplore.virtual_gpu.distributed.ranks import Rank
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.kernels import attention, composite_dispatch, convolutions, cuda_build
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
@@ -106,6 +108,7 @@ class VirtualGpu:
         settings: Settings,
         os: Os = Os.LINUX,
         compute: Values = Values.KNOWN,
+        rank: Rank | None = None,
     ) -> None:
         check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
@@ -125,6 +128,8 @@ class VirtualGpu:
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""
         self.values = compute
+        self.rank = rank
+        """Of processes that `torchrun` would have started, None where the environment says which rank this is."""
         self.generator = cuda_objects.Generator("cuda")
         """The default generator of the GPU's random numbers."""
         lane = None if compute is Values.NONE else ValueLane(compute, self.generator)
@@ -150,6 +155,7 @@ class VirtualGpu:
         composite_dispatch.register()
         cpu_ops.remember_keys()
         release, moves = release_of(self.release), self._moves
+        launched = {} if self.rank is None else launch.variables(self.rank)
         compiling = EagerCompile()
         renaming = DeviceRenaming(moves.exchange)
         build = cuda_build.Build(release, self.gpu.compute_capability, self.gpu.multiprocessors)
@@ -171,7 +177,8 @@ class VirtualGpu:
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             Replace(state, "gpu_name", self.gpu.name),
-            Replace(state, "cuda", local_device.from_environment()),
+            launch.SetVariables(launched),
+            Replace(state, "cuda", local_device.from_environment(launched)),
             Replace(state, "ranks", 1),
             *autocast.patches(release),
             *serialization.patches(),

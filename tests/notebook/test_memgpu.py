@@ -54,6 +54,34 @@ def test_memgpu_prints_its_state(shell: Shell) -> None:
     assert "Tesla T4 is off" in shell.text
 
 
+def test_a_notebook_is_one_rank_of_many(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    shell.run("%memgpu H100 --world 16 --rank 9").raise_error()
+    shell.run("import os; torch.distributed.init_process_group('nccl')").raise_error()
+    found = "torch.distributed.get_world_size(), torch.distributed.get_rank(), os.environ['LOCAL_RANK']"
+    assert shell.run(found).result == (16, 9, "1")
+    with pytest.raises(UsageError, match="is on as another rank"):
+        shell.run("%memgpu H100 --world 16 --rank 8").raise_error()
+    shell.run("%memgpu off").raise_error()
+    assert shell.run("'RANK' in os.environ").result is False
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("H100 --world 8 --rank 8", "rank 8 is not one of the 8 ranks"),
+        ("H100 --rank 1", "--rank needs the number of processes"),
+        ("H100 --world many", "write a whole number"),
+        ("H100 --nodes 2", "%memgpu has no option --nodes"),
+    ],
+)
+def test_a_wrong_rank_raises_one_sentence(shell: Shell, line: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        shell.run(f"%memgpu {line}").raise_error()
+    shell.run("%memgpu")
+    assert "No virtual GPU is on" in shell.text
+
+
 def test_another_gpu_while_one_is_on_raises(shell: Shell) -> None:
     shell.run("%memgpu T4").raise_error()
     assert "Run %memgpu off first" in str(shell.run("%%memprofile --gpu A100\nran = True").error_in_exec)

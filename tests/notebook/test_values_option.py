@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from memexplore.notebook.options import parse, split_values
+from memexplore.notebook.options import gpu_line, parse
 from memexplore.virtual_gpu.value_setting import Values
 from tests.notebook.magics_shell import Shell
 
@@ -38,7 +38,7 @@ def test_another_setting_is_refused_in_one_sentence() -> None:
     with pytest.raises(UsageError, match="'all' is not a setting; write 'none', 'known' or 'real'"):
         parse("--values all")
     with pytest.raises(UsageError, match="--values 'all' is not a setting"):
-        split_values("T4 --values all")
+        gpu_line("T4 --values all")
 
 
 def test_an_explorer_runs_with_known_values() -> None:

@@ -17,6 +17,18 @@ class Rank(NamedTuple):
     world: int
 
 
+def of_group(number: int, world: int) -> Rank:
+    """Return a rank of a group.
+
+    Raises ValueError for a group without ranks, and for a rank that it does not have.
+    """
+    if world < 1:
+        raise ValueError(f"world={world} is no number of processes: write 1 or more")
+    if not 0 <= number < world:
+        raise ValueError(f"rank {number} is not one of the {world} ranks of the group: write 0 to {world - 1}")
+    return Rank(number, world)
+
+
 def of_rendezvous(url: str, rank: int = -1, world: int = -1) -> Rank:
     """Return the rank that arguments (-1: not given), a URL such as ``tcp://host:port?rank=0`` or the environment name.
 

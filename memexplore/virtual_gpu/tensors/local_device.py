@@ -7,6 +7,7 @@ Out: the index and the number of GPUs of the machine. One process has one virtua
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -16,9 +17,9 @@ GPUS_OF_A_NODE = 8
 """GPUs of one machine where nothing says how many there are: a node of DGX or HGX systems has eight."""
 
 
-def from_environment() -> torch.device:
-    """Return the device of this rank by LOCAL_RANK; ``cuda:0`` where the environment does not say."""
-    return torch.device("cuda", _number("LOCAL_RANK") or 0)
+def from_environment(others: Mapping[str, str]) -> torch.device:
+    """Return the device of this rank: by LOCAL_RANK of `others`, else of the environment, else ``cuda:0``."""
+    return torch.device("cuda", _number("LOCAL_RANK", {**os.environ, **others}) or 0)
 
 
 def count() -> int:
@@ -61,6 +62,6 @@ def use(index: int) -> None:
     choose(index)
 
 
-def _number(name: str) -> int | None:
-    text = os.environ.get(name, "").strip()
+def _number(name: str, variables: Mapping[str, str] = os.environ) -> int | None:
+    text = variables.get(name, "").strip()
     return int(text) if text.isdecimal() else None

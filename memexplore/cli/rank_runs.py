@@ -1,0 +1,164 @@
+"""`memexplore run --world N --rank 0,4-7`: each rank in a process of its own, then the worst one and how others differ.
+
+In: the command line. Out: a table, or the JSON objects of all ranks, and the exit status of the worst rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError
+from memexplore.cli.report_text import text_table
+from memexplore.units import size_text
+
+_ALL = "all"
+_OF_ONE_RANK = {"html": "--html", "output": "-o", "live": "--live", "advise": "--advise"}
+"""Options whose result is that of one rank."""
+_WORST_FIRST = (INTERRUPTED, OOM, ERROR, NOT_KNOWN, FITS)
+_SHOWN_LINES = 20
+"""Last lines of the output of a rank that failed."""
+
+
+class RankRun(NamedTuple):
+    """One rank that was run."""
+
+    rank: int
+    summary: dict[str, Any] | None
+    """The object of `memexplore run --json`, None where the run had none."""
+    status: int
+    output: str
+    """What the script printed."""
+
+
+def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
+    """Return the ranks that are run, in order; none without `--world`.
+
+    >>> ranks_of(8, "0,5-7"), ranks_of(2, "all"), ranks_of(8, None), ranks_of(None, None)
+    ((0, 5, 6, 7), (0, 1), (0,), ())
+
+    Raises UsageError for text that names no ranks of the world.
+    """
+    if world is None:
+        if text is not None:
+            raise UsageError("--rank needs the number of processes: write --world 8 as well")
+        return ()
+    if world < 1:
+        raise UsageError(f"--world {world} is no number of processes: write 1 or more")
+    if text == _ALL:
+        return tuple(range(world))
+    found: set[int] = set()
+    for part in (text or "0").split(","):
+        first, _, last = part.strip().partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal()):
+            raise UsageError(f"--rank {text!r} names no ranks: write a number, several such as 0,4-7, or all")
+        found.update(range(int(first), int(last) + 1))
+    if not found or max(found) >= world:
+        raise UsageError(f"--rank {text!r} names ranks that a world of {world} does not have: write 0 to {world - 1}")
+    return tuple(sorted(found))
+
+
+def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str]) -> int:
+    """Run ranks in processes beside each other, print what they need, and return the status of the worst.
+
+    Raises UsageError for options whose result is that of one rank.
+    """
+    for name, option in _OF_ONE_RANK.items():
+        if getattr(options, name) not in (None, False):
+            raise UsageError(f"{option} is for one rank: name it, such as --rank {ranks[0]}")
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            runs = list(pool.map(lambda rank: _run(rank, options, arguments), ranks))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    for one in runs:
+        if one.status and one.output:
+            lines = one.output.rstrip().splitlines()[-_SHOWN_LINES:]
+            print(f"Rank {one.rank}:", *lines, sep="\n  ", file=sys.stderr)
+    if options.json:
+        objects = [{"rank": one.rank, "status": one.status, **(one.summary or {})} for one in runs]
+        print(json.dumps({"world": options.world, "worst": worst(runs).rank, "ranks": objects}, indent=2))
+    else:
+        print(report(runs, options.world))
+    return min((one.status for one in runs), key=_severity)
+
+
+def _run(rank: int, options: argparse.Namespace, arguments: list[str]) -> RankRun:
+    """Run one rank in a process of its own."""
+    command = [sys.executable, "-m", "memexplore", "run", "--json", "--world", str(options.world), "--rank", str(rank)]
+    for name in ("gpu", "release", "os", "values"):
+        if (value := getattr(options, name)) is not None:
+            command += [f"--{name}", str(value)]
+    program = ["-m", options.module] if options.module is not None else [str(options.script), "--"]
+    ended = subprocess.run([*command, *program, *arguments], capture_output=True, text=True, errors="replace")
+    try:
+        summary = json.loads(ended.stdout)
+    except ValueError:
+        summary = None
+    return RankRun(rank, summary, ended.returncode, ended.stderr)
+
+
+def _severity(status: int) -> int:
+    # A status that the script exits with is an error.
+    return (_WORST_FIRST if status in _WORST_FIRST else (status, *_WORST_FIRST)).index(status)
+
+
+def worst(runs: Iterable[RankRun]) -> RankRun:
+    """Return the rank with the worst status, of those the one with the highest peak, of those the first."""
+    return min(runs, key=_order)
+
+
+def _order(one: RankRun) -> tuple[int, int, int, int]:
+    return _severity(one.status), -_peak(one, "reserved"), -_peak(one, "allocated"), one.rank
+
+
+def _peak(one: RankRun, name: str) -> int:
+    return int((one.summary or {}).get(f"peak_{name}", 0))
+
+
+def report(runs: Sequence[RankRun], world: int) -> str:
+    """Return the worst rank as a sentence, and a table in which equal ranks share a row."""
+    first = worst(runs)
+    summary = first.summary or {}
+    capacity, needed = summary.get("capacity"), size_text(_peak(first, "reserved"))
+    room = f" of {size_text(capacity)}" if capacity else ""
+    outcome = summary.get("outcome", f"exit status {first.status}")
+    gpu = summary.get("gpu", "?")
+    text = f"Rank {first.rank} of {world} needs the most: {needed} reserved{room} ({gpu}): {outcome}."
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for one in sorted(runs, key=_order):
+        found = (one.summary or {}).get("outcome", f"exit status {one.status}")
+        groups.setdefault((_peak(one, "allocated"), _peak(one, "reserved"), found), []).append(one.rank)
+    rows = [
+        (spans(ranks), size_text(allocated), size_text(reserved), found)
+        for (allocated, reserved, found), ranks in groups.items()
+    ]
+    table = text_table([("ranks", "peak allocated", "peak reserved", "outcome"), *rows], "lrrl")
+    notes = dict.fromkeys(
+        note.removesuffix(f"; this is rank {one.rank} of {world}")
+        for one in runs
+        for note in (one.summary or {}).get("notes", ())
+    )
+    return "\n".join([text, "", *table, *(f"Note: {note}" for note in notes)])
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return numbers in short.
+
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
