@@ -1,0 +1,42 @@
+"""What to change: the optimizer where it has state, else the weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memexplore
+from memexplore import capture
+from memexplore.postmortem.value import post_mortem
+
+LESS_STATE = "Use an optimizer with less state"
+FEWER_WEIGHTS = "Keep the weights in 16 bits, or train fewer of them"
+
+
+def suggested(optimizer: type[torch.optim.Optimizer], steps: int) -> list[str]:
+    """The texts for a model that runs out of memory after some steps with a small batch."""
+    with memexplore.virtual("64MiB"), capture.record() as recording, pytest.raises(torch.OutOfMemoryError):
+        model = torch.nn.Linear(1024, 1024, device="cuda")
+        update = optimizer(model.parameters(), lr=0.1)
+        for batch in [8] * steps + [1 << 13]:
+            model(torch.zeros(batch, 1024, device="cuda")).sum().backward()
+            update.step()
+            update.zero_grad()
+    found = post_mortem(recording.tape)
+    assert found is not None
+    return [one.text for one in found.suggestions]
+
+
+def test_an_optimizer_with_state_is_to_have_less() -> None:
+    texts = suggested(torch.optim.AdamW, 2)
+    assert any(text.startswith(LESS_STATE) for text in texts)
+
+
+def test_an_optimizer_without_state_is_not_replaced() -> None:
+    texts = suggested(torch.optim.SGD, 2)
+    assert any(text.startswith(FEWER_WEIGHTS) for text in texts)
+    assert not any(text.startswith(LESS_STATE) for text in texts)
+
+
+def test_before_the_first_update_the_state_is_unknown() -> None:
+    assert any(text.startswith(LESS_STATE) for text in suggested(torch.optim.SGD, 0))
