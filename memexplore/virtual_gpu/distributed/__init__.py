@@ -4,6 +4,7 @@
 requests to the allocator are those of the same rank on a real machine with NCCL.
 
 - `ranks.py`: this rank and the size of the group, from arguments, the URL or the environment.
+- `launch.py`: the environment variables that `torchrun` gives to a rank.
 - `groups.py`: process groups that communicate with nobody, removed when the virtual GPU is turned off.
 - `works.py`: works, which release what an asynchronous collective keeps. Its memory: kernels/collectives.py.
 - `objects.py`: collectives of Python objects. `spawned.py`: rank 0 of `torch.multiprocessing.spawn`.
