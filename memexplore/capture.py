@@ -167,7 +167,7 @@ def virtual(
     Raises ValueError for an unknown GPU, release, operating system or setting of `values`, and for a rank that is not
     one of `world`, RuntimeError if a virtual GPU is already on.
     """
-    process = None if world is None else of_group(rank, world)
+    process = of_group(rank, world)
 
     def make() -> VirtualGpu:
         entry = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)

@@ -40,7 +40,7 @@ def test_equal_ranks_share_a_row_and_the_worst_is_named(script: str, capsys: pyt
     assert lines[0].startswith("Rank 2 of 3 needs the most: 40.0 MiB reserved of ")
     assert [line.split() for line in lines[3:5]] == [
         ["2", "40.0", "MiB", "40.0", "MiB", "fits"],
-        ["0-1", "20.0", "MiB", "20.0", "MiB", "fits"],
+        ["0–1", "20.0", "MiB", "20.0", "MiB", "fits"],
     ]
 
 

@@ -22,6 +22,7 @@ _ALL = "all"
 _OF_ONE_RANK = {"html": "--html", "output": "-o", "live": "--live", "advise": "--advise"}
 """Options whose result is that of one rank."""
 _WORST_FIRST = (INTERRUPTED, OOM, ERROR, NOT_KNOWN, FITS)
+"""Statuses; any other one, which the script exits with, counts as an error."""
 _SHOWN_LINES = 20
 """Last lines of the output of a rank that failed."""
 
@@ -34,7 +35,16 @@ class RankRun(NamedTuple):
     """The object of `memexplore run --json`, None where the run had none."""
     status: int
     output: str
-    """What the script printed."""
+    """What the script and memexplore printed to stdout and stderr, without the summary."""
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of the summary, else the exit status."""
+        return str((self.summary or {}).get("outcome", f"exit status {self.status}"))
+
+    def peak(self, name: str) -> int:
+        """Return the peak "allocated" or "reserved" in bytes, 0 where the run had no summary."""
+        return int((self.summary or {}).get(f"peak_{name}", 0))
 
 
 def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
@@ -106,8 +116,7 @@ def _run(rank: int, options: argparse.Namespace, arguments: list[str]) -> RankRu
 
 
 def _severity(status: int) -> int:
-    # A status that the script exits with is an error.
-    return (_WORST_FIRST if status in _WORST_FIRST else (status, *_WORST_FIRST)).index(status)
+    return _WORST_FIRST.index(status if status in _WORST_FIRST else ERROR)
 
 
 def worst(runs: Iterable[RankRun]) -> RankRun:
@@ -116,29 +125,23 @@ def worst(runs: Iterable[RankRun]) -> RankRun:
 
 
 def _order(one: RankRun) -> tuple[int, int, int, int]:
-    return _severity(one.status), -_peak(one, "reserved"), -_peak(one, "allocated"), one.rank
-
-
-def _peak(one: RankRun, name: str) -> int:
-    return int((one.summary or {}).get(f"peak_{name}", 0))
+    return _severity(one.status), -one.peak("reserved"), -one.peak("allocated"), one.rank
 
 
 def report(runs: Sequence[RankRun], world: int) -> str:
     """Return the worst rank as a sentence, and a table in which equal ranks share a row."""
     first = worst(runs)
     summary = first.summary or {}
-    capacity, needed = summary.get("capacity"), size_text(_peak(first, "reserved"))
+    capacity, needed = summary.get("capacity"), size_text(first.peak("reserved"))
     room = f" of {size_text(capacity)}" if capacity else ""
-    outcome = summary.get("outcome", f"exit status {first.status}")
     gpu = summary.get("gpu", "?")
-    text = f"Rank {first.rank} of {world} needs the most: {needed} reserved{room} ({gpu}): {outcome}."
+    text = f"Rank {first.rank} of {world} needs the most: {needed} reserved{room} ({gpu}): {first.outcome}."
     groups: dict[tuple[Any, ...], list[int]] = {}
     for one in sorted(runs, key=_order):
-        found = (one.summary or {}).get("outcome", f"exit status {one.status}")
-        groups.setdefault((_peak(one, "allocated"), _peak(one, "reserved"), found), []).append(one.rank)
+        groups.setdefault((one.peak("allocated"), one.peak("reserved"), one.outcome), []).append(one.rank)
     rows = [
-        (spans(ranks), size_text(allocated), size_text(reserved), found)
-        for (allocated, reserved, found), ranks in groups.items()
+        (spans(ranks), size_text(allocated), size_text(reserved), outcome)
+        for (allocated, reserved, outcome), ranks in groups.items()
     ]
     table = text_table([("ranks", "peak allocated", "peak reserved", "outcome"), *rows], "lrrl")
     notes = dict.fromkeys(
@@ -153,7 +156,7 @@ def spans(numbers: Sequence[int]) -> str:
     """Return numbers in short.
 
     >>> spans([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7-8'
+    '0–2, 5, 7–8'
     """
     found: list[list[int]] = []
     for number in numbers:
@@ -161,4 +164,4 @@ def spans(numbers: Sequence[int]) -> str:
             found[-1][1] = number
         else:
             found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)

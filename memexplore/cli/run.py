@@ -76,6 +76,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             raise UsageError("--advise needs all calls recorded: leave out --live")
     ranks = rank_runs.ranks_of(options.world, options.rank)
     if len(ranks) > 1:
+        _target(options)  # the same error for every rank is printed once
         return rank_runs.run(ranks, options, arguments)
     output = _private_stdout() if options.json else sys.stdout
     try:

@@ -20,7 +20,7 @@ from memexplore.virtual_gpu.value_setting import Values
 
 _FIRST_LINE = re.compile(r"%%memprofile(?![\w?])(?P<options>[^\n]*)")
 _OPTION = re.compile(r"""\s*(?P<option>-[^\s="']+)(?:(?:\s*=\s*|\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*))?""")
-_GPU_OPTION = re.compile(r"--(\w+)[ =]+([^\s-]\S*)")
+_GPU_OPTION = re.compile(r"--(values|world|rank)[ =]+([^\s-]\S*)")
 _WITHOUT_VALUE = ("--explore", "--live", "--line", "--dry-run")
 _DRY_RUN = "--dry-run"
 _MAX_SLIDER_STEPS = 1000
@@ -181,9 +181,8 @@ def gpu_line(line: str) -> GpuLine:
     """
     found = dict(_GPU_OPTION.findall(line))
     name = _GPU_OPTION.sub("", line).strip().strip("\"'")
-    if "--" in name or (unknown := [option for option in found if option not in ("values", "world", "rank")]):
-        wrong = name[name.index("--") :] if "--" in name else f"--{unknown[0]}"
-        raise UsageError(f"%memgpu has no option {wrong}: write --values SETTING, --world N or --rank R")
+    if "--" in name:
+        raise UsageError(f"cannot read {name[name.index('--') :]}: write --values SETTING, --world N or --rank R")
     for option in ("world", "rank"):
         if not found.get(option, "0").isdecimal():
             raise UsageError(f"--{option} is {found[option]!r}: write a whole number")

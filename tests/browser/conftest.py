@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import nbformat
@@ -87,7 +87,8 @@ class Kernels:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._next: str | None = None
-        self._ending = ThreadPoolExecutor(1)
+        self._thread = ThreadPoolExecutor(1)
+        self._ending: list[Future[None]] = []
 
     def prepare(self) -> None:
         """Start the kernel of the next notebook."""
@@ -103,11 +104,13 @@ class Kernels:
 
     def end(self, notebook: str) -> None:
         """Shut down the kernel of a notebook without waiting for its end."""
-        self._ending.submit(self._lab.end_kernel, notebook)
+        self._ending.append(self._thread.submit(self._lab.end_kernel, notebook))
 
     def close(self) -> None:
-        """Wait for the kernels that end; the server ends the one that was started for the next notebook."""
-        self._ending.shutdown()
+        """Wait for the kernels that end, and raise their errors; the server ends the one for the next notebook."""
+        self._thread.shutdown()
+        for ending in self._ending:
+            ending.result()
 
 
 @pytest.fixture(scope="package")

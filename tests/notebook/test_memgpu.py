@@ -72,7 +72,8 @@ def test_a_notebook_is_one_rank_of_many(shell: Shell, monkeypatch: pytest.Monkey
         ("H100 --world 8 --rank 8", "rank 8 is not one of the 8 ranks"),
         ("H100 --rank 1", "--rank needs the number of processes"),
         ("H100 --world many", "write a whole number"),
-        ("H100 --nodes 2", "%memgpu has no option --nodes"),
+        ("H100 --nodes 2", "cannot read --nodes 2: write --values SETTING"),
+        ("H100 --world", "cannot read --world: write --values SETTING"),
     ],
 )
 def test_a_wrong_rank_raises_one_sentence(shell: Shell, line: str, reason: str) -> None:

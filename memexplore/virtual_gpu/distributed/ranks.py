@@ -17,11 +17,15 @@ class Rank(NamedTuple):
     world: int
 
 
-def of_group(number: int, world: int) -> Rank:
-    """Return a rank of a group.
+def of_group(number: int, world: int | None) -> Rank | None:
+    """Return a rank of a group, None where no group is named.
 
-    Raises ValueError for a group without ranks, and for a rank that it does not have.
+    Raises ValueError for a rank without a group, a group without ranks, and a rank that the group does not have.
     """
+    if world is None:
+        if number:
+            raise ValueError(f"rank={number} needs the number of processes: write world=8 as well")
+        return None
     if world < 1:
         raise ValueError(f"world={world} is no number of processes: write 1 or more")
     if not 0 <= number < world:

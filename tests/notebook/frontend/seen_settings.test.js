@@ -35,16 +35,20 @@ function page(t, { isZoomed = () => false } = {}) {
     tell(index);
     await seen.receive(tape);
   };
-  return { requests, drawn, seen, turn, answer, tell };
+  /** Both larger sizes are shown, the last one at the end. */
+  const showBoth = async () => {
+    for (const [index, tape] of [[1, 1], [2, 2]]) {
+      turn(index);
+      await answer(index, tape);
+    }
+    drawn.length = 0;
+  };
+  return { drawn, seen, turn, answer, tell, showBoth };
 }
 
 test("a setting that was on the screen is drawn before the kernel answers, and not again", async (t) => {
-  const { drawn, turn, answer } = page(t);
-  turn(1);
-  await answer(1, 1);
-  turn(2);
-  await answer(2, 2);
-  drawn.length = 0;
+  const { drawn, turn, answer, showBoth } = page(t);
+  await showBoth();
   turn(1);
   assert.deepEqual(drawn, ["picture 2"]);
   await answer(1, 3);
@@ -52,11 +56,8 @@ test("a setting that was on the screen is drawn before the kernel answers, and n
 });
 
 test("another picture of the kernel replaces the early one", async (t) => {
-  const { drawn, turn, answer } = page(t);
-  turn(1);
-  await answer(1, 1);
-  turn(2);
-  await answer(2, 2);
+  const { drawn, turn, answer, showBoth } = page(t);
+  await showBoth();
   turn(1);
   drawn.length = 0;
   await answer(1, 3, "changed");
@@ -64,11 +65,8 @@ test("another picture of the kernel replaces the early one", async (t) => {
 });
 
 test("messages about settings between are not drawn over an early picture", async (t) => {
-  const { drawn, seen, turn, answer } = page(t);
-  turn(1);
-  await answer(1, 1);
-  turn(2);
-  await answer(2, 2);
+  const { drawn, seen, turn, answer, showBoth } = page(t);
+  await showBoth();
   turn(0);
   turn(1);
   drawn.length = 0;
@@ -78,11 +76,8 @@ test("messages about settings between are not drawn over an early picture", asyn
 });
 
 test("a setting that the kernel refuses gives way to the picture before", async (t) => {
-  const { drawn, seen, turn, answer, tell } = page(t);
-  turn(1);
-  await answer(1, 1);
-  turn(2);
-  await answer(2, 2);
+  const { drawn, seen, turn, answer, tell, showBoth } = page(t);
+  await showBoth();
   turn(1);
   drawn.length = 0;
   tell(2); // back to the setting before; its picture is the latest
@@ -92,12 +87,8 @@ test("a setting that the kernel refuses gives way to the picture before", async 
 
 test("nothing is drawn early from another baseline, or while a part is shown", async (t) => {
   let zoomed = false;
-  const { drawn, seen, turn, answer } = page(t, { isZoomed: () => zoomed });
-  turn(1);
-  await answer(1, 1);
-  turn(2);
-  await answer(2, 2);
-  drawn.length = 0;
+  const { drawn, seen, turn, answer, showBoth } = page(t, { isZoomed: () => zoomed });
+  await showBoth();
   zoomed = true;
   turn(1);
   zoomed = false;

@@ -47,7 +47,12 @@ def test_groups_have_the_size_of_the_world():
 
 @pytest.mark.parametrize(
     ("world", "rank", "reason"),
-    [(8, 8, "rank 8 is not one of the 8 ranks"), (8, -1, "rank -1 is not one"), (0, 0, "world=0 is no number")],
+    [
+        (8, 8, "rank 8 is not one of the 8 ranks"),
+        (8, -1, "rank -1 is not one"),
+        (0, 0, "world=0 is no number"),
+        (None, 3, "write world=8 as well"),
+    ],
 )
 def test_a_rank_that_the_group_does_not_have_is_refused(world, rank, reason):
     with pytest.raises(ValueError, match=reason):
