@@ -27,7 +27,7 @@ from memexplore.tape import Ending, Meta, Os, Source, Tape
 from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
-from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
+from memexplore.virtual_gpu.dispatch.work import CheckedWorks
 from memexplore.virtual_gpu.distributed.ranks import of_group
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches import processes

@@ -49,6 +49,8 @@ class Recorder(Tags):
         self.stacks = Stacks()
         self.tensors: dict[int, str] = {}
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
+        self.streams: dict[int, int] = {}
+        """Row -> stream of a block or segment, without those of the default stream."""
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
@@ -90,13 +92,23 @@ class Recorder(Tags):
             self.copies.copied(*args[:2])
 
     def alloc(
-        self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = ""
+        self,
+        address: int,
+        size: int,
+        func: Any,
+        args: Any,
+        index: int,
+        category: Category,
+        tensor: str = "",
+        stream: int = 0,
     ) -> None:
         """Record an allocated block, with the `tensor_text` of the tensor that it is for."""
         phase, module, stack, grad, call = self._attribution(func, args, index)
         number, copies, _ = self._known_ops.get(id(func)) or self._know(func)
         row = self.open_rows[address] = len(self.events)
         self.tensors[row] = tensor
+        if stream:
+            self.streams[row] = stream
         if category == _UNKNOWN and phase == _BACKWARD and call == -2:
             self.tags[row] = Category.GRADIENT
             call = -1
@@ -106,9 +118,17 @@ class Recorder(Tags):
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 
     def preexisting(
-        self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN, tensor: str = ""
+        self,
+        address: int,
+        size: int,
+        origin: Origin | None,
+        category: Category = Category.UNKNOWN,
+        tensor: str = "",
+        stream: int = 0,
     ) -> None:
         """Record a block older than the recording."""
+        if stream:
+            self.streams[len(self.events)] = stream
         if origin is not None:
             self._from_before(_PREEXISTING, 0, address, size, origin, category, tensor)
             return
@@ -146,15 +166,19 @@ class Recorder(Tags):
     def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
         """Record a segment that the allocator got or returned."""
         if action is not Action.OOM:
+            if stream:
+                self.streams[len(self.events)] = stream
             phase, step = self._marked[1], self.step
             self.events.append(
                 (time.perf_counter_ns() - self._epoch, action, address, size, phase, step, -1, -1, -1, 0, -1, _UNKNOWN)
             )
 
-    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "") -> None:
+    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "", stream: int = 0) -> None:
         """Record a request that did not fit."""
         phase, module, stack, grad, _ = self._attribution(func, args, 0)
         self.tensors[len(self.events)] = tensor
+        if stream:
+            self.streams[len(self.events)] = stream
         now = time.perf_counter_ns() - self._epoch
         number = self._know(func)[0]
         self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))

@@ -31,10 +31,13 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
     tensor, tensor_texts = _tensors(recorder, len(table))
+    stream = np.zeros(len(table), dtype=np.int64)
+    stream[list(recorder.streams)] = list(recorder.streams.values())
 
     # A free has the row of its block as `call` and repeats its category, so that a tape can be cut anywhere.
     block = np.where(is_free, field["call"], -1)
     category[is_free] = np.where(block[is_free] >= 0, category[block[is_free]], Category.UNKNOWN)
+    stream[is_free] = np.where(block[is_free] >= 0, stream[block[is_free]], 0)
     rows = np.repeat(np.arange(len(table)), np.where(is_free, 2, 1))
     second = np.zeros(len(rows), dtype=bool)
     second[1:] = (rows[1:] == rows[:-1]) & is_free[rows[1:]]
@@ -53,6 +56,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "module": module[rows],
             "stack": stack[rows],
             "tensor": tensor[rows],
+            "stream": stream[rows],
         },
         meta=meta,
         ops=list(recorder.ops),
@@ -83,6 +87,7 @@ def _in_order(recorder: Recorder) -> Any:
     recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
+    recorder.streams = {int(new_row[row]): stream for row, stream in recorder.streams.items()}
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
     # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
