@@ -15,6 +15,7 @@ import torch
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
 from memexplore.recorder.events import Origin, needs_gradient, op_name
+from memexplore.recorder.late_frees import LateFrees
 from memexplore.recorder.stacks import Stacks, caller
 from memexplore.recorder.tags import Tags
 from memexplore.recorder.thread_state import Threads, ThreadState
@@ -51,6 +52,7 @@ class Recorder(Tags):
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
         self.streams: dict[int, int] = {}
         """Row -> stream of a block or segment, without those of the default stream."""
+        self.late = LateFrees()
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
@@ -162,6 +164,27 @@ class Recorder(Tags):
         self.events.append(
             (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
         )
+        if self.late.uses:
+            self.late.freed(row, len(self.events) - 1)
+
+    def used_on(self, address: int, stream: int) -> None:
+        """Record that a stream uses a block: if it is another one than the block's, the free waits for it."""
+        row = self.open_rows.get(address, -1)
+        if row >= 0 and self.streams.get(row, 0) != stream:
+            self.late.uses.setdefault(row, set()).add(stream)
+
+    def position(self) -> int:
+        """Return the number of events so far."""
+        return len(self.events)
+
+    def ordered(self, stream: int, other: int, until: int | None) -> None:
+        """Record that a stream waits for another one's work up to a `position`, None for all so far."""
+        self.late.ordered(stream, len(self.events), other, len(self.events) if until is None else until)
+
+    def finished(self, stream: int | None, until: int | None) -> None:
+        """Record that the program waits for a stream's work up to a `position`; None: of all streams, all so far."""
+        if self.late.ends:
+            self.late.finished(stream, len(self.events) if until is None else until, len(self.events))
 
     def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
         """Record a segment that the allocator got or returned."""

@@ -91,6 +91,8 @@ def _in_order(recorder: Recorder) -> Any:
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
     # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
+    late = recorder.late
+    late.ends = {int(new_row[event]): end if end is None else end + int(shift[end]) for event, end in late.ends.items()}
     recorder.open_rows = {address: int(new_row[row]) for address, row in recorder.open_rows.items()}
     recorder.events = [tuple(event) for event in table[order].tolist()]
     return table[order]
@@ -162,6 +164,19 @@ def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
         if frames:
             index[number] = table.setdefault(frames, len(table))
     return list(table), index
+
+
+def late_ends(recorder: Recorder, tape: Tape) -> dict[int, int]:
+    """Return for each free that waits for another stream the row of the tape before which it ends at the latest.
+
+    A free is named by its place among all frees of the tape, which `build` has returned.
+    """
+    is_free = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(is_free)))
+    row_of = np.arange(len(before)) + before
+    return {
+        int(before[event]): len(tape) if end is None else int(row_of[end]) for event, end in recorder.late.ends.items()
+    }
 
 
 def store_origins(recorder: Recorder, tape: Tape) -> None:

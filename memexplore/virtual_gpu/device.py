@@ -43,6 +43,7 @@ from memexplore.virtual_gpu.patches import (
     user_classes,
     wrappers,
 )
+from memexplore.virtual_gpu.patches import streams as stream_patches
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
@@ -70,6 +71,10 @@ def turn_off() -> None:
     finally:
         # Once more for what an interrupt has left.
         install.restore()
+
+
+def _wait_for_current_stream() -> None:
+    stream_patches.finished(streams.current())
 
 
 def _plans_under(rules: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
@@ -175,6 +180,7 @@ class VirtualGpu:
             Call(partial(set_only_lift_cpu_tensors, True)),
             Call(partial(runner.set_active, self.mode), partial(runner.set_active, None)),
             Call(streams.start),
+            Replace(values, "on_read", _wait_for_current_stream),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             Replace(state, "gpu_name", self.gpu.name),

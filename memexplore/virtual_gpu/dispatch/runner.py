@@ -55,6 +55,18 @@ class Observer(Protocol):
     def out_of_memory(self, size: int, func: Any, args: Any, tensor: str, stream: int) -> None:
         """A request did not fit."""
 
+    def used_on(self, address: int, stream: int) -> None:
+        """A stream uses a block, as `Tensor.record_stream` says."""
+
+    def position(self) -> int:
+        """Return how much has been observed, for `ordered` and `finished`."""
+
+    def ordered(self, stream: int, other: int, until: int | None) -> None:
+        """A stream waits for another one's work up to a position, None for all so far."""
+
+    def finished(self, stream: int | None, until: int | None) -> None:
+        """The program waits for a stream's work up to a position; None: for all streams, for all so far."""
+
     def tag_at(self, address: int) -> Any:
         """Return what the observer knows about the contents of a block, or None."""
 
@@ -179,6 +191,8 @@ class PlanRunner:
             results.append(result)
         if plan.set_hints is not None:
             plan.set_hints(tensors, results)
+        if plan.waits and self.observer is not None:
+            self.observer.finished(streams.current(), None)
         if plan.real_targets and not (values_known or self.keeps_real_targets):
             values.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
             for position in plan.real_targets:

@@ -54,12 +54,15 @@ class VirtualStream(_OfTheGpu):
 
     def synchronize(self) -> None:
         """Return at once: no work is pending."""
+        finished(self.cuda_stream)
 
     def wait_stream(self, stream: Any) -> None:
         """Return at once: no work is pending."""
+        _ordered(self.cuda_stream, stream.cuda_stream)
 
     def wait_event(self, event: Any) -> None:
         """Return at once: no work is pending."""
+        event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, by default a new one, and return it."""
@@ -101,17 +104,26 @@ class VirtualEvent(_OfTheGpu):
         # torch.cuda.Event takes `enable_timing`, `blocking` and `interprocess` in this order, torch.Event the device.
         self.enable_timing = device if isinstance(device, bool) else enable_timing
         self._seconds: float | None = None
+        self._stream, self._position = streams.DEFAULT, 0
 
     def record(self, stream: Any = None) -> None:
         """Record the time of all work so far."""
         running = runner.active()
         self._seconds = running.time() if running is not None and self.enable_timing else 0.0
+        self._stream = streams.current() if stream is None else stream.cuda_stream
+        observer = _observer()
+        self._position = 0 if observer is None else observer.position() or 0
 
     def wait(self, stream: Any = None) -> None:
         """Return at once: no work is pending."""
+        if self._seconds is not None:
+            waiting = streams.current() if stream is None else stream.cuda_stream
+            _ordered(waiting, self._stream, self._position)
 
     def synchronize(self) -> None:
         """Return at once: no work is pending."""
+        if self._seconds is not None:
+            finished(self._stream, self._position)
 
     def query(self) -> bool:
         """Whether the event has happened."""
@@ -136,6 +148,24 @@ class VirtualEvent(_OfTheGpu):
     def from_ipc_handle(cls, device: Any, handle: bytes) -> VirtualEvent:
         """Return an event of another process, as a new one."""
         return cls()
+
+
+def _observer() -> runner.Observer | None:
+    running = runner.active()
+    return None if running is None else running.observer
+
+
+def _ordered(stream: int, other: int, until: int | None = None) -> None:
+    observer = _observer()
+    if observer is not None:
+        observer.ordered(stream, other, until)
+
+
+def finished(stream: int | None, until: int | None = None) -> None:
+    """Tell the recording that the program waits for a stream, None for all; `until` as in `runner.Observer`."""
+    observer = _observer()
+    if observer is not None:
+        observer.finished(stream, until)
 
 
 def functions() -> dict[str, Any]:
