@@ -293,6 +293,8 @@ def simulate(
     settings: str = "",
     os: str = Os.LINUX,
     values: str | Values = Values.KNOWN,
+    world: int | None = None,
+    rank: int = 0,
 ) -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
@@ -310,7 +312,7 @@ def simulate(
     >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
     True
     """
-    with virtual(gpu, release=release, settings=settings, os=os, values=values):
+    with virtual(gpu, release=release, settings=settings, os=os, values=values, world=world, rank=rank):
         recording = record()
         try:
             with contextlib.suppress(torch.OutOfMemoryError), recording as running:
@@ -322,7 +324,9 @@ def simulate(
     tape = running.tape
     if verdict.failed_request(tape) >= 0:
         roomy = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
-        block = virtual(unlimited(roomy), release=release, settings=settings, os=os, values=values)
+        block = virtual(
+            unlimited(roomy), release=release, settings=settings, os=os, values=values, world=world, rank=rank
+        )
         return _with_whole(tape, function, block)
     if verdict.verdict(running.tape) in (verdict.Verdict.NOT_ON_GPU, verdict.Verdict.PARTLY_MEASURED):
         warnings.warn(verdict_content.verdict_content(tape).headline, stacklevel=2)
