@@ -18,6 +18,11 @@ PROPAGATE = replaceable(
     "computes the shape of a result in a fake mode of its own",
     _NO_SHARDS,
 )
+PROPAGATE_SHARDING = replaceable(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator.propagate_op_sharding_non_cached",
+    "finds the sharding of a result for each element of a list alone, also where they are equal",
+    "the speed of optimizers on DTensors on a virtual GPU",
+)
 DETECT_FAKE_MODE = replaceable(
     "torch.distributed.tensor._sharding_prop.detect_fake_mode",
     "the fake mode of that computation; torch's own would look for a GPU",

@@ -10,7 +10,7 @@ requests to the allocator are those of the same rank on a real machine with NCCL
 - `objects.py`: collectives of Python objects. `spawned.py`: rank 0 of `torch.multiprocessing.spawn`.
 - `data_parallel.py`: what the C++ part of DistributedDataParallel reads back from the GPU.
 - `dtensor.py`: DTensor, hence FSDP2 and tensor parallelism; patched when the first group is made. Its composite ops:
-  kernels/composite_dispatch.py.
+  kernels/composite_dispatch.py. `list_ops.py`: shardings of lists of DTensors.
 - `patches.py`: all of these as patches.
 
 **Assumption**: every rank does what this rank does (`ASSUMED` in groups.py).

@@ -13,11 +13,13 @@ from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_cu
 from memexplore.torch_internals.dtensor import (
     DETECT_FAKE_MODE,
     PROPAGATE,
+    PROPAGATE_SHARDING,
     RANDOM_STATE,
     AsyncCollectiveTensor,
     DTensor,
     OwnRandomState,
 )
+from memexplore.virtual_gpu.distributed.list_ops import once_for_equal_elements
 from memexplore.virtual_gpu.kernels import composite_dispatch
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import plain_fake_mode
@@ -32,6 +34,7 @@ def patches() -> list[Patch]:
     fake = plain_fake_mode()
     return [
         Replace(PROPAGATE.owner, PROPAGATE.name, _without_modes(PROPAGATE.value)),
+        Replace(PROPAGATE_SHARDING.owner, PROPAGATE_SHARDING.name, once_for_equal_elements(PROPAGATE_SHARDING.value)),
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
