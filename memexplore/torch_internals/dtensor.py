@@ -18,11 +18,18 @@ PROPAGATE = replaceable(
     "computes the shape of a result in a fake mode of its own",
     _NO_SHARDS,
 )
-PROPAGATE_SHARDING = replaceable(
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator.propagate_op_sharding_non_cached",
-    "finds the sharding of a result for each element of a list alone, also where they are equal",
-    "the speed of optimizers on DTensors on a virtual GPU",
+PROPAGATE_SHARDING = tuple(
+    replaceable(
+        name,
+        "finds the sharding of a result for each element of a list alone, also where they are equal",
+        "the speed of optimizers on DTensors on a virtual GPU",
+    )
+    for name in (
+        "torch.distributed.tensor._sharding_prop.ShardingPropagator.propagate_op_sharding_non_cached",
+        "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding",
+    )
 )
+"""The method, and the cache that holds it since DTensor was imported."""
 DETECT_FAKE_MODE = replaceable(
     "torch.distributed.tensor._sharding_prop.detect_fake_mode",
     "the fake mode of that computation; torch's own would look for a GPU",

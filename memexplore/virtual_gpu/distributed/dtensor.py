@@ -34,7 +34,7 @@ def patches() -> list[Patch]:
     fake = plain_fake_mode()
     return [
         Replace(PROPAGATE.owner, PROPAGATE.name, _without_modes(PROPAGATE.value)),
-        Replace(PROPAGATE_SHARDING.owner, PROPAGATE_SHARDING.name, once_for_equal_elements(PROPAGATE_SHARDING.value)),
+        *(Replace(found.owner, found.name, once_for_equal_elements(found.value)) for found in PROPAGATE_SHARDING),
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),

@@ -17,17 +17,18 @@ _BY_ELEMENT = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten
 
 
 def once_for_equal_elements(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `ShardingPropagator.propagate_op_sharding_non_cached`, with equal elements of lists left out."""
+    """Return a function that finds shardings, whose last argument is the schema, with equal elements left out."""
 
-    def propagate(propagator: Any, schema: Any) -> Any:
+    def propagate(*arguments: Any) -> Any:
+        *propagator, schema = arguments
         if not schema.op.name().startswith(_BY_ELEMENT):
-            return original(propagator, schema)
+            return original(*propagator, schema)
         with DisableTorchFunction():
             places = equal_elements([argument for argument in schema.args_schema if isinstance(argument, list | tuple)])
             if places is None:
-                return original(propagator, schema)
+                return original(*propagator, schema)
             first, number = places
-            found = original(propagator, _with_lists(schema, lambda entries: [entries[place] for place in first]))
+            found = original(*propagator, _with_lists(schema, lambda entries: [entries[place] for place in first]))
             again = found.redistribute_schema
             return dataclasses.replace(
                 found,
