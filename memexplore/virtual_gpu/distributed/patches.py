@@ -11,7 +11,7 @@ import torch
 from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE, c10d
 from memexplore.torch_internals.state import compiler_is_imported, compiler_rules
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
-from memexplore.virtual_gpu.distributed import data_parallel, groups, objects, spawned, works
+from memexplore.virtual_gpu.distributed import accelerate_state, data_parallel, groups, objects, spawned, works
 from memexplore.virtual_gpu.patches import install
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 
@@ -27,6 +27,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
         *(Replace(module, "init_process_group", start) for module in modules),
         Replace(ACCELERATOR.owner, ACCELERATOR.name, _accelerator),
         *groups.patches(dtensors.install),
+        accelerate_state.patch(),
         *works.patches(),
         *objects.patches(),
         *spawned.patches(),
