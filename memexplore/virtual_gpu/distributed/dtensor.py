@@ -9,6 +9,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes
 from memexplore.torch_internals.dtensor import (
     DETECT_FAKE_MODE,
@@ -44,8 +46,11 @@ def patches() -> list[Patch]:
 
 
 def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def propagate(*args: Any) -> Any:
+    def propagate(propagator: Any, schema: Any) -> Any:
+        if torch.Tag.nondeterministic_seeded in schema.op.tags and schema.op._schema.is_mutable:
+            # Of the shape of its first argument. torch's fake mode would ask the GPU for its random state.
+            return schema.args_schema[0].tensor_meta
         with disable_current_modes(), DisableTorchFunction():
-            return original(*args)
+            return original(propagator, schema)
 
     return propagate
