@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, schema_of
 from memexplore.torch_internals.dtensor import (
     DETECT_FAKE_MODE,
     PROPAGATE,
@@ -72,7 +72,7 @@ _WRAPPING = table.Entry(table.Kind.OPS, _wrap, "torch/distributed/_functional_co
 
 def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:
     def propagate(propagator: Any, schema: Any) -> Any:
-        if torch.Tag.nondeterministic_seeded in schema.op.tags and schema.op._schema.is_mutable:
+        if torch.Tag.nondeterministic_seeded in schema.op.tags and schema_of(schema.op).is_mutable:
             # Of the shape of its first argument. torch's fake mode would ask the GPU for its random state.
             return schema.args_schema[0].tensor_meta
         with disable_current_modes(), DisableTorchFunction():

@@ -7,9 +7,10 @@ the same names in torch/distributed/distributed_c10d.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,25 @@ from memexplore.torch_internals.distributed import c10d, device_of_objects, obje
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors import values
+
+
+_UNKNOWN = object()
+
+
+class _Received:
+    """What the next object of another rank is, where this rank can derive it."""
+
+    obj: Any = _UNKNOWN
+
+
+@contextlib.contextmanager
+def received(obj: Any) -> Iterator[None]:
+    """Make an object the one that this rank receives in the block, from `broadcast_object_list` and the others."""
+    before, _Received.obj = _Received.obj, obj
+    try:
+        yield
+    finally:
+        _Received.obj = before
 
 
 def patches() -> list[Patch]:
@@ -78,7 +98,7 @@ def _broadcast(
     data = tensors[0][0] if len(tensors) == 1 else torch.cat([data for data, _ in tensors])
     dist.broadcast(data, group_src=source, group=group)
     if dist.get_rank(group) != source:
-        _keep_own("broadcast_object_list", source)
+        _receive_into(object_list, "broadcast_object_list", source)
 
 
 def _scatter(
@@ -105,7 +125,7 @@ def _scatter(
     if sends:
         scatter_object_output_list[0] = _copy(objects[rank])
     else:
-        _keep_own("scatter_object_list", source)
+        _receive_into(scatter_object_output_list, "scatter_object_list", source)
 
 
 def _receive(
@@ -120,7 +140,7 @@ def _receive(
     source = 0 if src is None and group_src is None else _rank_in(group, src, group_src)
     dist.recv(torch.cat([size for _, size in tensors]), group_src=source, group=group)
     dist.recv(torch.cat([data for data, _ in tensors]), group_src=source, group=group)
-    _keep_own("recv_object_list", source)
+    _receive_into(object_list, "recv_object_list", source)
     return source
 
 
@@ -147,5 +167,9 @@ def _copy(obj: Any) -> Any:
     return pickle.loads(pickle.dumps(obj))
 
 
-def _keep_own(name: str, source: int) -> None:
+def _receive_into(target: list[Any], name: str, source: int) -> None:
+    """Set the first object of a list to the one that is known to come, else keep the list and say so."""
+    if _Received.obj is not _UNKNOWN:
+        target[0] = _Received.obj
+        return
     values.assume(f"{name} received what this rank has in its list: the objects of rank {source} are not known")
