@@ -36,3 +36,8 @@ TensorInfo: Any = look_up(
     "shape and dtype of a tensor that rank 0 sends",
     "`broadcast_from_rank0` on a virtual GPU",
 )
+STAGE_TENSOR = replaceable(
+    "torch.distributed.checkpoint._state_dict_stager.StateDictStager._offload_tensor",
+    "copies a tensor to the CPU by its storage, which a virtual tensor does not have",
+    "`torch.distributed.checkpoint.async_save` on a virtual GPU",
+)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from memexplore.torch_internals.distributed_checkpoint import (
     BROADCAST_STATES,
     BROADCAST_STATES_IN_USE,
+    STAGE_TENSOR,
     VALIDATE_PLAN,
     EmptyMetadata,
     Messages,
@@ -22,6 +23,7 @@ from memexplore.torch_internals.distributed_checkpoint import (
 )
 from memexplore.virtual_gpu.distributed import objects
 from memexplore.virtual_gpu.distributed.groups import is_ours
+from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors import values
 
@@ -35,6 +37,7 @@ def patches() -> list[Patch]:
     return [
         Replace(Messages, "__init__", _joining(Messages.__init__)),
         *(Replace(Messages, name, _own(getattr(Messages, name), send)) for name, send in _SENT.items()),
+        Replace(STAGE_TENSOR.owner, STAGE_TENSOR.name, _stage(STAGE_TENSOR.value)),
         Replace(VALIDATE_PLAN.owner, VALIDATE_PLAN.name, _valid_part(VALIDATE_PLAN.value)),
         *(
             Replace(function.owner, function.name, _broadcast_states(function.value))
@@ -109,6 +112,18 @@ def _valid_part(original: Callable[..., Any]) -> Callable[..., Any]:
         return valid if is_ours(None) else original(plans, metadata)
 
     return validate
+
+
+def _stage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function by which `async_save` copies a tensor to the CPU; it keeps the copy in `memo`."""
+
+    def stage(stager: Any, tensor: Any, memo: dict[int, Any], **options: Any) -> Any:
+        if not is_virtual(tensor):
+            return original(stager, tensor, memo, **options)
+        memo[id(tensor)] = copy = tensor.detach().to("cpu", copy=True)
+        return copy
+
+    return stage
 
 
 def _broadcast_states(original: Callable[..., Any]) -> Callable[..., Any]:
