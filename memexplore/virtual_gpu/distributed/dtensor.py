@@ -22,6 +22,7 @@ from memexplore.torch_internals.dtensor import (
     AsyncCollectiveTensor,
     DTensor,
     OwnRandomState,
+    forget_shardings,
 )
 from memexplore.virtual_gpu.kernels import composite_dispatch, table
 from memexplore.virtual_gpu.patches.install import Call, Insert, Patch, Replace
@@ -39,6 +40,7 @@ def patches() -> list[Patch]:
         Replace(PROPAGATE.owner, PROPAGATE.name, _without_modes(PROPAGATE.value)),
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
+        Call(forget_shardings, forget_shardings),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
         Insert(vars(SHARDED_PARAMETER), "type", _type_on_gpu),
         *(Insert(table.TABLE, op, {table.Kind.OPS: _WRAPPING}) for op in WRAP_TENSOR),
