@@ -100,14 +100,19 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
     return min((one.status for one in runs), key=_severity)
 
 
-def _run(rank: int, options: argparse.Namespace, arguments: list[str]) -> RankRun:
-    """Run one rank in a process of its own."""
-    command = [sys.executable, "-m", "memexplore", "run", "--json", "--world", str(options.world), "--rank", str(rank)]
+def command(options: argparse.Namespace, arguments: list[str], rank: int) -> list[str]:
+    """Return the command line that runs one rank with the options of `memexplore run`."""
+    words = [sys.executable, "-m", "memexplore", "run", "--json", "--world", str(options.world), "--rank", str(rank)]
     for name in ("gpu", "release", "os", "values"):
         if (value := getattr(options, name)) is not None:
-            command += [f"--{name}", str(value)]
+            words += [f"--{name}", str(value)]
     program = ["-m", options.module] if options.module is not None else [str(options.script), "--"]
-    ended = subprocess.run([*command, *program, *arguments], capture_output=True, text=True, errors="replace")
+    return [*words, *program, *arguments]
+
+
+def _run(rank: int, options: argparse.Namespace, arguments: list[str]) -> RankRun:
+    """Run one rank in a process of its own."""
+    ended = subprocess.run(command(options, arguments, rank), capture_output=True, text=True, errors="replace")
     try:
         summary = json.loads(ended.stdout)
     except ValueError:

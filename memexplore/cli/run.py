@@ -86,7 +86,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
             program = script.script(options.script, arguments)
         if options.live is not None:
             return _run_live(program, options, output)
-        recorded = _record(program, options)
+        with _other_ranks(options, arguments):
+            recorded = _record(program, options)
     except UsageError:
         raise
     except BaseException as failure:
@@ -243,6 +244,20 @@ def _record(program: Callable[[], None], options: argparse.Namespace) -> _Record
                 folder = os.path.dirname(os.path.realpath(options.script)) if options.script else os.getcwd()
                 step = _failed_step(error, seen, folder)
     return _Recorded(running.tape, ended_by, evidence, step)
+
+
+def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which the ranks that this rank receives objects from are run as well."""
+    if options.world is None:
+        return contextlib.nullcontext()
+    from memexplore.virtual_gpu.distributed import messages
+
+    if messages.is_helper():
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        # Ranks exchange the shapes of a pipeline in its first step.
+        register_optimizer_step_pre_hook(lambda *inputs: os._exit(FITS))
+    return messages.between_ranks(functools.partial(rank_runs.command, options, arguments))
 
 
 def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:

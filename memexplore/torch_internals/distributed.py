@@ -64,6 +64,11 @@ WAIT = replaceable(
     "the end of an asynchronous collective, until which it keeps its inputs",
     "memory of asynchronous collectives on a virtual GPU",
 )
+SOURCE_RANK = replaceable(
+    "torch._C._distributed_c10d.Work._source_rank",
+    "the rank that sent what `recv` from any rank got; a finished work of a virtual group has none",
+    "`torch.distributed.recv` from any rank on a virtual GPU",
+)
 ACCELERATOR = replaceable(
     "torch._C._get_accelerator",
     "the device of collectives without tensors and of device meshes; a build for the CPU has none",
@@ -77,6 +82,11 @@ VERIFY_PARAMETERS = replaceable(
 REBUILD_BUCKETS = replaceable(
     "torch.distributed.Reducer._rebuild_buckets",
     "reads the bucket of each parameter back from the GPU",
+    NO_DATA_PARALLEL,
+)
+BUILTIN_HOOK = replaceable(
+    "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook",
+    "communication hooks of C++, which read the result of a work of C++",
     NO_DATA_PARALLEL,
 )
 COPY_STREAMS = replaceable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from memexplore.torch_internals.table import look_up, look_up_or_none, replaceable
@@ -63,6 +64,23 @@ RANDOM_STATE = replaceable(
     "the random state that ranks agree on; torch's own reads it from the GPU",
     "random ops on a DTensor, such as dropout, on a virtual GPU",
 )
+_clear_shardings: Callable[[], None] = look_up(
+    "torch.distributed.tensor.debug._clear_sharding_prop_cache",
+    "forgets the shardings of ops, which name the groups of an earlier run with an equal mesh",
+    "several ranks after each other in one process",
+)
+_transforms: Any = look_up(
+    "torch.distributed.tensor._redistribute._gen_transform_infos",
+    "keeps the same for changes of a sharding",
+    "several ranks after each other in one process",
+)
+
+
+def forget_shardings() -> None:
+    """Make DTensor compute the shardings of ops again: meshes of different ranks and runs are equal to its caches."""
+    _clear_shardings()
+    if hasattr(_transforms, "cache_clear"):
+        _transforms.cache_clear()
 
 
 class OwnRandomState:

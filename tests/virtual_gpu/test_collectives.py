@@ -138,3 +138,24 @@ def test_a_coalesced_group_of_collectives_runs():
 def test_tensors_of_the_cpu_are_refused_by_nccl_as_on_a_gpu():
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(3))
+
+
+def test_what_comes_from_any_rank_names_one():
+    x = tensor()
+    assert peak_of(lambda: dist.recv(x)) == (0, 0)
+    assert dist.recv(x) == 0
+
+
+def test_experts_get_equal_numbers_of_tokens():
+    # 4 000 tokens, too many for known values, choose 2 of 16 experts: 8 000 / 16 = 500 for an expert, 2 on a rank.
+    chosen = torch.rand(4000, 16, device="cuda").topk(2).indices.flatten()
+    counts = torch.bincount(chosen, minlength=16)
+    sends = counts.view(WORLD, 2).sum(1)
+    receives = torch.empty_like(sends)
+    dist.all_to_all_single(receives, sends)
+    assert sends.tolist() == receives.tolist() == [1000] * WORLD
+    received = torch.empty(sum(receives.tolist()), 64, device="cuda")
+    added = peak_of(
+        lambda: dist.all_to_all_single(received, torch.ones(8000, 64, device="cuda"), receives.tolist(), sends.tolist())
+    )
+    assert added == (0, 8000 * 64 * 4)

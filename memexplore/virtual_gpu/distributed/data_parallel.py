@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.distributed import COPY_STREAMS, REBUILD_BUCKETS, VERIFY_PARAMETERS
+from memexplore.torch_internals.distributed import BUILTIN_HOOK, COPY_STREAMS, REBUILD_BUCKETS, VERIFY_PARAMETERS
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
+from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors import known_values
@@ -23,6 +24,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
     return [
         Replace(VERIFY_PARAMETERS.owner, VERIFY_PARAMETERS.name, _verify(VERIFY_PARAMETERS.value)),
         Replace(REBUILD_BUCKETS.owner, REBUILD_BUCKETS.name, _rebuild(REBUILD_BUCKETS.value, runner)),
+        Replace(BUILTIN_HOOK.owner, BUILTIN_HOOK.name, _register_hook(BUILTIN_HOOK.value)),
         Replace(*COPY_STREAMS, None),
         # Statistics of times, which C++ has for the CPU and CUDA only, and warns.
         Replace(torch.distributed.Logger, "set_runtime_stats_and_log", lambda logger: None),
@@ -55,6 +57,22 @@ def _rebuild(original: Callable[..., Any], runner: PlanRunner) -> Callable[..., 
             return original(reducer)
 
     return rebuild
+
+
+def _register_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `_register_builtin_comm_hook`, which registers the hook of Python that requests the same."""
+
+    def register(model: Any, hook_type: Any) -> None:
+        if not is_ours(model.process_group):
+            original(model, hook_type)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        compresses = hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if compresses else default_hooks.allreduce_hook
+        model.register_comm_hook(model.process_group, hook)
+
+    return register
 
 
 @contextmanager

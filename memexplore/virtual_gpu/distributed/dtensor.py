@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, schema_of
 from memexplore.torch_internals.dtensor import (
     DETECT_FAKE_MODE,
     PROPAGATE,
@@ -23,6 +23,7 @@ from memexplore.torch_internals.dtensor import (
     AsyncCollectiveTensor,
     DTensor,
     OwnRandomState,
+    forget_shardings,
 )
 from memexplore.virtual_gpu.distributed.list_ops import once_for_equal_elements
 from memexplore.virtual_gpu.kernels import composite_dispatch, table
@@ -42,6 +43,7 @@ def patches() -> list[Patch]:
         *(Replace(found.owner, found.name, once_for_equal_elements(found.value)) for found in PROPAGATE_SHARDING),
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
+        Call(forget_shardings, forget_shardings),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
         Insert(vars(SHARDED_PARAMETER), "type", _type_on_gpu),
         *(Insert(table.TABLE, op, {table.Kind.OPS: _WRAPPING}) for op in WRAP_TENSOR),
@@ -74,8 +76,11 @@ _WRAPPING = table.Entry(table.Kind.OPS, _wrap, "torch/distributed/_functional_co
 
 
 def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def propagate(*args: Any) -> Any:
+    def propagate(propagator: Any, schema: Any) -> Any:
+        if torch.Tag.nondeterministic_seeded in schema.op.tags and schema_of(schema.op).is_mutable:
+            # Of the shape of its first argument. torch's fake mode would ask the GPU for its random state.
+            return schema.args_schema[0].tensor_meta
         with disable_current_modes(), DisableTorchFunction():
-            return original(*args)
+            return original(propagator, schema)
 
     return propagate

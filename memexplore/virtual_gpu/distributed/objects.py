@@ -1,34 +1,59 @@
 """Collectives of Python objects: the requests of torch's own functions, and the object of this rank for every rank.
 
-In: objects that can be pickled. Out: copies of them. What another rank alone knows is not received: a list keeps what
-this rank has in it, and a note says so. Groups of real processes keep torch's own functions. Source: the functions of
+In: objects that can be pickled. Out: copies of them. What one rank sends to another arrives where a command can run the
+other rank (messages.py). Nothing else that another rank alone knows is received: a list keeps what this rank has in it,
+and a note says so. Groups of real processes keep torch's own functions. Source: the functions of
 the same names in torch/distributed/distributed_c10d.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from memexplore.torch_internals.distributed import c10d, device_of_objects, object_to_tensor
+from memexplore.virtual_gpu.distributed import messages
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors import values
+
+_UNKNOWN = object()
+
+
+class _Received:
+    """What the next object of another rank is, where this rank can derive it."""
+
+    obj: Any = _UNKNOWN
+
+
+@contextlib.contextmanager
+def received(obj: Any) -> Iterator[None]:
+    """Make an object the one that this rank receives in the block, from `broadcast_object_list` and the others."""
+    before, _Received.obj = _Received.obj, obj
+    try:
+        yield
+    finally:
+        _Received.obj = before
 
 
 def patches() -> list[Patch]:
     """Return the patches of the collectives that read objects back from the GPU."""
     functions: tuple[Callable[..., Any], ...] = (_all_gather, _gather, _broadcast, _scatter, _receive)
     names = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "recv_object_list")
+    send = _sending(dist.send_object_list)
     return [
-        Replace(module, name, _in_virtual_groups(getattr(dist, name), function))
-        for name, function in zip(names, functions, strict=True)
-        for module in (dist, c10d)
+        *(Replace(module, "send_object_list", send) for module in (dist, c10d)),
+        *(
+            Replace(module, name, _in_virtual_groups(getattr(dist, name), function))
+            for name, function in zip(names, functions, strict=True)
+            for module in (dist, c10d)
+        ),
     ]
 
 
@@ -40,6 +65,26 @@ def _in_virtual_groups(original: Callable[..., Any], function: Callable[..., Any
         return function(*args, **kwargs) if is_ours(group) else original(*args, **kwargs)
 
     return call
+
+
+def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `send_object_list`, which keeps the objects for the process of the rank that receives them."""
+
+    @functools.wraps(original)
+    def send_object_list(
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: int | None = None,
+        use_batch: bool = False,
+    ) -> None:
+        original(object_list, dst, group, device, group_dst, use_batch)
+        if is_ours(group):
+            receiver = dst if dst is not None else _global_rank(group, group_dst or 0)
+            messages.send(object_list, dist.get_rank(), receiver)
+
+    return send_object_list
 
 
 def _all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -78,7 +123,7 @@ def _broadcast(
     data = tensors[0][0] if len(tensors) == 1 else torch.cat([data for data, _ in tensors])
     dist.broadcast(data, group_src=source, group=group)
     if dist.get_rank(group) != source:
-        _keep_own("broadcast_object_list", source)
+        _receive_into(object_list, "broadcast_object_list", source)
 
 
 def _scatter(
@@ -105,7 +150,7 @@ def _scatter(
     if sends:
         scatter_object_output_list[0] = _copy(objects[rank])
     else:
-        _keep_own("scatter_object_list", source)
+        _receive_into(scatter_object_output_list, "scatter_object_list", source)
 
 
 def _receive(
@@ -118,9 +163,21 @@ def _receive(
 ) -> int:
     tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
     source = 0 if src is None and group_src is None else _rank_in(group, src, group_src)
+    sender = _global_rank(group, source)
+    received = messages.receive(sender, dist.get_rank())
+    if received is not None:
+        object_list[:] = received
+        tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
+    elif use_batch:
+        # Only pipeline stages ask for it.
+        raise RuntimeError(
+            f"a pipeline stage receives the shapes of its tensors from rank {sender}, which does not run here: pass "
+            "input_args= and output_args= to PipelineStage, or run the script by `memexplore run --world N --rank R`"
+        )
     dist.recv(torch.cat([size for _, size in tensors]), group_src=source, group=group)
     dist.recv(torch.cat([data for data, _ in tensors]), group_src=source, group=group)
-    _keep_own("recv_object_list", source)
+    if received is None:
+        _receive_into(object_list, "recv_object_list", source)
     return source
 
 
@@ -143,9 +200,17 @@ def _rank_in(group: Any, rank: int | None, group_rank: int | None) -> int:
     return (rank or 0) if group is None else dist.get_group_rank(group, rank or 0)
 
 
+def _global_rank(group: Any, rank: int) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
 def _copy(obj: Any) -> Any:
     return pickle.loads(pickle.dumps(obj))
 
 
-def _keep_own(name: str, source: int) -> None:
+def _receive_into(target: list[Any], name: str, source: int) -> None:
+    """Set the first object of a list to the one that is known to come, else keep the list and say so."""
+    if _Received.obj is not _UNKNOWN:
+        target[0] = _Received.obj
+        return
     values.assume(f"{name} received what this rank has in its list: the objects of rank {source} are not known")

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.distributed import WAIT, c10d
+from memexplore.torch_internals.distributed import SOURCE_RANK, WAIT, c10d
 from memexplore.virtual_gpu.kernels import collective_values, collectives
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors import values
 
 _NCCL = (2, 30, 7)
 """Release of NCCL in the CUDA build of torch 2.15, as `torch.cuda.nccl.version()` reports it."""
@@ -23,6 +24,7 @@ def patches() -> list[Patch]:
     """Return the patches of works and of NCCL's release."""
     return [
         Replace(WAIT.owner, WAIT.name, _waiting(WAIT.value)),
+        Replace(SOURCE_RANK.owner, SOURCE_RANK.name, _source_rank(SOURCE_RANK.value)),
         Replace(torch.cuda.nccl, "version", lambda: _NCCL),
         *(
             Replace(module, name, _naming(getattr(torch.distributed, name), position))
@@ -61,3 +63,16 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return wait
+
+
+def _source_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Work._source_rank`, the sender of a `recv` from any rank: rank 0 counts as it."""
+
+    def source_rank(work: Any) -> Any:
+        try:
+            return original(work)
+        except RuntimeError:
+            values.assume("what is received from any rank came from rank 0")
+            return 0
+
+    return source_rank

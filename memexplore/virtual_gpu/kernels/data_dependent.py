@@ -138,13 +138,17 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     minlength = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
     known = known_values.of(tensor)
     if known is None:
-        values.assume("bincount finds no value beyond minlength")
+        values.assume("bincount finds no value beyond minlength, and each value equally often")
         size = max(1, minlength)
     else:
         size = max(minlength, int(known.max()) + 1 if known.numel() else 0)
     weights = argument(args, kwargs, 1, "weights", None)
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return _new(runner, func, args, tensor.host, ((size,), dtype))[0]
+    counts = _new(runner, func, args, tensor.host, ((size,), dtype))[0]
+    if known is None and weights is None and not tensor.host and size <= tensor.numel():
+        each, rest = divmod(tensor.numel(), size)
+        known_values.put(counts, torch.tensor([each + 1] * rest + [each] * (size - rest)))
+    return counts
 
 
 def index(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:

@@ -122,3 +122,27 @@ def test_the_recipe_of_zero_redundancy_optimizer_has_the_published_sizes():
         optimizer.step()
         peaks.append(torch.cuda.max_memory_allocated())
     assert [peak // 10**6 for peak in peaks] == [335, 656, 996, 1701]
+
+
+@pytest.mark.parametrize(("kind", "copy"), [("ALLREDUCE", 0), ("FP16_COMPRESS", 2 * MIB)])
+def test_a_builtin_hook_of_half_precision_copies_the_bucket(kind, copy):
+    with mx.virtual("H100", release=RELEASE):
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        model = DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
+        model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+        model(torch.ones(4, 1024, device="cuda")).sum().backward()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model(torch.ones(4, 1024, device="cuda")).sum().backward()
+        added = torch.cuda.max_memory_allocated() - before
+    # The gradient of 4 MiB, which is alive while the hook runs, the copy, and activations
+    assert 4 * MIB + copy <= added < 4 * MIB + copy + 64 * 1024
+
+
+def test_inputs_of_different_numbers_end_together():
+    with mx.virtual("T4"):
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        model = DistributedDataParallel(nn.Linear(8, 8).cuda())
+        with model.join():
+            for _ in range(3):
+                model(torch.ones(4, 8, device="cuda")).sum().backward()

@@ -10,7 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import memexplore as mx
 from tests.small import allocated
@@ -228,3 +236,80 @@ def test_autocast_does_not_reach_dtensors_and_a_note_says_so():
         with mx.record() as recording, torch.autocast("cuda", torch.bfloat16):
             assert nn.functional.linear(shard, weight).dtype is torch.float32
     assert any("autocast does not reach DTensors" in note for note in recording.tape.meta.notes)
+
+
+def test_random_initialisation_of_shards_makes_no_request():
+    with mx.virtual("H100", world=4, rank=1):
+        dist.init_process_group("nccl")
+        model = sharded()
+        before = allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            model[0].reset_parameters()
+            nn.init.uniform_(model[1].weight)
+            nn.init.normal_(model[2].weight)
+        assert torch.cuda.max_memory_allocated() == before
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_plan_of_tensor_and_sequence_parallelism_trains_with_a_parallel_loss(rank):
+    with mx.virtual("H100", world=4, rank=rank, release=RELEASE):
+        dist.init_process_group("nccl")
+        mesh = dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
+        with torch.device("meta"):
+            model = nn.Sequential(nn.LayerNorm(1024), *layers(2))
+        plan = {
+            "0": SequenceParallel(),
+            "1": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1)),
+            "2": RowwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        }
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model, mesh=mesh["data"])
+        model.to_empty(device="cuda")
+        # Two matrices in 4 parts, and the norm's weight and bias of 4 KiB in the 2 parts of the data.
+        parameters = 2 * LAYER // 4 + 2 * 4096 // 2
+        assert allocated() == parameters
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            targets = torch.ones(4 * 8, dtype=torch.int64, device="cuda")
+            with loss_parallel():
+                output = model(torch.ones(4, 4, 1024, device="cuda"))
+                loss = nn.functional.cross_entropy(output.flatten(0, 1), targets)
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            del output, loss, targets
+        steps = 512 * sum(1 for _ in model.parameters()) if optimizer.defaults["capturable"] else 0
+        assert allocated() == 3 * parameters + WORKSPACES + steps
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+def test_context_parallel_holds_the_part_of_the_sequence(backend):
+    with mx.virtual("A100", world=4, rank=1):
+        dist.init_process_group("nccl")
+        mesh = dist.init_device_mesh("cuda", (4,))
+        query, key, value = (torch.ones(1, 4, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        with sdpa_kernel(backend), context_parallel(mesh, buffers=(query, key, value), buffer_seq_dims=(2, 2, 2)):
+            before = allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.no_grad():
+                result = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            assert result.shape == (1, 4, 256, 64)
+            # Keys and values of all ranks are 4 * 2 parts of 128 KiB. The scores of a quarter of the rows would be 2 MiB
+            # in each of several tensors.
+            assert torch.cuda.max_memory_allocated() - before < 2 * MIB + MIB // 2
+
+
+def test_ranks_with_equal_meshes_run_after_each_other():
+    held = []
+    for rank in (0, 3):
+        with mx.virtual("H100", world=4, rank=rank):
+            dist.init_process_group("nccl")
+            mesh = dist.init_device_mesh("cuda", (2, 2))
+            whole = distribute_tensor(torch.ones(3, 1024, device="cuda"), mesh, [Replicate(), Shard(0)])
+            doubled = whole + whole
+            assert doubled.full_tensor().shape == (3, 1024)
+            held.append((doubled.to_local().shape[0], doubled.device_mesh is mesh))
+    # Of 3 rows, the first of two ranks has 2.
+    assert held == [(2, True), (1, True)]

@@ -1,0 +1,43 @@
+"""Private names of `torch.distributed.checkpoint`. Importing this module takes 0.2 s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memexplore.torch_internals.table import look_up, replaceable
+
+NO_CHECKPOINTS = "`torch.distributed.checkpoint` on one rank of a virtual GPU"
+
+Messages: Any = look_up(
+    "torch.distributed.checkpoint.utils._DistWrapper",
+    "sends the plans of all ranks to one of them, which joins them",
+    NO_CHECKPOINTS,
+)
+VALIDATE_PLAN = replaceable(
+    "torch.distributed.checkpoint.default_planner._validate_global_plan",
+    "checks that the parts of all ranks fill each tensor; one rank has its own part only",
+    NO_CHECKPOINTS,
+)
+EmptyMetadata: Any = look_up(
+    "torch.distributed.checkpoint.metadata.Metadata", "an argument of that check", NO_CHECKPOINTS
+)
+BROADCAST_STATES = replaceable(
+    "torch.distributed._state_dict_utils._broadcast_state_dict",
+    "receives the names and shapes of a state dict from rank 0",
+    "`broadcast_from_rank0` on a virtual GPU",
+)
+BROADCAST_STATES_IN_USE = replaceable(
+    "torch.distributed.checkpoint.state_dict._broadcast_state_dict",
+    "the same function, in the module that calls it",
+    "`broadcast_from_rank0` on a virtual GPU",
+)
+TensorInfo: Any = look_up(
+    "torch.distributed._state_dict_utils._TensorInfo",
+    "shape and dtype of a tensor that rank 0 sends",
+    "`broadcast_from_rank0` on a virtual GPU",
+)
+STAGE_TENSOR = replaceable(
+    "torch.distributed.checkpoint._state_dict_stager.StateDictStager._offload_tensor",
+    "copies a tensor to the CPU by its storage, which a virtual tensor does not have",
+    "`torch.distributed.checkpoint.async_save` on a virtual GPU",
+)

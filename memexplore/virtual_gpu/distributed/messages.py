@@ -1,0 +1,164 @@
+"""Objects that one rank sends to another: written to a folder by the sender, read there by the receiver.
+
+In: what `send_object_list` sends, and a command that runs another rank. Out: what `recv_object_list` receives. A rank
+that has not sent yet is run in a process of its own, a *helper*, until it has. So a pipeline stage learns the shapes of
+its inputs from the stage before it, which learns them from the stage before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = "MEMEXPLORE_MESSAGES"
+"""Environment variable with the folder of a helper's messages; unset in other processes."""
+_POLL = 0.02
+"""Seconds between two looks for a message."""
+
+CommandOf = Callable[[int], Sequence[str]]
+"""Returns the command line that runs a rank, given its number."""
+
+
+class _State:
+    command: CommandOf | None = None
+    folder: Path | None = None
+
+
+_numbers: dict[tuple[int, int], int] = {}
+"""Sender and receiver -> number of messages that this process has sent or received."""
+_helpers: dict[int, subprocess.Popen[bytes]] = {}
+"""Rank -> its process, started here."""
+
+
+@contextlib.contextmanager
+def between_ranks(command: CommandOf) -> Iterator[None]:
+    """Let the ranks that the block needs objects of run by a command; their processes end with the block."""
+    before = os.environ.get(FOLDER)
+    folder = Path(before or tempfile.mkdtemp(prefix="memexplore-messages-"))
+    _State.command, _State.folder = command, folder
+    try:
+        yield
+    finally:
+        for helper in _helpers.values():
+            if helper.poll() is None:
+                _end(helper)
+        _State.command, _State.folder = None, None
+        _numbers.clear()
+        _helpers.clear()
+        if before is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_helper() -> bool:
+    """Return whether this process runs only for the objects that it sends."""
+    return FOLDER in os.environ
+
+
+def send(objects: list[Any], sender: int, receiver: int) -> None:
+    """Keep objects for another rank, outside of `between_ranks` nothing."""
+    if _State.folder is None:
+        return
+    path = _next_path(sender, receiver)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(pickle.dumps(objects))
+    partial.replace(path)
+
+
+def receive(sender: int, receiver: int) -> list[Any] | None:
+    """Return the next objects from another rank, which is run for them; None outside of `between_ranks`.
+
+    Raises RuntimeError if that rank ends without sending them.
+    """
+    if _State.folder is None or _State.command is None:
+        return None
+    path = _next_path(sender, receiver)
+    (_State.folder / f"rank-{receiver}.runs").write_text(str(os.getpid()))
+    if not path.exists() and _claims(sender):
+        _helpers[sender] = _start(sender)
+    while not path.exists():
+        # Polled, a process that has ended has no number any more.
+        for helper in _helpers.values():
+            helper.poll()
+        if not _runs(sender) and not path.exists():
+            raise RuntimeError(
+                f"rank {receiver} receives an object from rank {sender}, which ended before it sent it: run "
+                f"--rank {sender} to see why. Its last lines: {_last_lines(_State.folder / f'rank-{sender}.log')}"
+            )
+        time.sleep(_POLL)
+    objects: list[Any] = pickle.loads(path.read_bytes())
+    return objects
+
+
+def _next_path(sender: int, receiver: int) -> Path:
+    assert _State.folder is not None
+    number = _numbers.get((sender, receiver), 0)
+    _numbers[sender, receiver] = number + 1
+    return _State.folder / f"from-{sender}-to-{receiver}-{number}.pickle"
+
+
+def _claims(rank: int) -> bool:
+    """Return whether this process is the first that needs the helper of a rank, and no process runs the rank."""
+    assert _State.folder is not None
+    try:
+        with open(_State.folder / f"rank-{rank}.runs", "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _runs(rank: int) -> bool:
+    """Return whether the process of a rank, or the one that is about to start it, still runs."""
+    assert _State.folder is not None
+    try:
+        text = (_State.folder / f"rank-{rank}.runs").read_text()
+    except FileNotFoundError:
+        # The rank that this process is a helper of has ended.
+        return False
+    try:
+        # A file that was just made is empty for a moment.
+        os.kill(int(text or os.getpid()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _start(rank: int) -> subprocess.Popen[bytes]:
+    assert _State.command is not None
+    assert _State.folder is not None
+    environment = {**os.environ, FOLDER: str(_State.folder)}
+    with open(_State.folder / f"rank-{rank}.log", "wb") as log:
+        started = subprocess.Popen(
+            list(_State.command(rank)),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # A group of its own and of its helpers, which end together.
+            start_new_session=not is_helper(),
+        )
+    (_State.folder / f"rank-{rank}.runs").write_text(str(started.pid))
+    return started
+
+
+def _end(helper: subprocess.Popen[bytes]) -> None:
+    if is_helper() or not hasattr(os, "killpg"):
+        helper.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(helper.pid, signal.SIGKILL)
+    helper.wait()
+
+
+def _last_lines(path: Path) -> str:
+    lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+    return " | ".join(line.strip() for line in lines if line.strip())[-400:] if lines else "none"

@@ -1,0 +1,44 @@
+"""`torch.distributed.pipelining` on one rank: stages that are moved to the GPU, and the vote on given shapes.
+
+The shapes that a stage receives from its neighbours are objects: messages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memexplore.torch_internals.pipelines import FAKE_TENSOR, VOTE, has_own_shapes
+from memexplore.virtual_gpu.distributed.groups import is_ours
+from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+
+def patches() -> list[Patch]:
+    """Return the patches of pipelines, for names that the installed torch has."""
+    found: list[Patch] = []
+    if hasattr(*VOTE):
+        found.append(Replace(VOTE.owner, VOTE.name, _vote(VOTE.value)))
+    if hasattr(*FAKE_TENSOR):
+        found.append(Replace(FAKE_TENSOR.owner, FAKE_TENSOR.name, _other_than_virtual(FAKE_TENSOR.value)))
+    return found
+
+
+def _vote(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the end of the vote: the stages of other ranks know their shapes if those of this rank do."""
+
+    def result(stage: Any, *args: Any, **kwargs: Any) -> Any:
+        votes = original(stage, *args, **kwargs)
+        return votes.fill_(int(has_own_shapes(stage))) if is_ours(stage.group) else votes
+
+    return result
+
+
+def _other_than_virtual(fake_tensor: type) -> type:
+    """Return a class for `isinstance` with the fake tensors that are not of the virtual GPU."""
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, fake_tensor) and not isinstance(instance, VirtualTensor)
+
+    return Meta("FakeTensor", (), {})

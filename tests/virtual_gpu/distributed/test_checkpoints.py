@@ -1,0 +1,81 @@
+"""torch.distributed.checkpoint on one rank: its part is saved and loaded, and takes no memory of the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+
+import memexplore as mx
+from tests.small import allocated
+
+
+def trained() -> tuple[nn.Module, Any]:
+    """A sharded model with the states of its optimizer."""
+    model = nn.Sequential(*(nn.Linear(256, 256, device="cuda") for _ in range(2)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: Any) -> None:
+    model(torch.ones(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_sharded_run_is_saved_and_loaded_by_its_rank(tmp_path, rank):
+    with mx.virtual("H100", world=4, rank=rank), mx.record() as recording:
+        dist.init_process_group("nccl")
+        model, optimizer = trained()
+        before = allocated()
+        weights, states = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": states}, checkpoint_id=tmp_path)
+        loaded = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        dcp.load(loaded, checkpoint_id=tmp_path)
+        set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        del weights, states, loaded
+        assert allocated() == before
+        step(model, optimizer)
+    assert any("no whole checkpoint" in note for note in recording.tape.meta.notes)
+
+
+def test_a_run_is_saved_by_a_thread(tmp_path):
+    with mx.virtual("H100", world=2, rank=1):
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        model, _ = trained()
+        before = allocated()
+        dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=tmp_path).result()
+        assert allocated() == before
+        assert (tmp_path / ".metadata").exists()
+
+
+@pytest.mark.parametrize(("rank", "names"), [(0, 4), (1, 0)])
+def test_a_whole_state_dict_is_gathered_on_rank_0_and_sent_by_it(rank, names):
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    with mx.virtual("H100", world=2, rank=rank):
+        dist.init_process_group("nccl")
+        model, optimizer = trained()
+        before = allocated()
+        weights = get_model_state_dict(model, options=options)
+        assert len(weights) == names
+        set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        assert allocated() == before
+        step(model, optimizer)

@@ -1,0 +1,50 @@
+"""Objects between ranks: a rank that is needed runs in a process of its own, until it has sent them."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+from memexplore.virtual_gpu.distributed import messages
+
+
+def command(body: str) -> messages.CommandOf:
+    """A command that runs lines of Python with the number of the rank as `rank`."""
+    return lambda rank: [sys.executable, "-c", f"rank = {rank}\n{textwrap.dedent(body)}"]
+
+
+def test_a_rank_that_has_not_sent_yet_is_run():
+    # Rank 2 needs rank 1, and rank 1 needs rank 0.
+    body = """
+    import os
+    from memexplore.virtual_gpu.distributed import messages
+    os.environ["RANK"] = str(rank)
+    with messages.between_ranks(lambda other: [*sys.orig_argv[:-1], sys.orig_argv[-1].replace("rank = 1", "rank = 0")]):
+        before = messages.receive(0, 1)[0] if rank else 0
+        messages.send([before + 1], rank, rank + 1)
+    """
+    with messages.between_ranks(command("import sys" + textwrap.dedent(body))):
+        assert messages.receive(1, 2) == [2]
+
+
+def test_messages_to_a_rank_arrive_in_order():
+    with messages.between_ranks(command("raise SystemExit")):
+        messages.send(["first"], 0, 1)
+        messages.send(["second"], 0, 1)
+        messages._numbers.clear()
+        assert [messages.receive(0, 1), messages.receive(0, 1)] == [["first"], ["second"]]
+
+
+def test_a_rank_that_fails_is_named_with_its_last_lines():
+    with (
+        messages.between_ranks(command("raise SystemExit('no such file')")),
+        pytest.raises(RuntimeError, match=r"receives an object from rank 1, which ended before .* no such file"),
+    ):
+        messages.receive(1, 2)
+
+
+def test_outside_of_a_command_nothing_is_kept():
+    messages.send(["object"], 0, 1)
+    assert messages.receive(0, 1) is None
