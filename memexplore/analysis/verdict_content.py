@@ -38,6 +38,9 @@ _PLURALS = {
     Category.TEMPORARY: "temporaries",
     Category.WORKSPACE: "workspaces",
     Category.UNKNOWN: "of unknown kind",
+    Category.GATHERED_PARAMETER: "gathered parameters",
+    Category.GRADIENT_BUCKET: "gradient buckets",
+    Category.COMMUNICATION_BUFFER: "communication buffers",
 }
 _LINE_AT_END = re.compile(r"\((?P<line>[^()]+:\d+)\)$")
 

@@ -80,6 +80,8 @@ def _in_order(recorder: Recorder) -> Any:
     block[is_free & (block >= 0)] = new_row[block[is_free & (block >= 0)]]
     table[preexisting, _FIELD["time"]] = 0
     recorder.tags = {int(new_row[row]): category for row, category in recorder.tags.items()}
+    rows = np.append(new_row, (len(order), -1)).tolist()  # the number of events stays, and no row
+    recorder.communication.renumber(rows.__getitem__)
     recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
@@ -130,6 +132,8 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
         marks,
         field["phase"][marks],
     )
+    of_gradients = [row for row, (kind, _) in inherited.items() if kind == Category.GRADIENT]
+    recorder.communication.decide(category, kinds, of_gradients, field["op"], recorder.ops)
     # A copy belongs to the layer of its source, which may be a copy as well.
     for row in sorted(inherited):
         kind, source = inherited[row]
