@@ -13,7 +13,7 @@ from memexplore.analysis.growth import growth_text
 from memexplore.analysis.picture import picture
 from memexplore.analysis.placements import placement_note
 from memexplore.analysis.summary import summary
-from memexplore.analysis.verdict_content import VerdictContent, verdict_content
+from memexplore.analysis.verdict_content import VerdictContent, nccl_text, verdict_content
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import FONT, Theme
@@ -191,6 +191,8 @@ def _facts(tape: Tape) -> str:
         "device": meta.device,
         "capacity": size_text(meta.capacity) if meta.capacity is not None else "",
         "total memory": size_text(meta.total) if meta.total is not None else "",
+        "outside the allocator": nccl_text(tape).removeprefix("plus "),
+        "rank": f"{meta.rank} of {meta.world}" if meta.rank is not None else "",
         "allocator settings": meta.settings,
         **meta.versions,
         "events": f"{len(tape):,}",

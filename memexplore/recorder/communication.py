@@ -19,9 +19,15 @@ from typing import Any
 
 import torch
 
-from memexplore.tape import Category, Communicator
+from memexplore.tape import Category, Communicator, Meta
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.torch_internals.sharded import GATHERS_PARAMETERS, MAKES_BUCKETS, REDUCES_GRADIENTS, group_of
+from memexplore.torch_internals.sharded import (
+    GATHERS_PARAMETERS,
+    MAKES_BUCKETS,
+    REDUCES_GRADIENTS,
+    group_of,
+    rank_and_world,
+)
 
 _NAMESPACES = ("c10d", "_c10d_functional", "fsdp")
 _FUNCTIONAL = "_c10d_functional"
@@ -48,17 +54,19 @@ class Communication:
         self._functional: list[tuple[int, str, int]] = []
         """Number of events before a functional collective, its name, and the row of its input."""
         self._groups: dict[str, Communicator] = {}
+        self._place: tuple[int, int] | None = None
 
-    @property
-    def communicators(self) -> tuple[Communicator, ...]:
-        """The groups that have communicated on the device, in the order of their first collective."""
-        return tuple(self._groups.values())
+    def meta(self, meta: Meta) -> Meta:
+        """Return metadata with the rank of this process, and the groups that have communicated on the device."""
+        rank, world = self._place or rank_and_world() or (meta.rank, meta.world)
+        return meta._replace(rank=rank, world=world, communicators=tuple(self._groups.values()))
 
     def op(self, func: Any, args: Any, events: int) -> None:
         """Note a collective or an op of FSDP that is about to run after a number of events.
 
         `args` has the keyword arguments at its end.
         """
+        self._place = self._place or rank_and_world()  # the program may destroy its groups before it ends
         namespace, name = schema_of(func).name.split("::")
         if namespace == "fsdp":
             self._fsdp(name, args)

@@ -54,7 +54,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "stack": stack[rows],
             "tensor": tensor[rows],
         },
-        meta=meta,
+        meta=recorder.communication.meta(meta),
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,

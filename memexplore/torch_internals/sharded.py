@@ -1,4 +1,4 @@
-"""Private names of data parallelism: functions of DDP and FSDP that are recognized while they run, and groups of ops."""
+"""Private names of data parallelism: functions of DDP and FSDP that are recognized as they run, and groups of ops."""
 
 from __future__ import annotations
 
@@ -70,3 +70,11 @@ def group_of(args: Any) -> tuple[str, int] | None:
         if group is not None:
             return (group.group_name, group.size()) if "nccl" in distributed.get_backend_config(group) else None
     return None
+
+
+def rank_and_world() -> tuple[int, int] | None:
+    """Return the rank of this process and the number of processes, None without a group of several."""
+    distributed: Any = torch.distributed
+    if not AVAILABLE or not distributed.is_initialized() or distributed.get_world_size() < 2:
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
