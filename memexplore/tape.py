@@ -125,6 +125,9 @@ class Meta(NamedTuple):
     world: int | None = None
     communicators: tuple[Communicator, ...] = ()
     """NCCL groups that have communicated, whose memory is outside the allocator (`outside_allocator.nccl_bytes`)."""
+    late_reserved: int | None = None
+    """Peak of the reserved bytes of a simulated run where frees that wait for other streams end as late as they can;
+    None if none waits."""
 
 
 COLUMNS: dict[str, Any] = {

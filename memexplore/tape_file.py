@@ -250,6 +250,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "rank": lambda value: _number_or_none(value, 0),
     "world": lambda value: _number_or_none(value, 1),
     "communicators": _communicators,
+    "late_reserved": _bytes_or_none,
 }
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from memexplore.gpu_catalogue import Gpu
 from memexplore.virtual_gpu.dispatch.mode import VirtualMode
-from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
-from memexplore.virtual_gpu.dispatch.work import Work, seconds_on
+from memexplore.virtual_gpu.dispatch.work import CheckedWorks, Work, seconds_on
 
 
 class Cost(NamedTuple):
