@@ -12,8 +12,9 @@ from memexplore.analysis.curves import peak
 from memexplore.analysis.growth import growth_text
 from memexplore.analysis.picture import picture
 from memexplore.analysis.placements import placement_note
+from memexplore.analysis.rank import nccl_text, rank_text
 from memexplore.analysis.summary import summary
-from memexplore.analysis.verdict_content import VerdictContent, nccl_text, verdict_content
+from memexplore.analysis.verdict_content import VerdictContent, verdict_content
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import FONT, Theme
@@ -192,7 +193,7 @@ def _facts(tape: Tape) -> str:
         "capacity": size_text(meta.capacity) if meta.capacity is not None else "",
         "total memory": size_text(meta.total) if meta.total is not None else "",
         "outside the allocator": nccl_text(tape).removeprefix("plus "),
-        "rank": f"{meta.rank} of {meta.world}" if meta.rank is not None else "",
+        "rank": rank_text(tape).removeprefix("rank "),
         "allocator settings": meta.settings,
         **meta.versions,
         "events": f"{len(tape):,}",

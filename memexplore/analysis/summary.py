@@ -9,8 +9,8 @@ import numpy as np
 from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
+from memexplore.analysis.rank import nccl_object
 from memexplore.analysis.verdict import caught_requests, failed_request, verdict
-from memexplore.outside_allocator import nccl_bytes
 from memexplore.tape import Category, Tape
 
 
@@ -53,7 +53,7 @@ def summary(tape: Tape) -> dict[str, Any]:
         "growth": _growth(tape),
         "rank": tape.meta.rank,
         "world": tape.meta.world,
-        "nccl": _nccl(tape),
+        "nccl": nccl_object(tape),
         "notes": [*filter(None, (tape.meta.unmeasured,)), *tape.meta.notes],
     }
 
@@ -63,12 +63,6 @@ def _growth(tape: Tape) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"bytes_per_step": found.bytes_per_step, "full_at_step": found.full_at} | where(tape, found.row)
-
-
-def _nccl(tape: Tape) -> dict[str, Any] | None:
-    groups = tape.meta.communicators
-    found = nccl_bytes(groups)
-    return None if found is None else found._asdict() | {"communicators": [group._asdict() for group in groups]}
 
 
 def _request(tape: Tape, row: int) -> dict[str, Any]:

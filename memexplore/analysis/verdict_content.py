@@ -14,8 +14,8 @@ from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, pe
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import location_text
 from memexplore.analysis.places import Place, name_cells, place, places
+from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
-from memexplore.outside_allocator import nccl_bytes
 from memexplore.tape import Category, Ending, Tape
 from memexplore.units import parse_size, size_text
 
@@ -28,6 +28,7 @@ _LEVERS = {
     Category.ACTIVATION: "checkpointing or mixed precision",
     Category.INPUT: "a smaller batch",
     Category.TEMPORARY: "a smaller batch or micro-batches",
+    Category.GATHERED_PARAMETER: "fully_shard on smaller blocks, with reshard_after_forward",
 }
 """What lowers the bytes of a category; the others depend on the code alone."""
 _PLURALS = {
@@ -142,7 +143,7 @@ def _content(
     return VerdictContent(
         level,
         headline,
-        " · ".join(filter(None, [*details[:-1], nccl_text(tape), _rank(tape), details[-1]])),
+        " · ".join(filter(None, [*details[:-1], nccl_text(tape), rank_text(tape), details[-1]])),
         where,
         used,
         tape.meta.capacity,
@@ -169,8 +170,7 @@ def _fits(tape: Tape) -> VerdictContent:
         parts = [f"On {device}", _shares_and_lever(tape), _source(tape)]
         return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
     spare = capacity - used
-    nccl = nccl_bytes(tape.meta.communicators)
-    is_tight = spare - (nccl.high if nccl is not None else 0) < capacity * TIGHT
+    is_tight = spare - most_of_nccl(tape) < capacity * TIGHT
     rest = "" if spare > 0 else "nothing to spare"
     headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, _short_name(tape), rest=rest)}"
     return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)
@@ -356,28 +356,6 @@ def budget(needed: int, capacity: int, device: str, *, more: str = "", rest: str
 def _has(tape: Tape, other: int) -> str:
     capacity = tape.meta.capacity or 0
     return f"{_short_name(tape)} has {in_unit_of(capacity, other) if other else size_text(capacity)}"
-
-
-def nccl_text(tape: Tape) -> str:
-    """Return the memory of NCCL beside the peak, "" for a program without it.
-
-    >>> from memexplore.tape import Communicator, Meta, Source
-    >>> meta = Meta(Source.PREDICTED, "H100", communicators=(Communicator(8),))
-    >>> nccl_text(Tape.from_columns({"address": [0], "size": [1024]}, meta=meta))
-    'plus 688 MiB to 1.60 GiB of NCCL, outside the allocator'
-    """
-    found = nccl_bytes(tape.meta.communicators)
-    if found is None:
-        return ""
-    spare = tape.meta.capacity - peak(tape, "reserved")[0] if tape.meta.capacity is not None else found.high
-    room = ""
-    if 0 < spare < found.high:
-        room = ": more than is left" if spare < found.low else ": more than is left at its upper end"
-    return f"plus {size_text(found.low)} to {size_text(found.high)} of NCCL, outside the allocator{room}"
-
-
-def _rank(tape: Tape) -> str:
-    return "" if tape.meta.rank is None else f"rank {tape.meta.rank} of {tape.meta.world}"
 
 
 def _short_name(tape: Tape) -> str:
