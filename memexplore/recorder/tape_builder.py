@@ -14,6 +14,8 @@ from memexplore.tape import Action, Category, Frame, Meta, Tape
 from memexplore.tensor_text import interned
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
+_OF_ONE = {Category.GATHERED_PARAMETER: Category.PARAMETER, Category.GRADIENT_BUCKET: Category.GRADIENT}
+"""Categories of several tensors, and those of copies of one of them."""
 OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
 """Folder of files whose frames are no part of a stack."""
 
@@ -115,7 +117,9 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
         row: Category(int(certain[row])) for row in np.flatnonzero(is_block & (certain != Category.UNKNOWN)).tolist()
     }
     copied = np.full(count, Category.UNKNOWN, dtype=np.int64)
-    inherited = recorder.copies.inherited({row: kind for row, kind in kinds.items() if kind != Category.INPUT})
+    inherited = recorder.copies.inherited(
+        {row: _OF_ONE.get(kind, kind) for row, kind in kinds.items() if kind != Category.INPUT}
+    )
     for row, (kind, _) in inherited.items():
         copied[row] = kind
     dies = np.full(count, count, dtype=np.int64)
