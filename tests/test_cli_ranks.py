@@ -80,7 +80,7 @@ def test_ranks_are_written_to_a_folder(script: str, tmp_path: pathlib.Path, caps
     assert sorted(path.name for path in pages.iterdir()) == ["rank-0.html", "rank-2.html"]
     capsys.readouterr()
     assert commands.main(["open", str(folder)]) == 0
-    assert "2 ranks · 1 ended with an error, first rank 2: OutOfMemoryError" in capsys.readouterr().out
+    assert "2 ranks · 1 ended with an error, first rank 2: torch.OutOfMemoryError: CUDA" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
