@@ -11,6 +11,9 @@ What the readings show:
 
 So `bytes_outside` takes a reading of the same GPU, of the requested release if available, else of the nearest. A GPU
 without a reading gets an estimate: its context, plus the kernels of other GPUs of its compute capability.
+
+NCCL's buffers are a range by its communicators (`nccl_bytes`), which no peak contains: they depend on the links between
+the GPUs, and on channels and protocols that NCCL chooses when it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from memexplore.tape_words import Communicator
 
 _MIB = 1024**2
 _NEWEST = (99, 0)
@@ -57,6 +63,14 @@ class BytesOutside(NamedTuple):
     high: int
     estimated: bool
     """Whether no training or forward pass on this GPU was read."""
+    source: str
+
+
+class NcclBytes(NamedTuple):
+    """Range of the bytes that NCCL holds on one GPU, outside the allocator."""
+
+    low: int
+    high: int
     source: str
 
 
@@ -256,6 +270,37 @@ def _estimate(capability: tuple[int, int], multiprocessors: int, context: Readin
         source=f"estimate: {origin}, {mib:.0f} MiB, and {median} MiB of kernels as on other GPUs of compute "
         f"capability {family[0]}.{family[1]}",
     )
+
+
+_NCCL_PAIR, _NCCL_GROUP = 544, 688
+"""MiB of one communicator of two GPUs, and of more: 4 A100s with NVLink, an all-reduce (NVIDIA/nccl, issue 964)."""
+_NCCL_ALONE = 512
+"""MiB that a communicator of one GPU can hold, with NCCL 2.28 (issue 2363)."""
+_NCCL_ONE, _NCCL_OF_SEVERAL = 1638, 2048
+"""MiB of one communicator (1.6 GB), and of each of three or more (about 6 GB), both in issue 864."""
+_NCCL_ALL_TO_ALL = 3359
+"""MiB more after the first all-to-all of 8 H100s: 1.06 before, 4.34 GB after (issue 1685)."""
+_NCCL_SOURCE = "NVIDIA/nccl issues 864, 964, 1685 and 2363"
+
+
+def nccl_bytes(communicators: Sequence[Communicator]) -> NcclBytes | None:
+    """Return the range of the bytes that NCCL holds for groups that have communicated, None without any.
+
+    The lower end is that of the largest group alone, because communicators can share their buffers; the upper end is
+    the sum of the largest readings. Sources: issues of NVIDIA/nccl.
+
+    >>> found = nccl_bytes([Communicator(8)])
+    >>> found.low // 2**20, found.high // 2**20
+    (688, 1638)
+    """
+    if not communicators:
+        return None
+    several = [group for group in communicators if group.size > 1]
+    low = max((_NCCL_PAIR if group.size == 2 else _NCCL_GROUP for group in several), default=0)
+    high = len(several) * (_NCCL_ONE if len(several) < 3 else _NCCL_OF_SEVERAL)
+    high += (len(communicators) - len(several)) * _NCCL_ALONE
+    high += sum(_NCCL_ALL_TO_ALL for group in several if group.all_to_all)
+    return NcclBytes(low * _MIB, high * _MIB, _NCCL_SOURCE)
 
 
 def _source_text(reading: Reading) -> str:

@@ -12,6 +12,7 @@ from memexplore.analysis.curves import peak
 from memexplore.analysis.growth import growth_text
 from memexplore.analysis.picture import picture
 from memexplore.analysis.placements import placement_note
+from memexplore.analysis.rank import nccl_text, rank_text
 from memexplore.analysis.summary import summary
 from memexplore.analysis.verdict_content import VerdictContent, verdict_content
 from memexplore.figures.blocks import blocks_figure
@@ -191,6 +192,8 @@ def _facts(tape: Tape) -> str:
         "device": meta.device,
         "capacity": size_text(meta.capacity) if meta.capacity is not None else "",
         "total memory": size_text(meta.total) if meta.total is not None else "",
+        "outside the allocator": nccl_text(tape).removeprefix("plus "),
+        "rank": rank_text(tape).removeprefix("rank "),
         "allocator settings": meta.settings,
         **meta.versions,
         "events": f"{len(tape):,}",

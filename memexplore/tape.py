@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.tape_words import Communicator as Communicator
+from memexplore.tape_words import Ending as Ending
+from memexplore.tape_words import Os as Os
+from memexplore.tape_words import Source as Source
+
 if TYPE_CHECKING:
     import pandas
 
@@ -49,6 +54,10 @@ class Category(enum.IntEnum):
     TEMPORARY = 6
     WORKSPACE = 7
     UNKNOWN = 8
+    # Of several ranks (`recorder.communication`). Files have the numbers, so new ones stand at the end.
+    GATHERED_PARAMETER = 9
+    GRADIENT_BUCKET = 10
+    COMMUNICATION_BUFFER = 11
 
     @property
     def text(self) -> str:
@@ -72,32 +81,6 @@ class Phase(enum.IntEnum):
     def text(self) -> str:
         """Name of the phase as text."""
         return self.name.lower()
-
-
-class Source(enum.StrEnum):
-    """Origin of a tape's numbers, named in every figure and sentence."""
-
-    MEASURED = "measured"
-    PREDICTED = "predicted"
-    IMPORTED = "imported"
-
-
-class Ending(enum.StrEnum):
-    """How a recorded program ended; `UNKNOWN` for a snapshot file, which does not say."""
-
-    UNKNOWN = "unknown"
-    COMPLETED = "completed"
-    OUT_OF_MEMORY = "out of memory"
-    ERROR = "error"
-    INTERRUPTED = "interrupted"
-
-
-class Os(enum.StrEnum):
-    """Operating system of the machine, whose GPU driver chooses the addresses of new segments."""
-
-    LINUX = "linux"
-    WSL = "wsl"
-    WINDOWS = "windows"
 
 
 class Frame(NamedTuple):
@@ -137,6 +120,11 @@ class Meta(NamedTuple):
     """Sentence on child processes whose memory is not on the tape; "" if there are none."""
     os: Os = Os.LINUX
     """Operating system whose driver places the segments of a replay (`allocator.placement`)."""
+    rank: int | None = None
+    """Rank of the process among the `world` processes of its default group, None without one."""
+    world: int | None = None
+    communicators: tuple[Communicator, ...] = ()
+    """NCCL groups that have communicated, whose memory is outside the allocator (`outside_allocator.nccl_bytes`)."""
     late_reserved: int | None = None
     """Peak of the reserved bytes of a simulated run where frees that wait for other streams end as late as they can;
     None if none waits."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memexplore.allocator.settings import Settings
 from memexplore.parquet_file import Footer, expanded_size, read_footer
-from memexplore.tape import COLUMNS, Action, Category, Ending, Frame, Meta, Os, Phase, Source, Tape
+from memexplore.tape import COLUMNS, Action, Category, Communicator, Ending, Frame, Meta, Os, Phase, Source, Tape
 from memexplore.tensor_text import is_tensor_text
 from memexplore.texts import clean_text, shown
 
@@ -28,6 +28,7 @@ _ROWS = 100_000
 _BYTES_PER_ROW = 80  # the columns have 51
 _BYTES = 32 << 20
 _LARGEST = 1 << 62
+_PROCESSES = 1 << 31
 _LATER_COLUMNS = ("tensor",)
 """Columns that files of earlier releases lack."""
 _WRITER = "parquet-cpp-arrow version "
@@ -216,6 +217,21 @@ def _member(kind: type[enum.StrEnum]) -> Callable[[Any], enum.StrEnum]:
     return read
 
 
+def _number_or_none(value: Any, lowest: int) -> int | None:
+    if value is not None and (type(value) is not int or not lowest <= value < _PROCESSES):
+        raise ValueError(f"expected a number of processes, not {shown(value)}")
+    return value
+
+
+def _communicators(value: Any) -> tuple[Communicator, ...]:
+    if type(value) is not list:
+        raise ValueError(f"expected a list of groups, not {shown(value)}")
+    for each in value:
+        if type(each) is not list or [type(part) for part in each] != [int, bool] or not 0 < each[0] < _PROCESSES:
+            raise ValueError(f"expected a group, not {shown(each)}")
+    return tuple(Communicator(*each) for each in value)
+
+
 FIELDS: dict[str, Callable[[Any], Any]] = {
     "source": _member(Source),
     "device": _text,
@@ -231,6 +247,9 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "advice": _lines,
     "unmeasured": _lines,
     "os": _member(Os),
+    "rank": lambda value: _number_or_none(value, 0),
+    "world": lambda value: _number_or_none(value, 1),
+    "communicators": _communicators,
     "late_reserved": _bytes_or_none,
 }
 

@@ -22,6 +22,7 @@ LEVELS = [
         "result_files",
         "thrift",
         "parquet_file",
+        "tape_words",
         "outside_allocator",
         "cloud_gpus",
         "torch_internals",

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+import memexplore as mx
 from memexplore.cli import commands
 from memexplore.cli.rank_runs import RankRun, report, worst
 from tests.test_cli import memexplore
@@ -61,6 +62,27 @@ def test_one_rank_is_an_ordinary_run(script: str) -> None:
     assert any(note.endswith("this is rank 1000 of 1024") for note in found["notes"])
 
 
+def test_ranks_are_written_to_a_folder(script: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb")
+    folder, page, pages = tmp_path / "ranks", tmp_path / "worst.html", tmp_path / "pages"
+    options = ("--gpu", "32MiB", "--world", "3", "--rank", "1,2", "-o", str(folder))
+    assert run(script, *options, "--html", str(page)) == 3
+    ranks = mx.load(folder)
+    # Rank 2 asks for 40 MiB of 32.
+    assert ranks.worst == 2
+    assert ranks.table()[["rank", "state", "peak_allocated"]].to_numpy().tolist() == [
+        [2, "failed", 0],
+        [1, "ended", 20 * MIB],
+    ]
+    assert (ranks.tape(1).meta.rank, ranks.tape(1).meta.world) == (1, 3)
+    assert "rank 2 of 3" in page.read_text()
+    assert run(script, "--gpu", "T4", "--world", "3", "--rank", "0,2", "--html", str(pages)) == 0
+    assert sorted(path.name for path in pages.iterdir()) == ["rank-0.html", "rank-2.html"]
+    capsys.readouterr()
+    assert commands.main(["open", str(folder)]) == 0
+    assert "2 ranks · 1 ended with an error, first rank 2: torch.OutOfMemoryError: CUDA" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -68,7 +90,9 @@ def test_one_rank_is_an_ordinary_run(script: str) -> None:
         (["--world", "0"], "--world 0 is no number of processes"),
         (["--world", "4", "--rank", "4"], "names ranks that a world of 4 does not have"),
         (["--world", "4", "--rank", "one"], "names no ranks"),
-        (["--world", "4", "--rank", "all", "--html", "page.html"], "--html is for one rank"),
+        (["--world", "4", "--rank", "all", "--advise"], "--advise is for one rank"),
+        (["--world", "4", "--rank", "all", "-o", __file__], "is a file; several ranks are written to a folder"),
+        (["--world", "4", "--rank", "all", "-o", str(pathlib.Path(__file__).parent)], "is not empty"),
         (["--world", "4", "--gpu", "cpu"], "--world needs a virtual GPU"),
     ],
 )

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memexplore import gpu_catalogue
-from memexplore.outside_allocator import KERNEL_MIB, READINGS, Reading, Workload, bytes_outside, context_mib
+from memexplore.outside_allocator import (
+    KERNEL_MIB,
+    READINGS,
+    Reading,
+    Workload,
+    bytes_outside,
+    context_mib,
+    nccl_bytes,
+)
+from memexplore.tape import Communicator
 
 MIB = 1024**2
 GPUS = {gpu.key: gpu for gpu in gpu_catalogue._CATALOGUE}
@@ -157,3 +166,23 @@ def test_estimate_does_not_depend_on_the_release(one, other):
 @given(st.integers(1, 200))
 def test_context_grows_with_the_multiprocessors(count):
     assert context_mib((8, 9), count) < context_mib((8, 9), count + 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "low", "high"),
+    [
+        ([Communicator(2)], 544, 1638),  # 1.6 GB
+        ([Communicator(8), Communicator(2)], 688, 2 * 1638),
+        ([Communicator(8)] * 3, 688, 3 * 2048),  # about 6 GB
+        ([Communicator(8, all_to_all=True)], 688, 1638 + 3359),  # 4.34 - 1.06 GB
+        ([Communicator(1)], 0, 512),
+    ],
+)
+def test_nccl_is_a_range_by_its_communicators(groups: list[Communicator], low: int, high: int) -> None:
+    found = nccl_bytes(groups)
+    assert found is not None
+    assert (found.low, found.high) == (low * 2**20, high * 2**20)
+
+
+def test_no_communicator_has_no_memory() -> None:
+    assert nccl_bytes([]) is None

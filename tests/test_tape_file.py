@@ -51,6 +51,10 @@ META: dict[str, tuple[Metadata, str]] = {
     "a negative total": ({"total": -1}, "invalid total"),
     "settings that nothing reads": ({"settings": "a[" * 10_000}, "invalid settings: 'a' is not an allocator setting"),
     "a release without a number": ({"versions": {"torch": "newest"}}, "'newest' is not a torch release"),
+    "a rank below 0": ({"rank": -1}, "invalid rank: expected a number of processes, not -1"),
+    "a world that is a text": ({"world": "8"}, "invalid world: expected a number of processes"),
+    "a group without processes": ({"communicators": [[0, False]]}, "invalid communicators: expected a group"),
+    "groups that are a number": ({"communicators": 8}, "invalid communicators: expected a list of groups, not 8"),
     "notes that are one text": ({"notes": "none"}, "invalid notes: expected a list of texts, not 'none'"),
 }
 
@@ -106,7 +110,7 @@ def test_names_are_one_printable_line(tmp_path: Path) -> None:
 
 COLUMNS: dict[str, tuple[str, Any, str]] = {
     "an action that is none": ("action", np.uint8(11), "column 'action' has the unknown code 11"),
-    "a category that is none": ("category", np.uint8(9), "column 'category' has the unknown code 9"),
+    "a category that is none": ("category", np.uint8(12), "column 'category' has the unknown code 12"),
     "a phase that is none": ("phase", np.uint8(4), "column 'phase' has the unknown code 4"),
     "a negative size": ("size", np.int64(-1), "column 'size' has a value that no tape has"),
     "an address below -1": ("address", np.int64(-2), "column 'address' has a value that no tape has"),

@@ -9,6 +9,7 @@ import numpy as np
 from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
+from memexplore.analysis.rank import nccl_object
 from memexplore.analysis.verdict import caught_requests, failed_request, verdict
 from memexplore.tape import Category, Tape
 
@@ -22,7 +23,9 @@ def summary(tape: Tape) -> dict[str, Any]:
     by category, which sum to the peak; `failed_request`, the request that ended the program out of memory, or None, and
     `caught_requests`, a list of those after which the program went on, each with `requested` and its location;
     `growth`, None unless memory grows to the last step, with `bytes_per_step`, `full_at_step` (or None) and the
-    location of the allocation that grows most; `notes`.
+    location of the allocation that grows most; `rank` and `world`, the number of processes, or None; `nccl`, None
+    without NCCL, with `low` and `high`, the range of its bytes outside the allocator, in no peak, `communicators`, each
+    with `size` and `all_to_all`, and `source`; `notes`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -48,6 +51,9 @@ def summary(tape: Tape) -> dict[str, Any]:
         "failed_request": _request(tape, failed) if failed >= 0 else None,
         "caught_requests": [_request(tape, caught) for caught in caught_requests(tape)],
         "growth": _growth(tape),
+        "rank": tape.meta.rank,
+        "world": tape.meta.world,
+        "nccl": nccl_object(tape),
         "notes": [*filter(None, (tape.meta.unmeasured,)), *tape.meta.notes],
     }
 

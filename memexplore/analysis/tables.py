@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import Rows, block_bytes, by_category, curve, lifetimes, live_rows, peak
+from memexplore.analysis.streams import has_streams
 from memexplore.tape import Category, Frame, Phase, Tape
 from memexplore.tensor_text import dtype_of, shape_of
 
@@ -206,7 +207,7 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
 
     Index `row` (the alloc row of each tensor); columns `size` (requested bytes), `allocated` (bytes of its block),
     `dtype` ("" if unknown), `shape` (a tuple, None if unknown), `category`, `layer`, `op`, `phase`, `step`, `line`
-    (`user_line`) and `stack` (innermost frame first).
+    (`user_line`) and `stack` (innermost frame first), and `stream` where blocks of several streams are on the tape.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512], "size": [10, 20]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -226,6 +227,7 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
         return [table[number] if number >= 0 else "" for number in column[alive].tolist()]
 
     texts = names_of(tape.tensor, list(tape.tensor_texts))
+    streams = {"stream": tape.stream[alive]} if has_streams(tape) else {}
     return pandas.DataFrame(
         {
             "size": tape.size[alive],
@@ -239,6 +241,7 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
             "step": tape.step[alive],
             "line": names_of(tape.stack, lines),
             "stack": [tape.stacks[number] if number >= 0 else () for number in tape.stack[alive].tolist()],
+            **streams,
         },
         index=pandas.Index(alive, name="row"),
     )
@@ -247,10 +250,10 @@ def tensors(tape: Tape, row: int | None = None, count: int | None = None) -> pan
 def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) -> pandas.DataFrame:
     """Return the tensors alive after a row (default: the peak allocated) in groups of equal ones, largest group first.
 
-    Tensors are equal if they have the same size, dtype, shape, category, op and line, and layers that differ only in
-    numbers. Columns: `size` (requested bytes of each), `count`, `total` (their product), `dtype` ("" if unknown),
-    `shape` (a tuple, None if unknown), `category`, `layer` (`h.0–11.mlp` for numbers without gaps, `h.*.mlp` with
-    gaps), `op`, `line`. At most `count` groups.
+    Tensors are equal if they have the same size, dtype, shape, category, op, line and stream, and layers that differ
+    only in numbers. Columns: `size` (requested bytes of each), `count`, `total` (their product), `dtype` ("" if
+    unknown), `shape` (a tuple, None if unknown), `category`, `layer` (`h.0–11.mlp` for numbers without gaps, `h.*.mlp`
+    with gaps), `op`, `line`, `stream`. At most `count` groups.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0, 512, 1024], "size": [10, 10, 25], "module": [0, 1, -1]},
@@ -281,16 +284,17 @@ def tensor_groups(tape: Tape, row: int | None = None, count: int | None = None) 
             "op": ops[tape.op[alive]],
             "line": lines[tape.stack[alive]],
             "layer": modules[tape.module[alive]],
+            "stream": tape.stream[alive],
         }
     )
-    keys = ["size", "tensor", "category", "form", "op", "line"]
+    keys = ["size", "tensor", "category", "form", "op", "line", "stream"]
     groups = table.groupby(keys, sort=False)["layer"].agg(count="size", layers="unique").reset_index()
     groups["total"] = groups["size"] * groups["count"]
     groups = groups.sort_values("total", ascending=False, kind="stable", ignore_index=True).head(count)
     groups["layer"] = [_layers_text(list(layers)) for layers in groups["layers"]]
     groups["dtype"] = [dtype_of(text) for text in groups["tensor"]]
     groups["shape"] = pandas.Series([shape_of(text) for text in groups["tensor"]], dtype=object)
-    return groups[["size", "count", "total", "dtype", "shape", "category", "layer", "op", "line"]]
+    return groups[["size", "count", "total", "dtype", "shape", "category", "layer", "op", "line", "stream"]]
 
 
 def _layers_text(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, pe
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import location_text
 from memexplore.analysis.places import Place, name_cells, place, places
+from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
 from memexplore.tape import Category, Ending, Tape
 from memexplore.units import parse_size, size_text
@@ -27,6 +28,7 @@ _LEVERS = {
     Category.ACTIVATION: "checkpointing or mixed precision",
     Category.INPUT: "a smaller batch",
     Category.TEMPORARY: "a smaller batch or micro-batches",
+    Category.GATHERED_PARAMETER: "fully_shard on smaller blocks, with reshard_after_forward",
 }
 """What lowers the bytes of a category; the others depend on the code alone."""
 _PLURALS = {
@@ -38,6 +40,9 @@ _PLURALS = {
     Category.TEMPORARY: "temporaries",
     Category.WORKSPACE: "workspaces",
     Category.UNKNOWN: "of unknown kind",
+    Category.GATHERED_PARAMETER: "gathered parameters",
+    Category.GRADIENT_BUCKET: "gradient buckets",
+    Category.COMMUNICATION_BUFFER: "communication buffers",
 }
 _LINE_AT_END = re.compile(r"\((?P<line>[^()]+:\d+)\)$")
 
@@ -138,7 +143,7 @@ def _content(
     return VerdictContent(
         level,
         headline,
-        " · ".join(filter(None, details)),
+        " · ".join(filter(None, [*details[:-1], nccl_text(tape), rank_text(tape), details[-1]])),
         where,
         used,
         tape.meta.capacity,
@@ -165,7 +170,7 @@ def _fits(tape: Tape) -> VerdictContent:
         parts = [f"On {device}", _shares_and_lever(tape), _source(tape)]
         return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
     spare = capacity - used
-    is_tight = spare < capacity * TIGHT
+    is_tight = spare - most_of_nccl(tape) < capacity * TIGHT
     rest = "" if spare > 0 else "nothing to spare"
     headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, _short_name(tape), rest=rest)}"
     return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)

@@ -150,9 +150,20 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="after an out-of-memory error, search settings with which the step that failed would have fitted",
     )
-    running.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a stand-alone HTML page")
+    running.add_argument(
+        "--html",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write a stand-alone HTML page; of several ranks that of the worst, or a folder with one each",
+    )
     running.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")
-    running.add_argument("-o", "--output", type=pathlib.Path, metavar="TAPE.parquet", help="save the tape")
+    running.add_argument(
+        "-o",
+        "--output",
+        type=pathlib.Path,
+        metavar="TAPE.parquet",
+        help="save the tape; of several ranks a folder of tapes for `memexplore open`",
+    )
 
     opened = command("open", "Show a PyTorch memory snapshot, a saved tape or a folder of a watched run.")
     opened.add_argument("file", type=pathlib.Path)

@@ -130,6 +130,8 @@ def of_rank(ranks: Ranks, rank: int) -> Status:
     by_peak = "peak_allocated IS NOT NULL ORDER BY peak_allocated DESC, step LIMIT 1"
     rises = _rows(ranks, f"SELECT {fields} {of_rank} AND rose_because != '' ORDER BY step DESC LIMIT {_RISES_READ}")
     last = newest[0].step if newest else 1
+    # A virtual GPU has no clock.
+    seconds = [row.seconds for row in newest if row.seconds is not None]
     groups = ranks.query(
         f"SELECT (step - 1) * {CURVE} // {max(last, CURVE)} AS part, max(peak_allocated) AS peak {of_rank} "
         "AND peak_allocated IS NOT NULL GROUP BY part ORDER BY part"
@@ -140,7 +142,7 @@ def of_rank(ranks: Ranks, rank: int) -> Status:
         capacity=about.capacity,
         newest=newest[0] if newest else None,
         worst=next(iter(_rows(ranks, f"SELECT {fields} {of_rank} AND {by_peak}")), None),
-        seconds=statistics.median(row.seconds for row in newest) if newest else None,
+        seconds=statistics.median(seconds) if seconds else None,
         rises=last_rises(rises[::-1]),
         curve=tuple(map(int, groups["peak"].tolist())),
         growth=about.growth,

@@ -1,6 +1,8 @@
 """`memexplore run --world N --rank 0,4-7`: each rank in a process of its own, then the worst one and how others differ.
 
-In: the command line. Out: a table, or the JSON objects of all ranks, and the exit status of the worst rank.
+In: the command line. Out: a table, or the JSON objects of all ranks, a folder of their tapes, pages, and the exit
+status of the worst rank. Every rank that is named is run: which ranks do the same as others is not known before,
+because a script may do anything with its rank.
 """
 
 from __future__ import annotations
@@ -8,18 +10,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError
+from memexplore import result_files
+from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError, check_output, write_output
 from memexplore.cli.report_text import text_table
 from memexplore.units import size_text
 
 _ALL = "all"
-_OF_ONE_RANK = {"html": "--html", "output": "-o", "live": "--live", "advise": "--advise"}
+_OF_ONE_RANK = {"live": "--live", "advise": "--advise"}
 """Options whose result is that of one rank."""
 _WORST_FIRST = (INTERRUPTED, OOM, ERROR, NOT_KNOWN, FITS)
 """Statuses; any other one, which the script exits with, counts as an error."""
@@ -75,49 +81,120 @@ def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str]) -> int:
-    """Run ranks in processes beside each other, print what they need, and return the status of the worst.
+def check(ranks: Sequence[int], options: argparse.Namespace) -> None:
+    """Check the options of a run of several ranks.
 
-    Raises UsageError for options whose result is that of one rank.
+    Raises UsageError for options whose result is that of one rank, and for results that cannot be written.
     """
     for name, option in _OF_ONE_RANK.items():
         if getattr(options, name) not in (None, False):
             raise UsageError(f"{option} is for one rank: name it, such as --rank {ranks[0]}")
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            runs = list(pool.map(lambda rank: _run(rank, options, arguments), ranks))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    if options.html is not None and _is_page(options.html):
+        check_output("--html", options.html, result_files.PAGE)
+    folders = {"-o": options.output, "--html": None if _is_page(options.html) else options.html}
+    for option, path in folders.items():
+        if path is None:
+            continue
+        above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not above.is_dir():
+            raise UsageError(f"{option}: {str(above)!r} is a file; several ranks are written to a folder")
+        if path.is_dir() and any(path.iterdir()):
+            raise UsageError(f"{option}: the folder {str(path)!r} is not empty; name another one, or empty it")
+    if options.html is not None and options.html == options.output:
+        raise UsageError(f"--html and -o name the same folder {str(options.html)!r}; write two names")
+
+
+def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str]) -> int:
+    """Run ranks in processes beside each other, print what they need, and return the status of the worst.
+
+    With `-o` their tapes are written to a folder, with `--html` their pages, or the page of the worst to a file.
+    """
+    with tempfile.TemporaryDirectory(prefix="memexplore-ranks-") as files:
+        folder = pathlib.Path(files)
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                runs = list(pool.map(lambda rank: _run(rank, options, arguments, folder), ranks))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        _write(runs, options, folder)
     for one in runs:
         if one.status and one.output:
             lines = one.output.rstrip().splitlines()[-_SHOWN_LINES:]
             print(f"Rank {one.rank}:", *lines, sep="\n  ", file=sys.stderr)
     if options.json:
-        objects = [{"rank": one.rank, "status": one.status, **(one.summary or {})} for one in runs]
+        objects = [{**(one.summary or {}), "rank": one.rank, "status": one.status} for one in runs]
         print(json.dumps({"world": options.world, "worst": worst(runs).rank, "ranks": objects}, indent=2))
     else:
         print(report(runs, options.world))
+        if options.output is not None:
+            print(f"\nThe tapes of the ranks: memexplore open {options.output}")
     return min((one.status for one in runs), key=_severity)
 
 
 def command(options: argparse.Namespace, arguments: list[str], rank: int) -> list[str]:
-    """Return the command line that runs one rank with the options of `memexplore run`."""
+    """Return the command line that runs one rank with the options of `memexplore run` and writes no files."""
+    return _command(options, arguments, rank, [])
+
+
+def _command(options: argparse.Namespace, arguments: list[str], rank: int, files: list[str]) -> list[str]:
     words = [sys.executable, "-m", "memexplore", "run", "--json", "--world", str(options.world), "--rank", str(rank)]
     for name in ("gpu", "release", "os", "values"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name}", str(value)]
     program = ["-m", options.module] if options.module is not None else [str(options.script), "--"]
-    return [*words, *program, *arguments]
+    return [*words, *files, *program, *arguments]
 
 
-def _run(rank: int, options: argparse.Namespace, arguments: list[str]) -> RankRun:
-    """Run one rank in a process of its own."""
-    ended = subprocess.run(command(options, arguments, rank), capture_output=True, text=True, errors="replace")
+def _run(rank: int, options: argparse.Namespace, arguments: list[str], folder: pathlib.Path) -> RankRun:
+    """Run one rank in a process of its own, which writes its tape and its page to a folder if they are wanted."""
+    files: list[str] = []
+    if options.output is not None:
+        files += ["-o", str(_tape(folder, rank))]
+    if options.html is not None:
+        files += ["--html", str(_page(folder, rank))]
+    words = _command(options, arguments, rank, files)
+    ended = subprocess.run(words, capture_output=True, text=True, errors="replace")
     try:
         summary = json.loads(ended.stdout)
     except ValueError:
         summary = None
     return RankRun(rank, summary, ended.returncode, ended.stderr)
+
+
+def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Write the results of the ranks where the options name them."""
+    if options.output is not None:
+        from memexplore.runs.recorded_ranks import write_rank
+        from memexplore.tape import Tape
+
+        for one in runs:
+            path = _tape(folder, one.rank)
+            tape = Tape.load(path) if path.exists() else None
+            ended = one.output.rstrip().rpartition("\n")[2] if one.status else ""
+            write_rank(options.output, one.rank, tape, ended if tape is None else "")
+    if _is_page(options.html):
+        page = _page(folder, worst(runs).rank)
+        if page.exists():
+            write_output(options.html, lambda path: shutil.copyfile(page, path))
+    elif options.html is not None:
+        options.html.mkdir(parents=True, exist_ok=True)
+        for one in runs:
+            page = _page(folder, one.rank)
+            if page.exists():
+                shutil.copyfile(page, options.html / page.name)
+
+
+def _is_page(path: pathlib.Path | None) -> bool:
+    """Return whether a path names a page, and not a folder of pages."""
+    return path is not None and path.suffix.lower() in (".html", ".htm")
+
+
+def _tape(folder: pathlib.Path, rank: int) -> pathlib.Path:
+    return folder / f"rank-{rank}.parquet"
+
+
+def _page(folder: pathlib.Path, rank: int) -> pathlib.Path:
+    return folder / f"rank-{rank}.html"
 
 
 def _severity(status: int) -> int:
@@ -141,6 +218,8 @@ def report(runs: Sequence[RankRun], world: int) -> str:
     room = f" of {size_text(capacity)}" if capacity else ""
     gpu = summary.get("gpu", "?")
     text = f"Rank {first.rank} of {world} needs the most: {needed} reserved{room} ({gpu}): {first.outcome}."
+    if nccl := summary.get("nccl"):
+        text += f" Plus {size_text(nccl['low'])} to {size_text(nccl['high'])} of NCCL, outside the allocator."
     groups: dict[tuple[Any, ...], list[int]] = {}
     for one in sorted(runs, key=_order):
         groups.setdefault((one.peak("allocated"), one.peak("reserved"), one.outcome), []).append(one.rank)

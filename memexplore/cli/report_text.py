@@ -56,13 +56,16 @@ def report_text(tape: Tape, post_mortem: PostMortem | None = None, what_fits: Wh
 
 def _largest_tensors(tape: Tape) -> list[str]:
     """Return a table of the largest tensors at the peak, without columns that are empty."""
-    from memexplore.analysis import tables
+    from memexplore.analysis import streams, tables
 
     table = tables.tensors(tape, count=10)
     table["tensor"] = [
         tensor_text(shape, dtype) if dtype else "" for shape, dtype in zip(table["shape"], table["dtype"], strict=True)
     ]
-    table = table[["size", "category", "tensor", "op", "layer", "line"]]
+    if "stream" in table:
+        table["stream"] = table["stream"].map(streams.stream_text)
+    names = ["size", "category", "tensor", "op", "layer", "stream", "line"]
+    table = table[[name for name in names if name in table]]
     table["size"] = table["size"].map(size_text)
     table["line"] = table["line"].map(_relative)
     table = table.loc[:, (table != "").any()]

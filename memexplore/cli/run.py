@@ -66,6 +66,11 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     check_release(options.release)
     if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
         find_gpu(options.gpu)
+    ranks = rank_runs.ranks_of(options.world, options.rank)
+    if len(ranks) > 1:
+        rank_runs.check(ranks, options)
+        _target(options)  # the same error for every rank is printed once
+        return rank_runs.run(ranks, options, arguments)
     check_output("--html", options.html, result_files.PAGE)
     check_output("-o", options.output, result_files.TAPE)
     if options.html is not None and options.output is not None and options.html.resolve() == options.output.resolve():
@@ -74,10 +79,6 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         live_run.check_folder(options.live)
         if options.advise:
             raise UsageError("--advise needs all calls recorded: leave out --live")
-    ranks = rank_runs.ranks_of(options.world, options.rank)
-    if len(ranks) > 1:
-        _target(options)  # the same error for every rank is printed once
-        return rank_runs.run(ranks, options, arguments)
     output = _private_stdout() if options.json else sys.stdout
     try:
         if options.module is not None:

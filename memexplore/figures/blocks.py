@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memexplore.analysis.addresses import AddressMap, address_map
 from memexplore.analysis.curves import peak
+from memexplore.analysis.streams import has_streams, stream_text
 from memexplore.analysis.tables import user_line
 from memexplore.figures.highlight import modules_of_layer
 from memexplore.figures.palette import COLOURS, FONT, GRID, Theme, byte_ticks, escaped
@@ -225,6 +226,8 @@ def _block_text(tape: Tape, addresses: AddressMap, block: int, lines: list[str])
             parts.append(f"{name}: {escaped(table[number])}")
     if tape.stack[row] >= 0:
         parts.append(lines[int(tape.stack[row])])
+    if has_streams(tape):
+        parts.append(stream_text(int(tape.stream[row])))
     step = int(tape.step[row])
     parts.append(f"allocated in step {step}" if step else "allocated in set-up")
     return "<br>".join(parts)

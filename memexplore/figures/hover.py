@@ -9,10 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import by_category, lifetimes
+from memexplore.analysis.streams import has_streams, stream_text
 from memexplore.figures.palette import escaped
 from memexplore.figures.positions import has_clock
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.units import size_text
+
+_BLOCKS = (Action.ALLOC, Action.PREEXISTING, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.OOM)
+"""Rows of blocks, which have a stream."""
 
 
 def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
@@ -43,6 +47,8 @@ def hover_texts(tape: Tape, rows: NDArray[Any]) -> list[str]:
         for name, table, number in (("layer", modules, tape.module[alloc_row]), ("op", ops, tape.op[alloc_row])):
             if number >= 0 and table[number]:
                 lines.append(f"{name}: {table[number]}")
+        if has_streams(tape) and tape.action[alloc_row] in _BLOCKS:
+            lines.append(stream_text(int(tape.stream[alloc_row])))
         lines.append(f"<b>{cached_size_text(sum(sizes))} allocated</b>")
         lines += [f"{cached_size_text(sizes[kind])} {text}" for kind, text in kinds if sizes[kind]]
         texts.append("<br>".join(lines))

@@ -18,6 +18,9 @@ COLOURS: dict[Category, str] = {
     Category.TEMPORARY: "#F0E442",
     Category.WORKSPACE: "#999999",
     Category.UNKNOWN: "#C9C9C9",
+    Category.GATHERED_PARAMETER: "#5A4FE0",
+    Category.GRADIENT_BUCKET: "#2F6B3C",
+    Category.COMMUNICATION_BUFFER: "#7A4B2A",
 }
 """One colour per category in every figure, distinguishable by colour-blind readers (after Okabe and Ito)."""
 

@@ -7,6 +7,7 @@ import html
 from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.groups import by_line
 from memexplore.analysis.growth import growth, shown_steps
+from memexplore.analysis.streams import stream_text
 from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
@@ -30,19 +31,21 @@ def tensors_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
     Raises IndexError for a row outside the tape, ValueError for a tape that is not placed.
     """
     table = tensors(tape, row, count)
+    streams = ("stream",) if "stream" in table else ()
     rows = []
     for entry in table.to_dict("records"):
         stack = "\n".join(f"{frame.filename}:{frame.line} {frame.function}" for frame in entry["stack"][:_FRAMES])
         text = tensor_text(entry["shape"], entry["dtype"]) if entry["dtype"] else ""
         step = f"{entry['step']}, {entry['phase']}" if entry["step"] else "set-up"
+        stream = f'<td class="short">{stream_text(entry["stream"])}</td>' if streams else ""
         rows.append(
             f'<tr><td class="number" data-value="{entry["size"]}">{size_text(entry["size"])}</td>'
             f'<td class="short">{_swatch(entry["category"])}{html.escape(entry["category"])}</td>'
             f'<td class="short">{_code(text)}</td>'
-            f'<td>{_code(entry["layer"])}</td><td>{_code(entry["op"])}</td><td class="short">{step}</td>'
+            f'<td>{_code(entry["layer"])}</td><td>{_code(entry["op"])}</td><td class="short">{step}</td>{stream}'
             f'<td title="{html.escape(stack)}">{_code(_short(entry["line"]))}</td></tr>'
         )
-    return _table(("size", "category", "tensor", "layer", "op", "step", "line"), rows)
+    return _table(("size", "category", "tensor", "layer", "op", "step", *streams, "line"), rows)
 
 
 def categories_table(tape: Tape) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.picture import picture
+from memexplore.analysis.streams import stream_text
 from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import verdict_content
@@ -89,7 +90,8 @@ def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
     rows = []
     for entry in table.to_dict("records"):
         text = tensor_text(entry["shape"], entry["dtype"]) if entry["dtype"] else "–"
-        origin = (entry["layer"] or "–", entry["op"] or "–", entry["line"] or "–")
+        stream = [stream_text(entry["stream"])] if "stream" in entry else []
+        origin = (entry["layer"] or "–", entry["op"] or "–", *stream, entry["line"] or "–")
         rows.append((size_text(int(entry["size"])), entry["category"], *([text] if any_known else []), *origin))
     return "\n\n".join([verdict_content(tape).text, *([_columns(rows)] if rows else [])])
 

@@ -29,7 +29,14 @@ from memexplore.virtual_gpu.tensors.live_storages import live_storages
 _ACTION, _SIZE = (Event._fields.index(name) for name in ("action", "size"))
 _ALLOC, _FREE, _PREEXISTING = int(Action.ALLOC), int(Action.FREE_REQUESTED), int(Action.PREEXISTING)
 _FORWARD, _UNKNOWN = int(Phase.FORWARD), int(Category.UNKNOWN)
-_OWNED = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)
+_OWNED = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
 MOST_SURVIVORS = 2000
 
 

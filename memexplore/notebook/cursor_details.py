@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from memexplore.analysis import curves, groups, growth, tables
 from memexplore.analysis.layer_rows import LayerRow
 from memexplore.analysis.places import place
+from memexplore.analysis.streams import has_streams, stream_text
 from memexplore.figures.bands import UNWINDING, unwinding
 from memexplore.figures.layers import NOT_IN_A_LAYER, each_text
 from memexplore.figures.palette import COLOURS
@@ -89,10 +90,11 @@ def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]
     """Return the tensors alive after a row in groups of equal ones, the largest groups first.
 
     `bytes` is the total of a group; all other values are text: size, each, tensor (shape and dtype), category, colour,
-    layer, op, and a `Line`.
+    layer, op, stream (empty where all blocks are on one), and a `Line`.
     """
     if row < 0:
         return []
+    streams = has_streams(tape)
     return [
         {
             "bytes": group.total,
@@ -102,6 +104,7 @@ def live_tensors(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]
             **_category(group.category),
             "layer": group.layer,
             "op": group.op,
+            "stream": stream_text(group.stream) if streams else "",
             **code_line(group.line)._asdict(),
         }
         for group in tables.tensor_groups(tape, row, count).itertuples(name="Group")

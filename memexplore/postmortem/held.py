@@ -23,7 +23,15 @@ from memexplore.tensor_text import dtype_of, shape_of
 
 _ALIKE = 3
 """Blocks of one place, from as many calls, from which a holder is said to grow."""
-_LASTING = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT)
+_LASTING = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.INPUT,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
 
 
 class What(enum.StrEnum):

@@ -129,15 +129,20 @@ def _of_need(tape: Tape) -> list[Suggestion]:
     layer = _dominating(tape, rows, sizes)
     if layer is not None:
         result.insert(0, layer)
-    of_model = sum(
-        shares[kind] for kind in (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.BUFFER)
-    )
+    of_model = sum(shares[kind] for kind in (*_OF_LAYER, Category.BUFFER))
     of_batch = shares[Category.ACTIVATION] + shares[Category.TEMPORARY] + shares[Category.INPUT]
     by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), _BATCH), (of_model, less)]
     result += [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each not in result]
     return result
 
 
+_OF_LAYER = (
+    Category.PARAMETER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
 _STATE = Suggestion(
     "Use an optimizer with less state, such as SGD, Adafactor or 8-bit AdamW, or weights in 16 bits.",
     "torch.optim.SGD(model.parameters(), lr=lr)",
@@ -183,7 +188,7 @@ def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:
 
 def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
     """Return the suggestion for a layer whose weights, gradients and states are most of the memory."""
-    of_model = np.isin(tape.category[rows], (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
+    of_model = np.isin(tape.category[rows], _OF_LAYER)
     # A state that the failed step has begun to make has not outlived it.
     of_model |= (tape.phase[rows] == Phase.OPTIMIZER) & (tape.category[rows] == Category.TEMPORARY)
     modules = tape.module[rows][of_model]

@@ -60,7 +60,7 @@ class RealMode(TorchDispatchMode):
         if types and any(hasattr(kind, FLATTEN) for kind in types):
             # A tensor around others, such as DTensor: its own code runs, and calls ops on the tensors inside.
             return NotImplemented
-        self.recorder.op(func, args, depth=1)
+        self.recorder.op(func, (*args, *kwargs.values()) if kwargs else args, depth=1)
         self.record_arguments(args)
         try:
             result = func(*args, **(kwargs or {}))

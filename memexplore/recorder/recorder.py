@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memexplore.recorder.communication import Communication, is_followed, makes_bucket
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
 from memexplore.recorder.events import Origin, needs_gradient, op_name
@@ -20,12 +21,14 @@ from memexplore.recorder.stacks import Stacks, caller
 from memexplore.recorder.tags import Tags
 from memexplore.recorder.thread_state import Threads, ThreadState
 from memexplore.tape import Action, Category, Phase
+from memexplore.torch_internals.distributed import is_initialized
 from memexplore.torch_internals.tensors import (
     current_autograd_node,
     next_sequence_number,
     sequence_number_of,
 )
 
+_EMPTY = torch.ops.aten.empty.memory_format
 _DETACH = torch.ops.aten.detach.default
 _ACCUMULATE = 2**64 - 1
 """Sequence number of every AccumulateGrad node: torch/csrc/autograd/functions/accumulate_grad.cpp."""
@@ -68,6 +71,9 @@ class Recorder(Tags):
         self.on_model_call: Callable[[torch.nn.Module, Any, FrameType | None], None] | None = None
         """Called with each call of a module from outside of any."""
         self.copies = Copies(live, self.open_rows)
+        self.communication = Communication(self.row_of, self.tags)
+        self._followed: dict[int, tuple[bool, Any]] = {}
+        """Id of an op -> whether ranks communicate by it, and the op."""
         self._epoch = time.perf_counter_ns()
 
     # -- called by the dispatch mode
@@ -75,7 +81,8 @@ class Recorder(Tags):
     def op(self, func: Any, args: Any, depth: int = 3) -> None:
         """Record that an op is about to run: module and stack of the autograd node that its forward just created.
 
-        The dispatch mode's own frame is `depth` calls above this one; the stack begins there.
+        `args` has the keyword arguments at its end. The dispatch mode's own frame is `depth` calls above this one; the
+        stack begins there.
         """
         here = self._local.state
         here.stack = -2
@@ -92,6 +99,11 @@ class Recorder(Tags):
                 self.tag(args[0], Category.GRADIENT, self.owner_of(node.variable))
         elif func is COPY and not here.calls:
             self.copies.copied(*args[:2])
+        followed = self._followed.get(id(func))
+        if followed is None:
+            followed = self._followed[id(func)] = is_followed(func), func
+        if followed[0]:
+            self.communication.op(func, args, len(self.events))
 
     def alloc(
         self,
@@ -116,6 +128,9 @@ class Recorder(Tags):
             call = -1
         elif copies and call < 0 and phase in (_OTHER, _FORWARD):
             self.copies.computed(row, args, size)
+        elif func is _EMPTY and is_initialized() and makes_bucket():
+            # Beside the buckets the Reducer sends numbers: which parameter is in which bucket, and which are used.
+            self.tags[row] = Category.COMMUNICATION_BUFFER if tensor.startswith("int") else Category.GRADIENT_BUCKET
         now = time.perf_counter_ns() - self._epoch
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memexplore.recorder.communication import LASTING
 from memexplore.recorder.events import LISTS
 from memexplore.recorder.module_hooks import Names
 from memexplore.tape import Category
@@ -78,6 +79,11 @@ class Tags:
             if ref is not None:
                 self.tags.setdefault(self.open_rows.get(ref.address, -1), Category.INPUT)
 
+    def row_of(self, tensor: torch.Tensor) -> int:
+        """Return the row of the block of a tensor, -1 where it has no memory on the device."""
+        ref = self.ref_of(tensor)
+        return -1 if ref is None or not ref.size else self.open_rows.get(ref.address, -1)
+
     def ref_of(self, tensor: torch.Tensor) -> Any:
         """Return the `Ref` of a tensor's storage, None where it has no memory on the device."""
         try:
@@ -118,7 +124,8 @@ class Tags:
             ref.tag = (category, owner)
             return -1
         row = self.open_rows.get(ref.address, -1)
-        self.tags[row] = category
+        if self.tags.get(row) not in LASTING:
+            self.tags[row] = category
         if owner is not None and owner >= 0:
             self.owners[row] = owner
         return row

@@ -14,6 +14,8 @@ from memexplore.tape import Action, Category, Frame, Meta, Tape
 from memexplore.tensor_text import interned
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
+_OF_ONE = {Category.GATHERED_PARAMETER: Category.PARAMETER, Category.GRADIENT_BUCKET: Category.GRADIENT}
+"""Categories of several tensors, and those of copies of one of them."""
 OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
 """Folder of files whose frames are no part of a stack."""
 
@@ -58,7 +60,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "tensor": tensor[rows],
             "stream": stream[rows],
         },
-        meta=meta,
+        meta=recorder.communication.meta(meta),
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,
@@ -84,6 +86,8 @@ def _in_order(recorder: Recorder) -> Any:
     block[is_free & (block >= 0)] = new_row[block[is_free & (block >= 0)]]
     table[preexisting, _FIELD["time"]] = 0
     recorder.tags = {int(new_row[row]): category for row, category in recorder.tags.items()}
+    rows = np.append(new_row, (len(order), -1)).tolist()  # the number of events stays, and no row
+    recorder.communication.renumber(rows.__getitem__)
     recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
@@ -113,7 +117,9 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
         row: Category(int(certain[row])) for row in np.flatnonzero(is_block & (certain != Category.UNKNOWN)).tolist()
     }
     copied = np.full(count, Category.UNKNOWN, dtype=np.int64)
-    inherited = recorder.copies.inherited({row: kind for row, kind in kinds.items() if kind != Category.INPUT})
+    inherited = recorder.copies.inherited(
+        {row: _OF_ONE.get(kind, kind) for row, kind in kinds.items() if kind != Category.INPUT}
+    )
     for row, (kind, _) in inherited.items():
         copied[row] = kind
     dies = np.full(count, count, dtype=np.int64)
@@ -137,6 +143,8 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
         marks,
         field["phase"][marks],
     )
+    of_gradients = [row for row, (kind, _) in inherited.items() if kind == Category.GRADIENT]
+    recorder.communication.decide(category, kinds, of_gradients, field["op"], recorder.ops)
     # A copy belongs to the layer of its source, which may be a copy as well.
     for row in sorted(inherited):
         kind, source = inherited[row]

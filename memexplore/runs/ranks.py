@@ -221,7 +221,7 @@ def _step_files(folder: Path) -> list[Path]:
         if match:
             found.append((int(match[1]), -int(match[2]), path))
     kept: list[Path] = []
-    covered = 0
+    covered = -1
     for first, last, path in sorted(found):
         if -last > covered or (first > covered):
             kept.append(path)

@@ -36,7 +36,14 @@ class Need(NamedTuple):
         return self.weights + self.gradients + self.states
 
 
-_CONSTANT = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+_CONSTANT = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
 
 
 def need_of(tape: Tape) -> Need:
@@ -53,7 +60,8 @@ def need_of(tape: Tape) -> Need:
     activations = int(others[~in_update].max(initial=0))
     end = int(backward[-1])
     weights = int(bytes_of[Category.PARAMETER, end] + bytes_of[Category.BUFFER, end])
-    gradients, states = int(bytes_of[Category.GRADIENT, end]), int(bytes_of[Category.OPTIMIZER_STATE, end])
+    gradients = int(bytes_of[Category.GRADIENT, end] + bytes_of[Category.GRADIENT_BUCKET, end])
+    states = int(bytes_of[Category.OPTIMIZER_STATE, end])
     fixed = weights + gradients + states
     update = np.flatnonzero(last & in_update)
     # An update in the backward pass has activations beside it, so its peak is no lower bound.

@@ -11,6 +11,8 @@ from memexplore.torch_internals.table import look_up, replaceable
 
 AVAILABLE: bool = torch.distributed.is_available()
 """Whether this build of torch has `torch.distributed`."""
+is_initialized: Callable[[], bool] = torch.distributed.is_initialized if AVAILABLE else bool
+"""Whether this process is a rank of a default group."""
 NO_PROCESS_GROUPS = "`init_process_group` on a virtual GPU"
 NO_DATA_PARALLEL = "DistributedDataParallel on a virtual GPU"
 

@@ -63,7 +63,8 @@ def _resolve(name: str) -> Any:
     return value
 
 
-def _exists(name: str) -> bool:
+def exists(name: str) -> bool:
+    """Return whether the installed torch has a name; modules on its path are imported."""
     try:
         _resolve(name)
     except (AttributeError, ImportError):
@@ -95,15 +96,15 @@ def look_up(
 
     `probe` gets the object. Where no name exists the result is a stand-in that raises RuntimeError when it is called.
     """
-    found = next(filter(_exists, (name, *other_names)), None)
+    found = next(filter(exists, (name, *other_names)), None)
     TABLE.append(Internal(name, why, if_missing, lambda: found is not None and probe(_resolve(found))))
     return _resolve(found) if found is not None else _missing(name, if_missing)
 
 
 def look_up_or_none(name: str, why: str, if_missing: str, *, needed: Callable[[], bool]) -> Any:
     """Add a row for a name that some builds of torch lack; None there. The probe fails where it is `needed`."""
-    TABLE.append(Internal(name, why, if_missing, lambda: _exists(name) or not needed()))
-    return _resolve(name) if _exists(name) else None
+    TABLE.append(Internal(name, why, if_missing, lambda: exists(name) or not needed()))
+    return _resolve(name) if exists(name) else None
 
 
 def attribute_of(
@@ -137,7 +138,7 @@ def replaceable(
     needed: Callable[[], bool] = lambda: True,
 ) -> Attribute:
     """Add a row for a name that is replaced, and return its owner and name. The probe passes if not `needed`."""
-    found = next(filter(_exists, (name, *other_names)), name)
-    TABLE.append(Internal(name, why, if_missing, lambda: _exists(found) or not needed()))
+    found = next(filter(exists, (name, *other_names)), name)
+    TABLE.append(Internal(name, why, if_missing, lambda: exists(found) or not needed()))
     owner, _, attribute = found.rpartition(".")
     return Attribute(_resolve(owner), attribute)

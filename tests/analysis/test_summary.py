@@ -312,12 +312,16 @@ def test_summary_of_the_small_tape():
             "by_category": {
                 "parameter": 400, "buffer": 0, "optimizer state": 0, "gradient": 0, "activation": 200, "input": 100,
                 "temporary": 50, "workspace": 0, "unknown": 0,
+                "gathered parameter": 0, "gradient bucket": 0, "communication buffer": 0,
             },
         },
         "error": None,
         "failed_request": None,
         "caught_requests": [],
         "growth": None,
+        "rank": None,
+        "world": None,
+        "nccl": None,
         "notes": [],
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ const SEARCHED = ["Layers", "Tensors", "Lines"];
 const TENSOR_COLUMNS = [
   { title: "Size", texts: ({ size, each }) => [size, each] },
   { title: "Tensor", texts: ({ tensor, category }) => [tensor, category], coloured: 1 },
-  { title: "Layer, op", texts: ({ layer, op }) => [layer, op] },
+  { title: "Layer, op", texts: ({ layer, op, stream }) => [layer, op, stream] },
   LINE,
 ];
 /** @type {import("./tables.js").Column<import("./types").LineRow>[]} */

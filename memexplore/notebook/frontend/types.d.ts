@@ -186,7 +186,7 @@ export interface MemoryRow {
   path: string;
 }
 /** Equal tensors; `bytes` and `size` of all of them together, `each` such as "24 × 64.0 MiB", empty for a single one,
- * `tensor` such as "float32[8, 1024]", empty if unknown. */
+ * `tensor` such as "float32[8, 1024]", empty if unknown, `stream` empty where all blocks are on one. */
 export type TensorRow = MemoryRow & {
   bytes: number;
   size: string;
@@ -194,6 +194,7 @@ export type TensorRow = MemoryRow & {
   tensor: string;
   layer: string;
   op: string;
+  stream: string;
 };
 export type LineRow = MemoryRow & { bytes: number; size: string; blocks: string };
 export type GrowthRow = MemoryRow & { grew: string; layer: string; sizes: string[] };

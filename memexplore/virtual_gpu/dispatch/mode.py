@@ -179,7 +179,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             key.append(traits.settings())
         observer = self.observer
         if observer is not None:
-            observer.op(func, args)
+            observer.op(func, (*args, *kwargs.values()) if kwargs else args)
         if self.has_earlier_tensors:
             for tensor in tensors:
                 self.reallocate(tensor)

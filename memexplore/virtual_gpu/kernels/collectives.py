@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.kernels import collective_values
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
 _HELD = "inputs_of_running_collective"
 """Attribute of an output: the tensors that its collective keeps until `Work.wait`."""
@@ -45,6 +48,7 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     name = schema.name.removeprefix("c10d::")
     with runner:
         buffers = _buffers(name, given)
+        _tag(runner, buffers)
         collective_values.follow(name, given, outputs)
     # ProcessGroupNCCL gathers into a flat buffer, which is then the output of its work.
     result = buffers if schema.name == "c10d::allgather_" and buffers else outputs
@@ -82,6 +86,14 @@ def _buffers(name: str, given: dict[str, Any]) -> list[torch.Tensor]:
     if name == "barrier":
         return [given["tensor"].new_zeros(1, dtype=torch.float32)]
     return []
+
+
+def _tag(runner: Any, buffers: list[torch.Tensor]) -> None:
+    """Tell the recorder which blocks the collective itself has requested."""
+    if runner.observer is not None:
+        for buffer in buffers:
+            ref = live_storages[storage_key(untyped_storage(buffer))]
+            runner.observer.tag_block(ref.address, (Category.COMMUNICATION_BUFFER, None))
 
 
 def _same_size(tensors: list[torch.Tensor]) -> bool:
