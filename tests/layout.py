@@ -24,6 +24,7 @@ LEVELS = [
         "parquet_file",
         "outside_allocator",
         "cloud_gpus",
+        "gpu_links",
         "torch_internals",
     },
     {"tape", "gpu_catalogue"},

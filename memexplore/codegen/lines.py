@@ -17,6 +17,7 @@ from memexplore import gpu_catalogue
 from memexplore.codegen.model import model_lines
 from memexplore.knobs import adapters
 from memexplore.knobs.apply import of_model
+from memexplore.knobs.conflicts import conflicts
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import (
     InPlace,
@@ -27,7 +28,6 @@ from memexplore.knobs.knobs import (
     Precision,
     Update,
     ZeroGrad,
-    conflicts,
 )
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.steps import batches, optimizers

@@ -106,3 +106,14 @@ device_of_objects: Callable[[Any], str] = look_up(
     "the device of the tensors by which a collective of objects sends them",
     "collectives of objects on a virtual GPU",
 )
+_module_states: Any = look_up(
+    "torch.distributed._composable_state._module_state_mapping",
+    "the state of modules that `fully_shard` wrapped, which refuses to wrap a module again that was restored",
+    "FSDP2 as a knob",
+)
+
+
+def forget_module_states(modules: list[torch.nn.Module]) -> None:
+    """Forget that modules were wrapped by `fully_shard`."""
+    for module in modules:
+        _module_states.pop(module, None)

@@ -107,6 +107,8 @@ class PlanRunner:
         self.observer: Observer | None = None
         self.work_log: list[Work] | None = None
         """Gets the work of every op."""
+        self.traffic_log: list[Any] | None = None
+        """Gets the `kernels.traffic.Traffic` of every collective."""
         self.seconds_of: Callable[[Work], float] = lambda work: 0.0
         self._sizes: dict[int, int] = {}
         """Address -> bytes of the blocks that belong to no tensor."""

@@ -15,7 +15,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
-from memexplore.virtual_gpu.kernels import collective_values
+from memexplore.virtual_gpu.kernels import collective_values, traffic
 
 _HELD = "inputs_of_running_collective"
 """Attribute of an output: the tensors that its collective keeps until `Work.wait`."""
@@ -43,6 +43,8 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     outputs, inputs = _tensors(given)
     name = schema.name.removeprefix("c10d::")
+    if runner.traffic_log is not None:
+        runner.traffic_log.append(traffic.of(name, given, outputs, inputs))
     with runner:
         buffers = _buffers(name, given)
         collective_values.follow(name, given, outputs)
