@@ -9,33 +9,77 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.knobs.choices import (
     CheckpointKind as CheckpointKind,
+)
+from memexplore.knobs.choices import (
     FsdpOffload as FsdpOffload,
+)
+from memexplore.knobs.choices import (
     FsdpOffloadText as FsdpOffloadText,
+)
+from memexplore.knobs.choices import (
     FsdpPrecision as FsdpPrecision,
+)
+from memexplore.knobs.choices import (
     FsdpPrecisionText as FsdpPrecisionText,
+)
+from memexplore.knobs.choices import (
     InPlace as InPlace,
+)
+from memexplore.knobs.choices import (
     InPlaceText as InPlaceText,
+)
+from memexplore.knobs.choices import (
     MemoryFormat as MemoryFormat,
+)
+from memexplore.knobs.choices import (
     MemoryFormatText as MemoryFormatText,
+)
+from memexplore.knobs.choices import (
     Mode as Mode,
+)
+from memexplore.knobs.choices import (
     ModeText as ModeText,
+)
+from memexplore.knobs.choices import (
     Offload as Offload,
+)
+from memexplore.knobs.choices import (
     OffloadText as OffloadText,
+)
+from memexplore.knobs.choices import (
     Optimizer as Optimizer,
+)
+from memexplore.knobs.choices import (
     OptimizerText as OptimizerText,
+)
+from memexplore.knobs.choices import (
     Precision as Precision,
+)
+from memexplore.knobs.choices import (
     PrecisionText as PrecisionText,
+)
+from memexplore.knobs.choices import (
     Strategy as Strategy,
+)
+from memexplore.knobs.choices import (
     StrategyText as StrategyText,
+)
+from memexplore.knobs.choices import (
     Update as Update,
+)
+from memexplore.knobs.choices import (
     UpdateText as UpdateText,
+)
+from memexplore.knobs.choices import (
     ZeroGrad as ZeroGrad,
+)
+from memexplore.knobs.choices import (
     ZeroGradText as ZeroGradText,
 )
 
@@ -97,9 +141,11 @@ class Knobs:
     batch, in samples; `accumulation` the number of its micro-batches. `input_size` is the height and width of images,
     or the length of sequences. `frozen` and `lora` name layers whose weights are frozen or get low-rank adapters of
     rank `lora_rank`; the empty name is the whole model. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a
-    name of the catalogue or a size. `gpus` is the number of GPUs, one process each as `torchrun` starts them, `strategy`
-    what they share (DDP by default), `tensor_parallel` how many of them share each layer; `batch` is then that of one
-    GPU. `fsdp_precision` and `fsdp_offload` are policies of FSDP2. `variables` are values of variables of a notebook cell.
+    name of the catalogue or a size. `variables` are values of variables of a notebook cell.
+
+    `gpus` is the number of GPUs, with a process for each as `torchrun` starts them, and `batch` then the batch of one
+    of them. `strategy` says what they share (DDP by default), `tensor_parallel` how many GPUs share each layer.
+    `fsdp_precision` and `fsdp_offload` are policies of FSDP2.
 
     >>> Knobs(precision="bf16").precision
     <Precision.BF16: 'bf16'>

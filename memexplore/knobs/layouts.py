@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from memexplore.knobs.knobs import FsdpOffload, FsdpPrecision, Knobs, Strategy, Update
+from memexplore.knobs.knobs import FsdpOffload, FsdpPrecision, Knobs, Precision, Strategy, Update
 from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
 FSDP = (Strategy.FSDP2, Strategy.FSDP2_NO_RESHARD, Strategy.HSDP)
@@ -93,13 +93,15 @@ def layout_conflicts(knobs: Knobs) -> Iterator[str]:
         )
     if tensor > 1 and tensor == gpus and knobs.strategy is not Strategy.AS_WRITTEN:
         yield f"tensor_parallel={tensor} leaves no GPUs for strategy={strategy.value!r}: take more GPUs, or no strategy"
+    if tensor > 1 and knobs.precision in (Precision.FP16, Precision.BF16):
+        yield (
+            "autocast in layers that several GPUs share is not simulated: write precision='all bf16', or "
+            "fsdp_precision='bf16' with strategy='fsdp2'"
+        )
     if strategy is Strategy.HSDP and gpus > 1 and layout_of(knobs).shard == 1:
         yield f"hsdp needs GPUs in groups of equal size, and gpus={gpus} cannot be divided: write gpus=4 or more"
     for field in ("fsdp_precision", "fsdp_offload"):
-        if (
-            getattr(knobs, field) not in (FsdpPrecision.AS_WRITTEN, FsdpOffload.AS_WRITTEN)
-            and strategy not in FSDP
-        ):
+        if getattr(knobs, field) not in (FsdpPrecision.AS_WRITTEN, FsdpOffload.AS_WRITTEN) and strategy not in FSDP:
             yield f"{field} is a policy of FSDP2: write strategy='fsdp2' as well"
     if knobs.update is Update.IN_BACKWARD and gpus > 1:
         yield "update in backward runs before the gradients of the GPUs are added: write another update, or gpus=1"

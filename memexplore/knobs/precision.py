@@ -21,9 +21,7 @@ AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 """The precisions that are an autocast, with its dtype."""
 
 
-def set_precision(
-    log: UndoLog, model: nn.Module, precision: Precision, device_type: str | None = None
-) -> ApplyReport:
+def set_precision(log: UndoLog, model: nn.Module, precision: Precision, device_type: str | None = None) -> ApplyReport:
     """Run a model's forward in a precision, on a type of device that is by default that of its weights.
 
     >>> log, model = UndoLog(), nn.Linear(2, 2)

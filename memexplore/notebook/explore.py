@@ -10,7 +10,8 @@ from memexplore import targets
 from memexplore.analysis.places import file_text
 from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.adapters import is_linear
-from memexplore.knobs.knobs import Knobs, conflicts
+from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.dropped_displays import without_displays
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorer_search import Stop, search_step

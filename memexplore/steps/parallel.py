@@ -19,17 +19,18 @@ from memexplore.knobs.checkpoints.blocks import blocks
 from memexplore.knobs.choices import FsdpOffload, FsdpPrecision, Precision, Strategy
 from memexplore.knobs.facts import Change, Count, Unit
 from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.layouts import FSDP, layout_of, several, strategy_of
+from memexplore.knobs.layouts import FSDP, Layout, layout_of, several, strategy_of
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog, undone_after
-from memexplore.steps import optimizers
+from memexplore.steps import optimizers, tensor_parallel
 from memexplore.steps.optimizers import Written
 from memexplore.torch_internals.distributed import forget_module_states
 from memexplore.torch_internals.modules import buffers_of, parameters_of
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 _CUDA = torch.device("cuda")
-_MESH = ("replicate", "shard", "tensor")
+_TENSOR = "tensor"
+_DIMENSIONS = ("replicate", "shard", _TENSOR)
 """Names of the dimensions of a device mesh, in the order of `Layout`."""
 
 
@@ -48,13 +49,14 @@ class Parallel(NamedTuple):
 
 
 def wrapped(
-    written: Written, knobs: Knobs, model: nn.Module, originals: list[Original], apply: Callable[[], ApplyReport]
+    written: Written | str, knobs: Knobs, model: nn.Module, originals: list[Original], apply: Callable[[], ApplyReport]
 ) -> Parallel:
     """Apply knobs to a model that has tensors of its own (`own_tensors`), and wrap it for several GPUs.
 
     `written` is `Step.optimizer`; `apply` applies the knobs of the model.
 
-    Raises RuntimeError where the process has a process group already.
+    Raises RuntimeError where the process has a process group already, ValueError for a model without the
+    tensor-parallel plan that the knobs need.
     """
     if dist.is_initialized():
         raise RuntimeError(
@@ -64,13 +66,19 @@ def wrapped(
     strategy = strategy_of(knobs)
     if knobs.precision is Precision.ALL_BF16:
         model.to(torch.bfloat16)
-    if strategy not in FSDP:
+    layout = layout_of(knobs)
+    if strategy not in FSDP and layout.tensor == 1:
         model.to("cuda")
     applied = apply()
     _replace(model, lambda tensor: not isinstance(tensor, VirtualTensor))  # those of adapters
     rank = _largest_rank(written, knobs, model, originals) if strategy is Strategy.ZERO_1 else 0
     dist.init_process_group("nccl", rank=rank, world_size=knobs.gpus or 1)
-    count = _shard(model, knobs) if strategy in FSDP else None
+    mesh: Any = _mesh(layout) if strategy in FSDP or layout.tensor > 1 else None
+    if layout.tensor > 1:
+        tensor_parallel.share_layers(model, mesh[_TENSOR])
+    if strategy not in FSDP and layout.tensor > 1:
+        tensor_parallel.move_others(model)
+    count = _shard(model, knobs, mesh) if strategy in FSDP else None
     called = model
     if strategy in (Strategy.DDP, Strategy.ZERO_1) and any(one.requires_grad for one in model.parameters()):
         called = replicated(model)
@@ -78,9 +86,21 @@ def wrapped(
         called,
         applied + ApplyReport(tuple(_changes(knobs, strategy, count))),
         _replacements(originals),
-        _zero if strategy is Strategy.ZERO_1 else _unchanged,
+        _zero if strategy is Strategy.ZERO_1 else _in_kinds if layout.tensor > 1 else _unchanged,
         getattr(called, "no_sync", contextlib.nullcontext),
     )
+
+
+def _in_kinds(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return an optimizer with a group for each kind of parameter: an update by foreach refuses a list of both."""
+    groups, settings = optimizers.settings_of(optimizer)
+    split = [
+        {**group, "params": chosen}
+        for group in groups
+        for is_shared in (True, False)
+        if (chosen := [one for one in group["params"] if tensor_parallel.is_shared(one) is is_shared])
+    ]
+    return type(optimizer)(split, **settings)
 
 
 def _unchanged(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -197,7 +217,7 @@ def _zero(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return sharded
 
 
-def _largest_rank(written: Written, knobs: Knobs, model: nn.Module, originals: list[Original]) -> int:
+def _largest_rank(written: Written | str, knobs: Knobs, model: nn.Module, originals: list[Original]) -> int:
     """Return the rank that ZeroRedundancyOptimizer gives most numbers.
 
     Source: `_partition_parameters` in torch/distributed/optim/zero_redundancy_optimizer.py.
@@ -216,15 +236,20 @@ def _largest_rank(written: Written, knobs: Knobs, model: nn.Module, originals: l
 # --- FSDP2 ------------------------------------------------------------------------------------------------------------
 
 
-def _shard(model: nn.Module, knobs: Knobs) -> Count:
-    """Wrap every repeated block and then the model by `fully_shard`; the shards are on the GPU, or on the CPU."""
+def _mesh(layout: Layout) -> Any:
+    """Return the device mesh of a layout, without the dimensions of size 1."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    sizes = {name: size for name, size in zip(_DIMENSIONS, layout, strict=True) if size > 1}
+    return init_device_mesh("cuda", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def _shard(model: nn.Module, knobs: Knobs, mesh: Any) -> Count:
+    """Wrap every repeated block and then the model by `fully_shard`; the shards are on the GPU, or on the CPU."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    layout = layout_of(knobs)
-    used = [(name, size) for name, size in zip(_MESH, layout, strict=True) if size > 1 or name == "shard"]
-    mesh = init_device_mesh("cuda", tuple(size for _, size in used), mesh_dim_names=tuple(name for name, _ in used))
-    options: dict[str, Any] = {"mesh": mesh}
+    dimensions = tuple(name for name in mesh.mesh_dim_names if name != _TENSOR)
+    options: dict[str, Any] = {"mesh": mesh[dimensions] if len(dimensions) < mesh.ndim else mesh}
     if knobs.fsdp_precision is not FsdpPrecision.AS_WRITTEN:
         reduced = torch.float32 if knobs.fsdp_precision is FsdpPrecision.REDUCED_IN_FP32 else None
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)

@@ -59,6 +59,11 @@ work_from_future: Callable[[Any], Any] = look_up(
     "a finished work whose future holds the outputs; that of a fake group holds nothing",
     NO_PROCESS_GROUPS,
 )
+resolve_group: Callable[[str], Any] = look_up(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "the group of a functional collective, which has its name only",
+    "bytes that DTensors send on a virtual GPU",
+)
 WAIT = replaceable(
     "torch._C._distributed_c10d.Work.wait",
     "the end of an asynchronous collective, until which it keeps its inputs",

@@ -21,6 +21,7 @@ from memexplore.tensor_text import dtype_of, shape_of, tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans
 from memexplore.virtual_gpu.dispatch.work import Work
+from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
 from memexplore.virtual_gpu.kernels.plan import (
     Argument,
@@ -157,6 +158,8 @@ class PlanRunner:
         outputs = plan.outputs
         if self.work_log is not None and plan.work is not None:
             self.work_log.append(plan.work)
+        if self.traffic_log is not None and traffic.is_functional(func):
+            self.traffic_log.append(traffic.of_functional(func, args))
         if self._clock is not None and plan.work is not None:
             self._clock += self.seconds_of(plan.work)
         addresses: dict[int, int] = {}

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from memexplore.torch_internals.dispatch import schema_of
+from memexplore.torch_internals.distributed import resolve_group
+
 
 class Traffic(NamedTuple):
     """What one collective sends from this rank."""
@@ -29,6 +32,27 @@ def of(name: str, given: dict[str, Any], outputs: list[torch.Tensor], inputs: li
     group = dist.ProcessGroup.unbox(given["process_group"])
     ranks = tuple(dist.get_process_group_ranks(group))
     return Traffic(name, ring_bytes(name, _bytes(outputs), _bytes(inputs), len(ranks)), ranks)
+
+
+def is_functional(func: Any) -> bool:
+    """Return whether an op is a functional collective, as DTensor uses them."""
+    return getattr(func, "namespace", "") == "_c10d_functional" and any(
+        argument.name == "group_name" for argument in schema_of(func).arguments
+    )
+
+
+def of_functional(func: Any, args: Any) -> Traffic:
+    """Return the traffic of a functional collective."""
+    schema = schema_of(func)
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
+    group = given["group_name"]
+    ranks = tuple(dist.get_process_group_ranks(resolve_group(group) if isinstance(group, str) else group))
+    tensors: Any = given.get("input", given.get("inputs"))
+    inputs = _bytes([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+    name = schema.name.removeprefix("_c10d_functional::").replace("all_reduce", "allreduce_")
+    name = name.replace("broadcast", "broadcast_")
+    outputs = inputs * len(ranks) if "gather" in name else inputs
+    return Traffic(name, ring_bytes(name, outputs, inputs, len(ranks)), ranks)
 
 
 def ring_bytes(name: str, outputs: int, inputs: int, ranks: int) -> int:
