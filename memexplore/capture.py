@@ -16,7 +16,7 @@ import memexplore
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.allocator.placement import system_of
-from memexplore.analysis import verdict, verdict_content
+from memexplore.analysis import late_frees, verdict, verdict_content
 from memexplore.analysis.picture import with_whole
 from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
@@ -27,7 +27,7 @@ from memexplore.tape import Ending, Meta, Os, Source, Tape
 from memexplore.texts import encodable
 from memexplore.torch_internals import check
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
-from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
+from memexplore.virtual_gpu.dispatch.work import CheckedWorks
 from memexplore.virtual_gpu.distributed.ranks import of_group
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches import processes
@@ -243,6 +243,13 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
         ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
         tape = tape_builder.build(recorder, ended)
+        late = (
+            {}
+            if virtual_gpu is None or ended.ending is Ending.OUT_OF_MEMORY
+            else tape_builder.late_ends(recorder, tape)
+        )
+        if late:
+            tape = late_frees.with_late_peak(tape, late)
         if meta.capacity is not None and recorder.training is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=recorder.training.models(tape)))
         tape_builder.store_origins(recorder, tape)
@@ -286,6 +293,8 @@ def simulate(
     settings: str = "",
     os: str = Os.LINUX,
     values: str | Values = Values.KNOWN,
+    world: int | None = None,
+    rank: int = 0,
 ) -> Tape:
     """Run a function without arguments on a virtual GPU and return its Tape.
 
@@ -303,7 +312,7 @@ def simulate(
     >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
     True
     """
-    with virtual(gpu, release=release, settings=settings, os=os, values=values):
+    with virtual(gpu, release=release, settings=settings, os=os, values=values, world=world, rank=rank):
         recording = record()
         try:
             with contextlib.suppress(torch.OutOfMemoryError), recording as running:
@@ -315,7 +324,9 @@ def simulate(
     tape = running.tape
     if verdict.failed_request(tape) >= 0:
         roomy = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
-        block = virtual(unlimited(roomy), release=release, settings=settings, os=os, values=values)
+        block = virtual(
+            unlimited(roomy), release=release, settings=settings, os=os, values=values, world=world, rank=rank
+        )
         return _with_whole(tape, function, block)
     if verdict.verdict(running.tape) in (verdict.Verdict.NOT_ON_GPU, verdict.Verdict.PARTLY_MEASURED):
         warnings.warn(verdict_content.verdict_content(tape).headline, stacklevel=2)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import pathlib
 import shutil
 import sys
 
 import memexplore
 from memexplore.units import size_text
 
-INSTALL_LAB = 'pip install -e ".[lab]"'
+_IN_CHECKOUT = (pathlib.Path(memexplore.__file__).parents[1] / "pyproject.toml").is_file()
+INSTALL_LAB = 'pip install -e ".[lab]"' if _IN_CHECKOUT else 'pip install "memexplore[lab]"'
 """Command that installs JupyterLab."""
 _PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "pandas", "pyarrow")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")

@@ -137,6 +137,9 @@ class Meta(NamedTuple):
     """Sentence on child processes whose memory is not on the tape; "" if there are none."""
     os: Os = Os.LINUX
     """Operating system whose driver places the segments of a replay (`allocator.placement`)."""
+    late_reserved: int | None = None
+    """Peak of the reserved bytes of a simulated run where frees that wait for other streams end as late as they can;
+    None if none waits."""
 
 
 COLUMNS: dict[str, Any] = {

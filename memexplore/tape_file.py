@@ -231,6 +231,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "advice": _lines,
     "unmeasured": _lines,
     "os": _member(Os),
+    "late_reserved": _bytes_or_none,
 }
 
 

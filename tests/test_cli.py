@@ -1,6 +1,5 @@
 import json
 import os
-import pathlib
 import pickle
 import subprocess
 import sys
@@ -259,32 +258,6 @@ def test_closed_pipe_prints_no_traceback():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout == "{\n"
     assert done.stderr == ""
-
-
-def create_package(folder, name, text):
-    """Create a package that Python finds before the installed one of the same name."""
-    (folder / name).mkdir()
-    (folder / name / "__init__.py").write_text("")
-    (folder / name / "__main__.py").write_text(text)
-
-
-def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
-    create_package(tmp_path, "jupyterlab", "import sys; print(sys.argv[1:])")
-    done = memexplore("lab", "--no-browser", "--port=1234", env={"PYTHONPATH": str(tmp_path)})
-    notebook = pathlib.Path(script.__file__).parent.parent / "notebooks" / "01_where_does_memory_go.ipynb"
-    assert done.returncode == 0, done.stderr
-    assert repr(str(notebook)) in done.stdout
-    assert "'--no-browser', '--port=1234']" in done.stdout
-
-
-def test_lab_without_jupyterlab_names_the_command_to_install_it(tmp_path):
-    blocker = "import sys, importlib.util as u; real = u.find_spec\n"
-    blocker += "u.find_spec = lambda name, *rest: None if name == 'jupyterlab' else real(name, *rest)\n"
-    (tmp_path / "sitecustomize.py").write_text(blocker)
-    done = memexplore("lab", env={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1
-    assert 'pip install -e ".[lab]"' in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_doctor_lists_the_environment():

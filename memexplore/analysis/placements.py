@@ -1,6 +1,7 @@
 """Peaks over placements: where the driver puts segments can change which of several equal free blocks is used.
 
-In: a tape that a virtual GPU made. Out: the lowest and the highest peak over three placements of its segments.
+In: a tape that a virtual GPU made. Out: the lowest and the highest peak over three placements of its segments, and over
+what the timing of streams decides (`Meta.late_reserved`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class PeakRanges(NamedTuple):
 
 
 def peak_ranges(tape: Tape) -> PeakRanges | None:
-    """Return the peaks of a tape over placements; None if they are unknown.
+    """Return the peaks of a tape over placements and timings of streams; None if they are unknown.
 
     The placements are that of the tape, that of Linux, segments upwards (WSL, Windows) and segments downwards. The
     requests are replayed under each. Placement has an effect only where the address decides between free blocks of
@@ -50,6 +51,9 @@ def peak_ranges(tape: Tape) -> PeakRanges | None:
         tapes += [replay_placed(tape, placement) for placement in (*others, Downwards())]
     allocated, reserved = ([peak(each, curve)[0] for each in tapes] for curve in ("allocated", "reserved"))
     ends = [bool(np.any(each.action == Action.OOM)) for each in tapes]
+    if tape.meta.late_reserved is not None:
+        reserved.append(tape.meta.late_reserved)
+        ends.append(tape.meta.late_reserved > (tape.meta.capacity or tape.meta.late_reserved))
     return PeakRanges((min(allocated), max(allocated)), (min(reserved), max(reserved)), not all(ends), any(ends))
 
 

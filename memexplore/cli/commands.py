@@ -6,18 +6,18 @@ import argparse
 import contextlib
 import functools
 import importlib.metadata
-import importlib.util
 import json
 import os
 import pathlib
-import subprocess
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import memexplore
 from memexplore import doctor, gpu_catalogue, result_files
-from memexplore.cli import folder, run
+from memexplore.cli import examples, folder, lab, run
 from memexplore.cli.options import (
     ERROR,
     FITS,
@@ -31,16 +31,12 @@ from memexplore.cli.options import (
 )
 from memexplore.cli.report_text import report_text, text_table
 from memexplore.cli.terminal import is_terminal
-from memexplore.doctor import INSTALL_LAB
 from memexplore.tape import Os
 from memexplore.units import size_text
 from memexplore.virtual_gpu.value_setting import Values
 
 if TYPE_CHECKING:
     from memexplore.tape import Tape
-
-_PACKAGE = pathlib.Path(memexplore.__file__).parent
-_FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "gpus":
                 return _gpus(options)
             case "lab":
-                return _lab(rest)
+                return lab.lab(rest)
             case _:
                 return FITS if doctor.report() else ERROR
     except UsageError as error:
@@ -82,12 +78,25 @@ def _hint(command: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="memexplore", description=memexplore.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="memexplore",
+        description=(memexplore.__doc__ or "").partition("\n")[0],
+        epilog=examples.text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"memexplore {memexplore.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, help_text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        return commands.add_parser(
+            name,
+            help=help_text,
+            description=textwrap.fill(help_text, shutil.get_terminal_size().columns - 2),
+            epilog=examples.text(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     running = command(
         "run",
@@ -322,31 +331,3 @@ def _gpus(options: argparse.Namespace) -> int:
     print("\n".join(text_table(rows, "l" + "r" * 10)))
     print("Rates in dense TFLOP/s. ~ is estimated. `memexplore gpus NAME` gives the source of each number.")
     return FITS
-
-
-def _notebook() -> pathlib.Path | None:
-    """Return the first notebook: beside the package in a checkout, inside it, or below the working directory."""
-    folders = (_PACKAGE.parent, _PACKAGE, pathlib.Path.cwd())
-    paths = (folder / "notebooks" / _FIRST_NOTEBOOK for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _lab(arguments: list[str]) -> int:
-    missing = [name for name in ("jupyterlab", "ipykernel") if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"memexplore lab needs {' and '.join(missing)}: {INSTALL_LAB}", file=sys.stderr)
-        return ERROR
-    notebook = _notebook()
-    if notebook is None:
-        print(
-            f"memexplore lab found no notebooks/{_FIRST_NOTEBOOK}: run it in a checkout of memexplore, "
-            f"installed with {INSTALL_LAB}",
-            file=sys.stderr,
-        )
-        return ERROR
-    # JupyterLab refuses to run as root without --allow-root, and in a container root is often the only user.
-    as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments
-    command = [sys.executable, "-m", "jupyterlab", str(notebook), *(["--allow-root"] if as_root else []), *arguments]
-    with contextlib.suppress(KeyboardInterrupt):
-        return subprocess.call(command)
-    return INTERRUPTED

@@ -39,7 +39,7 @@ class MemoryMagics(Magics):
         """Record the GPU memory of a cell or one statement, and show it.
 
             %%memprofile [--gpu NAME] [--release RELEASE] [--os SYSTEM] [--values SETTING]
-                         [-o NAME] [--html FILE]
+                         [--world N [--rank R]] [-o NAME] [--html FILE]
                          [--dry-run] [--live] [--explore] [--slider NAME=LOW:HIGH:STEP]         (first line of a cell)
             %memprofile [the same options] STATEMENT
 
@@ -52,6 +52,8 @@ class MemoryMagics(Magics):
                          PyTorch 2.11 this can change peaks.
         --values SETTING the values of the virtual GPU's tensors: known computes those that follow from known values
                          (the default), none computes none, real computes all of them on the CPU.
+        --world N        run as one of N processes, as torchrun starts them on nodes of eight GPUs; --rank R says
+                         which one (0 by default).
         -o NAME          store the Tape in the variable NAME.
         --html FILE      write a page that works without a notebook and without a network.
         --dry-run        only say whether the cell fits, and at which op it would fail: it runs on the virtual GPU and

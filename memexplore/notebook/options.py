@@ -26,6 +26,7 @@ _DRY_RUN = "--dry-run"
 _MAX_SLIDER_STEPS = 1000
 _MAX_SLIDER_VALUE = 1e15
 """Beyond it a float no longer has every integer's successor."""
+_RANK_ALONE = "--rank needs the number of processes: write --world 8 as well"
 _SHOWN = 60
 """Characters of a wrong slider that its error shows."""
 _NAMES_OF_IPYTHON = ("In", "Out", "get_ipython", "exit", "quit", "_", "__", "___", "__builtins__", "__name__")
@@ -45,6 +46,8 @@ class Options(NamedTuple):
     line: bool
     sliders: list[tuple[str, list[Any]]]
     dry_run: bool
+    world: int | None
+    rank: int | None
 
     @property
     def runs_again(self) -> bool:
@@ -111,6 +114,10 @@ def parse(line: str) -> tuple[Options, str]:
         raise UsageError("--line is the form of a watched run: write --live --line")
     if options.dry_run and (options.live or options.runs_again):
         raise UsageError("--dry-run answers whether the cell fits and shows no controls: remove the other option")
+    if options.world is not None and (options.dry_run or options.runs_again):
+        raise UsageError("--dry-run, --explore and --slider run the cell as the only process: remove --world")
+    if options.rank is not None and options.world is None:
+        raise UsageError(_RANK_ALONE)
     if options.values is not None and options.dry_run:
         raise UsageError("--dry-run runs the cell with --values known: remove --values")
     if options.values is not None and options.runs_again:
@@ -131,6 +138,8 @@ def _parser() -> MagicArgumentParser:
         "--os", type=_system, help="the system whose driver places segments: linux (default), wsl or windows"
     )
     parser.add_argument("--values", type=_setting, help="values of the GPU's tensors: none, known (default) or real")
+    parser.add_argument("--world", type=int, help="run the cell as one of this many processes, as torchrun starts them")
+    parser.add_argument("--rank", type=int, help="which of the processes of --world the cell is; default: 0")
     parser.add_argument("-o", dest="name", help="store the Tape in this variable")
     parser.add_argument("--html", type=pathlib.Path, help="write a stand-alone page to this file")
     parser.add_argument("--explore", action="store_true", help="show controls for the knobs next to the chart")
@@ -187,7 +196,7 @@ def gpu_line(line: str) -> GpuLine:
         if not found.get(option, "0").isdecimal():
             raise UsageError(f"--{option} is {found[option]!r}: write a whole number")
     if "rank" in found and "world" not in found:
-        raise UsageError("--rank needs the number of processes: write --world 8 as well")
+        raise UsageError(_RANK_ALONE)
     try:
         values = Values.of(found["values"]) if "values" in found else None
     except ValueError as error:

@@ -65,10 +65,17 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
         device: Any = None
         if gpu is not None:
             system, setting = options.os or Os.LINUX, options.values or Values.KNOWN
-            block = capture.virtual(gpu, release=options.release, os=system, values=setting)
-            # Before it begins: an interrupt in between would leave the GPU on.
-            contexts.push(block)
             try:
+                block = capture.virtual(
+                    gpu,
+                    release=options.release,
+                    os=system,
+                    values=setting,
+                    world=options.world,
+                    rank=options.rank or 0,
+                )
+                # Before it begins: an interrupt in between would leave the GPU on.
+                contexts.push(block)
                 device = block.__enter__()
             except (ValueError, RuntimeError) as error:
                 raise UsageError(str(error)) from None
@@ -207,7 +214,8 @@ def _virtual_gpu(options: Options, notebook_gpu: Gpu | None) -> str | None:
 
 def _of_virtual_gpu(options: Options) -> str | None:
     """Return the first given option that sets a rule of the virtual GPU, None without one."""
-    return next((f"--{name}" for name in ("release", "os", "values") if getattr(options, name) is not None), None)
+    names = ("release", "os", "values", "world")
+    return next((f"--{name}" for name in names if getattr(options, name) is not None), None)
 
 
 def replayable_cell(shell: InteractiveShell, raw: str, options: Options) -> Cell:

@@ -15,6 +15,7 @@ import torch
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
 from memexplore.recorder.events import Origin, needs_gradient, op_name
+from memexplore.recorder.late_frees import LateFrees
 from memexplore.recorder.stacks import Stacks, caller
 from memexplore.recorder.tags import Tags
 from memexplore.recorder.thread_state import Threads, ThreadState
@@ -49,6 +50,9 @@ class Recorder(Tags):
         self.stacks = Stacks()
         self.tensors: dict[int, str] = {}
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
+        self.streams: dict[int, int] = {}
+        """Row -> stream of a block or segment, without those of the default stream."""
+        self.late = LateFrees()
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
@@ -90,13 +94,23 @@ class Recorder(Tags):
             self.copies.copied(*args[:2])
 
     def alloc(
-        self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = ""
+        self,
+        address: int,
+        size: int,
+        func: Any,
+        args: Any,
+        index: int,
+        category: Category,
+        tensor: str = "",
+        stream: int = 0,
     ) -> None:
         """Record an allocated block, with the `tensor_text` of the tensor that it is for."""
         phase, module, stack, grad, call = self._attribution(func, args, index)
         number, copies, _ = self._known_ops.get(id(func)) or self._know(func)
         row = self.open_rows[address] = len(self.events)
         self.tensors[row] = tensor
+        if stream:
+            self.streams[row] = stream
         if category == _UNKNOWN and phase == _BACKWARD and call == -2:
             self.tags[row] = Category.GRADIENT
             call = -1
@@ -106,9 +120,17 @@ class Recorder(Tags):
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
 
     def preexisting(
-        self, address: int, size: int, origin: Origin | None, category: Category = Category.UNKNOWN, tensor: str = ""
+        self,
+        address: int,
+        size: int,
+        origin: Origin | None,
+        category: Category = Category.UNKNOWN,
+        tensor: str = "",
+        stream: int = 0,
     ) -> None:
         """Record a block older than the recording."""
+        if stream:
+            self.streams[len(self.events)] = stream
         if origin is not None:
             self._from_before(_PREEXISTING, 0, address, size, origin, category, tensor)
             return
@@ -142,19 +164,44 @@ class Recorder(Tags):
         self.events.append(
             (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
         )
+        if self.late.uses:
+            self.late.freed(row, len(self.events) - 1)
+
+    def used_on(self, address: int, stream: int) -> None:
+        """Record that a stream uses a block: if it is another one than the block's, the free waits for it."""
+        row = self.open_rows.get(address, -1)
+        if row >= 0 and self.streams.get(row, 0) != stream:
+            self.late.uses.setdefault(row, set()).add(stream)
+
+    def position(self) -> int:
+        """Return the number of events so far."""
+        return len(self.events)
+
+    def ordered(self, stream: int, other: int, until: int | None) -> None:
+        """Record that a stream waits for another one's work up to a `position`, None for all so far."""
+        self.late.ordered(stream, len(self.events), other, len(self.events) if until is None else until)
+
+    def finished(self, stream: int | None, until: int | None) -> None:
+        """Record that the program waits for a stream's work up to a `position`; None: of all streams, all so far."""
+        if self.late.ends:
+            self.late.finished(stream, len(self.events) if until is None else until, len(self.events))
 
     def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
         """Record a segment that the allocator got or returned."""
         if action is not Action.OOM:
+            if stream:
+                self.streams[len(self.events)] = stream
             phase, step = self._marked[1], self.step
             self.events.append(
                 (time.perf_counter_ns() - self._epoch, action, address, size, phase, step, -1, -1, -1, 0, -1, _UNKNOWN)
             )
 
-    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "") -> None:
+    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "", stream: int = 0) -> None:
         """Record a request that did not fit."""
         phase, module, stack, grad, _ = self._attribution(func, args, 0)
         self.tensors[len(self.events)] = tensor
+        if stream:
+            self.streams[len(self.events)] = stream
         now = time.perf_counter_ns() - self._epoch
         number = self._know(func)[0]
         self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))

@@ -31,10 +31,13 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
     tensor, tensor_texts = _tensors(recorder, len(table))
+    stream = np.zeros(len(table), dtype=np.int64)
+    stream[list(recorder.streams)] = list(recorder.streams.values())
 
     # A free has the row of its block as `call` and repeats its category, so that a tape can be cut anywhere.
     block = np.where(is_free, field["call"], -1)
     category[is_free] = np.where(block[is_free] >= 0, category[block[is_free]], Category.UNKNOWN)
+    stream[is_free] = np.where(block[is_free] >= 0, stream[block[is_free]], 0)
     rows = np.repeat(np.arange(len(table)), np.where(is_free, 2, 1))
     second = np.zeros(len(rows), dtype=bool)
     second[1:] = (rows[1:] == rows[:-1]) & is_free[rows[1:]]
@@ -53,6 +56,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "module": module[rows],
             "stack": stack[rows],
             "tensor": tensor[rows],
+            "stream": stream[rows],
         },
         meta=meta,
         ops=list(recorder.ops),
@@ -83,9 +87,12 @@ def _in_order(recorder: Recorder) -> Any:
     recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
+    recorder.streams = {int(new_row[row]): stream for row, stream in recorder.streams.items()}
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
     # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
+    late = recorder.late
+    late.ends = {int(new_row[event]): end if end is None else end + int(shift[end]) for event, end in late.ends.items()}
     recorder.open_rows = {address: int(new_row[row]) for address, row in recorder.open_rows.items()}
     recorder.events = [tuple(event) for event in table[order].tolist()]
     return table[order]
@@ -157,6 +164,19 @@ def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
         if frames:
             index[number] = table.setdefault(frames, len(table))
     return list(table), index
+
+
+def late_ends(recorder: Recorder, tape: Tape) -> dict[int, int]:
+    """Return for each free that waits for another stream the row of the tape before which it ends at the latest.
+
+    A free is named by its place among all frees of the tape, which `build` has returned.
+    """
+    is_free = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(is_free)))
+    row_of = np.arange(len(before)) + before
+    return {
+        int(before[event]): len(tape) if end is None else int(row_of[end]) for event, end in recorder.late.ends.items()
+    }
 
 
 def store_origins(recorder: Recorder, tape: Tape) -> None:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from memexplore.gpu_catalogue import Gpu
 from memexplore.gpu_links import links_of
 from memexplore.virtual_gpu.dispatch.mode import VirtualMode
-from memexplore.virtual_gpu.dispatch.runner import CheckedWorks
-from memexplore.virtual_gpu.dispatch.work import Work, seconds_on
+from memexplore.virtual_gpu.dispatch.work import CheckedWorks, Work, seconds_on
 from memexplore.virtual_gpu.kernels.traffic import Traffic
 from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 

@@ -22,7 +22,7 @@ from memexplore.torch_internals.state import (
     PARAMETER_REGISTRATION_HOOKS,
 )
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
-from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, work
+from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, streams, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
 from memexplore.virtual_gpu.distributed import launch
 from memexplore.virtual_gpu.distributed import patches as distributed
@@ -43,6 +43,7 @@ from memexplore.virtual_gpu.patches import (
     user_classes,
     wrappers,
 )
+from memexplore.virtual_gpu.patches import streams as stream_patches
 from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
@@ -70,6 +71,10 @@ def turn_off() -> None:
     finally:
         # Once more for what an interrupt has left.
         install.restore()
+
+
+def _wait_for_current_stream() -> None:
+    stream_patches.finished(streams.current())
 
 
 def _plans_under(rules: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
@@ -174,6 +179,8 @@ class VirtualGpu:
             Keep(only_lift_cpu_tensors, set_only_lift_cpu_tensors),
             Call(partial(set_only_lift_cpu_tensors, True)),
             Call(partial(runner.set_active, self.mode), partial(runner.set_active, None)),
+            Call(streams.start),
+            Replace(values, "on_read", _wait_for_current_stream),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             Replace(state, "gpu_name", self.gpu.name),
@@ -210,12 +217,13 @@ class VirtualGpu:
         """Report every request of the block to `recorder`, after the blocks allocated when it begins."""
         for segment in self.allocator.snapshot():
             action = Action.SEGMENT_MAP if segment["is_expandable"] else Action.SEGMENT_ALLOC
-            recorder.segment(action, segment["address"], segment["total_size"])
-        for address in self.workspaces.kept.values():
-            recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE)
+            recorder.segment(action, segment["address"], segment["total_size"], segment["stream"])
+        for (_, stream), address in self.workspaces.kept.items():
+            recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE, stream=stream)
         placed = [storage for storage in list(live_storages.values()) if storage.address]
         for storage in sorted(placed, key=lambda storage: storage.address):
-            recorder.preexisting(storage.address, storage.size, storage.origin, tensor=storage.tensor)
+            stream = self.allocator.live[storage.address].free_set.stream
+            recorder.preexisting(storage.address, storage.size, storage.origin, tensor=storage.tensor, stream=stream)
         ends = underivable_ends(self.allocator.live.values())
         for address in ends:
             recorder.preexisting(address, 0, None)

@@ -135,14 +135,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_hex(16)
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--allow-root",
-        "--LabApp.expose_app_in_browser=True",
-    ]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += ["--LabApp.expose_app_in_browser=True"]
     command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     command += [f"--ServerApp.root_dir={base / 'root'}", f"--IdentityProvider.token={token}"]
     log = base / "server.log"

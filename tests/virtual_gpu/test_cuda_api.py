@@ -245,8 +245,8 @@ def test_a_block_on_a_stream_has_it_as_the_current_one():
         assert torch.cuda.current_stream() == stream
         assert torch._C._cuda_getCurrentRawStream(0) == stream.cuda_stream
         with torch.cuda.stream(None):
-            assert torch.cuda.current_stream() is stream
-    assert torch.cuda.current_stream() is default
+            assert torch.cuda.current_stream() == stream
+    assert torch.cuda.current_stream() == default
     assert stream.priority == -1
 
 

@@ -160,7 +160,7 @@ class _Unlimited:
         self._allocator = allocator
         self._addresses = itertools.count(_FIRST_ADDRESS, 512)
 
-    def malloc(self, size: int) -> int:
+    def malloc(self, size: int, stream: int = 0) -> int:
         """Return an address beyond the memory of any GPU."""
         return next(self._addresses)
 

@@ -40,6 +40,8 @@ def make_plan(
     set_hints = value_hints.rule(func, args)
     plan = Plan(outputs, returns, requests, uses_cublas, set_hints, plans.real_targets(func, args, kwargs, tensors))
     plan.work = work.of(func, args, kwargs, tensors, outputs)
+    to_host = bool(plan.real_targets) or any(type(output) is NewTensor and output.host for output in outputs)
+    plan.waits = to_host and plan.work is not None and plan.work.host and not kwargs.get("non_blocking", False)
     return plan
 
 

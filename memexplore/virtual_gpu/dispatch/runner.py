@@ -19,7 +19,7 @@ from memexplore.allocator import Allocator, OutOfMemory
 from memexplore.tape import Category
 from memexplore.tensor_text import dtype_of, shape_of, tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import plans
+from memexplore.virtual_gpu.dispatch import plans, streams
 from memexplore.virtual_gpu.dispatch.work import Work
 from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
@@ -39,7 +39,9 @@ from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storag
 class Observer(Protocol):
     """Receiver of memory events: a recorder. `func` and `args` are the op that runs, `index` the output."""
 
-    def alloc(self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str) -> None:
+    def alloc(
+        self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str, stream: int
+    ) -> None:
         """A block was allocated for a tensor of a shape and dtype (`tensor_text`), empty for another purpose."""
 
     def free(self, address: int, size: int) -> None:
@@ -51,8 +53,20 @@ class Observer(Protocol):
     def op(self, func: Any, args: Any) -> None:
         """An op of the forward or backward pass is about to run."""
 
-    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str) -> None:
+    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str, stream: int) -> None:
         """A request did not fit."""
+
+    def used_on(self, address: int, stream: int) -> None:
+        """A stream uses a block, as `Tensor.record_stream` says."""
+
+    def position(self) -> int:
+        """Return how much has been observed, for `ordered` and `finished`."""
+
+    def ordered(self, stream: int, other: int, until: int | None) -> None:
+        """A stream waits for another one's work up to a position, None for all so far."""
+
+    def finished(self, stream: int | None, until: int | None) -> None:
+        """The program waits for a stream's work up to a position; None: for all streams, for all so far."""
 
     def tag_at(self, address: int) -> Any:
         """Return what the observer knows about the contents of a block, or None."""
@@ -79,19 +93,6 @@ def _renew_lock() -> None:
 
 # Another thread may hold the lock while a process forks, such as a DataLoader's; in the child that thread is gone.
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-class CheckedWorks(list[Work]):
-    """Work of ops, with a function that is called before each append; an exception that it raises ends the run."""
-
-    def __init__(self, check: Callable[[], object]) -> None:
-        super().__init__()
-        self._check = check
-
-    def append(self, work: Work) -> None:
-        """Append the work of an op."""
-        self._check()
-        super().append(work)
 
 
 class PlanRunner:
@@ -195,6 +196,8 @@ class PlanRunner:
             results.append(result)
         if plan.set_hints is not None:
             plan.set_hints(tensors, results)
+        if plan.waits and self.observer is not None:
+            self.observer.finished(streams.current(), None)
         if plan.real_targets and not (values_known or self.keeps_real_targets):
             values.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
             for position in plan.real_targets:
@@ -285,11 +288,12 @@ class PlanRunner:
 
     def _allocate_if_it_fits(self, request: OptionalScratch, func: Any, args: Any) -> tuple[int, int]:
         """Return address and size, (-1, 0) where the request does not fit."""
+        stream = streams.current()
         self.busy = True
         try:
-            address = self.allocator.malloc(request.size)
+            address = self.allocator.malloc(request.size, stream)
             if self.observer is not None:
-                self.observer.alloc(address, request.size, func, args, 0, request.category, "")
+                self.observer.alloc(address, request.size, func, args, 0, request.category, "", stream)
         except OutOfMemory:
             return -1, 0
         finally:
@@ -299,22 +303,23 @@ class PlanRunner:
     def _keep_workspace(self, func: Any, args: Any) -> None:
         # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.
         handle = self.workspaces.handle() if current_autograd_node() is None else BACKWARD
-        size = self.workspaces.needed(handle)
+        key = handle, streams.current()
+        size = self.workspaces.needed(key)
         if size:
-            self.workspaces.keep(handle, self._allocate(size, func, args, 0, Category.WORKSPACE))
+            self.workspaces.keep(key, self._allocate(size, func, args, 0, Category.WORKSPACE))
 
     def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = "") -> int:
-        observer = self.observer
+        observer, stream = self.observer, streams.current()
         failure = ""
         self.busy = True
         try:
-            address = self.allocator.malloc(size)
+            address = self.allocator.malloc(size, stream)
             if observer is not None:
-                observer.alloc(address, size, func, args, index, category, tensor)
+                observer.alloc(address, size, func, args, index, category, tensor, stream)
         except OutOfMemory as error:
             failure = str(error)
             if observer is not None:
-                observer.out_of_memory(size, func, args, tensor)
+                observer.out_of_memory(size, func, args, tensor, stream)
         finally:
             self.busy = False
         if failure:

@@ -30,6 +30,19 @@ NONE = Work(0, 0, torch.float32, False)
 """The work of a view."""
 
 
+class CheckedWorks(list[Work]):
+    """Work of ops, with a function that is called before each append; an exception that it raises ends the run."""
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        super().__init__()
+        self._check = check
+
+    def append(self, work: Work) -> None:
+        """Append the work of an op."""
+        self._check()
+        super().append(work)
+
+
 LAUNCH = 5e-6
 """Least seconds of a kernel that is launched from Python, as in eager PyTorch."""
 PCIE = 24e9

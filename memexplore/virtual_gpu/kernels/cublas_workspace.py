@@ -1,7 +1,7 @@
 """cuBLAS workspaces: size by compute capability and torch release, and lifetime.
 
-Up to torch 2.14, each cuBLAS handle gets a workspace at its first matrix product and keeps it; from 2.15 on, each call
-allocates one and frees it (`Workspaces.transient`). A thread takes a handle and returns it when the thread ends.
+Up to torch 2.14, each cuBLAS handle gets a workspace at its first matrix product on a stream and keeps it; from 2.15
+on, each call allocates one and frees it (`Workspaces.transient`). A thread takes a handle and returns it when it ends.
 table.py lists the ops that use cuBLAS (`Kind.CUBLAS`). docs/allocator.md (section 13) states the rule with its sources:
 keep it up to date. Tests: tests/virtual_gpu/test_cublas_workspace.py.
 """
@@ -70,8 +70,8 @@ class Workspaces:
     def __init__(self, size: int, release: tuple[int, int]) -> None:
         self.size = size
         self.transient = release >= (2, 15)
-        self.kept: dict[int, int] = {}
-        """Handle -> address of its workspace."""
+        self.kept: dict[tuple[int, int], int] = {}
+        """Handle and stream -> address of their workspace."""
         self._handle = _Handle()
         self._owners: list[weakref.ref[threading.Thread]] = []
         """The thread that has each handle, or that had it last."""
@@ -93,13 +93,13 @@ class Workspaces:
             self._handle.number = len(self._owners) - 1
         return self._handle.number
 
-    def needed(self, handle: int) -> int:
-        """Return the bytes that a handle's next product allocates and keeps; 0 if it has a workspace or keeps none."""
-        return 0 if self.transient or handle in self.kept else self.size
+    def needed(self, key: tuple[int, int]) -> int:
+        """Return the bytes that the next product of a handle on a stream allocates and keeps, 0 for none."""
+        return 0 if self.transient or key in self.kept else self.size
 
-    def keep(self, handle: int, address: int) -> None:
-        """Record the address of a handle's workspace."""
-        self.kept[handle] = address
+    def keep(self, key: tuple[int, int], address: int) -> None:
+        """Record the address of the workspace of a handle and a stream."""
+        self.kept[key] = address
 
 
 def add_to_requests(

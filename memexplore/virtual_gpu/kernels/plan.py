@@ -88,7 +88,18 @@ Requests = list[Output | Scratch | OptionalScratch | Free]
 class Plan:
     """Outputs and memory requests of an op."""
 
-    __slots__ = ("notes", "outputs", "real_targets", "requests", "returns", "set_hints", "texts", "uses_cublas", "work")
+    __slots__ = (
+        "notes",
+        "outputs",
+        "real_targets",
+        "requests",
+        "returns",
+        "set_hints",
+        "texts",
+        "uses_cublas",
+        "waits",
+        "work",
+    )
 
     def __init__(
         self,
@@ -115,6 +126,8 @@ class Plan:
         """Positions of the real tensor arguments that the op writes to: they are filled with the virtual value 1."""
         self.notes: tuple[str, ...] = ()
         """Notes for the tape, such as that a workspace is an estimate."""
+        self.waits = False
+        """Whether the program waits until the stream of the op has finished."""
         self.work: Any = None
         """The op's `Work` (dispatch/work.py), None without a formula."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,12 +15,14 @@ import torch
 from memexplore.allocator import Allocator
 from memexplore.gpu_catalogue import Gpu
 from memexplore.torch_internals.cuda import CUDART, EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.patches import cuda_objects, streams
 from memexplore.virtual_gpu.patches.cuda_objects import Cudart, DeviceContext, Properties, refused
 from memexplore.virtual_gpu.patches.device_names import index_of
 from memexplore.virtual_gpu.tensors import local_device
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 
@@ -152,7 +155,7 @@ def functions(device: Device) -> dict[str, Any]:
         "is_bf16_supported": lambda including_emulation=True: including_emulation or properties.major >= 8,
         "get_arch_list": _always([f"sm_{properties.major}{properties.minor}"]),
         "can_device_access_peer": _always(False),
-        "synchronize": _of_device(_pass),
+        "synchronize": _of_device(partial(streams.finished, None)),
         "ipc_collect": _pass,
         "get_sync_debug_mode": lambda: sync_mode[0],
         "set_sync_debug_mode": set_sync_mode,
@@ -253,6 +256,10 @@ _DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value,
 
 
 def record_stream(tensor: Any, stream: Any) -> None:
-    """`Tensor.record_stream`: does nothing, because the virtual device runs in order."""
+    """`Tensor.record_stream`: the virtual device runs in order, so that a free never waits; recordings note the use."""
     if not isinstance(tensor, VirtualTensor):
         raise RuntimeError("record_stream needs a CUDA tensor")
+    running = runner.active()
+    ref = live_storages.get(storage_key(untyped_storage(tensor)))
+    if running is not None and running.observer is not None and ref is not None and ref.address:
+        running.observer.used_on(ref.address, stream.cuda_stream)

@@ -109,6 +109,15 @@ class _Marking:
     def op(self, func: Any, args: Any) -> None:
         """Ignore an op."""
 
+    def used_on(self, *use: Any) -> None:
+        """Ignore what another stream uses, and what the program waits for."""
+
+    ordered = finished = used_on
+
+    def position(self) -> int:
+        """Return that nothing was observed."""
+        return 0
+
     def tag_at(self, address: int) -> None:
         """Return that nothing is known about a block."""
 

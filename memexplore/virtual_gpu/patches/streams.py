@@ -1,26 +1,23 @@
 """Streams and events of `torch.cuda` on a virtual GPU, and `torch.Stream` and `torch.Event` for any device.
 
-The device runs all work in order, so that none is ever pending. The time between two events is the sum of the
-roofline times of the ops between them (`dispatch.work.seconds_on`), at least that of a launch.
+The device runs all work in order, so that none is ever pending; memory is requested from the pool of the current stream
+(`dispatch.streams`). The time between two events is the sum of the roofline times of the ops between them
+(`dispatch.work.seconds_on`), at least that of a launch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from memexplore.torch_internals.cuda import CUDA_DEVICE_TYPE
-from memexplore.virtual_gpu.dispatch import runner
+from memexplore.virtual_gpu.dispatch import runner, streams
 from memexplore.virtual_gpu.dispatch.work import LAUNCH
 from memexplore.virtual_gpu.patches.device_names import index_of
 from memexplore.virtual_gpu.tensors.tensor import DeviceState
-
-_numbers = itertools.count(1)
 
 
 class _OfTheGpu:
@@ -40,8 +37,10 @@ class VirtualStream(_OfTheGpu):
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         index_of(device)
         self.priority = priority
-        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else next(_numbers)
+        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else streams.new(priority)
         self.cuda_stream = self.native_handle = kwargs.get("stream_ptr", self.stream_id)
+        self._chosen: list[int | None] = []
+        """What was current before each `with` block of this stream that has not ended."""
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -55,12 +54,15 @@ class VirtualStream(_OfTheGpu):
 
     def synchronize(self) -> None:
         """Return at once: no work is pending."""
+        finished(self.cuda_stream)
 
     def wait_stream(self, stream: Any) -> None:
         """Return at once: no work is pending."""
+        _ordered(self.cuda_stream, stream.cuda_stream)
 
     def wait_event(self, event: Any) -> None:
         """Return at once: no work is pending."""
+        event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, by default a new one, and return it."""
@@ -77,10 +79,11 @@ class VirtualStream(_OfTheGpu):
         return False
 
     def __enter__(self) -> VirtualStream:
+        self._chosen.append(streams.choose(self.cuda_stream))
         return self
 
     def __exit__(self, *error: object) -> None:
-        pass
+        streams.choose(self._chosen.pop())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VirtualStream) and other.cuda_stream == self.cuda_stream
@@ -101,17 +104,26 @@ class VirtualEvent(_OfTheGpu):
         # torch.cuda.Event takes `enable_timing`, `blocking` and `interprocess` in this order, torch.Event the device.
         self.enable_timing = device if isinstance(device, bool) else enable_timing
         self._seconds: float | None = None
+        self._stream, self._position = streams.DEFAULT, 0
 
     def record(self, stream: Any = None) -> None:
         """Record the time of all work so far."""
         running = runner.active()
         self._seconds = running.time() if running is not None and self.enable_timing else 0.0
+        self._stream = streams.current() if stream is None else stream.cuda_stream
+        observer = _observer()
+        self._position = 0 if observer is None else observer.position() or 0
 
     def wait(self, stream: Any = None) -> None:
         """Return at once: no work is pending."""
+        if self._seconds is not None:
+            waiting = streams.current() if stream is None else stream.cuda_stream
+            _ordered(waiting, self._stream, self._position)
 
     def synchronize(self) -> None:
         """Return at once: no work is pending."""
+        if self._seconds is not None:
+            finished(self._stream, self._position)
 
     def query(self) -> bool:
         """Whether the event has happened."""
@@ -138,32 +150,44 @@ class VirtualEvent(_OfTheGpu):
         return cls()
 
 
-class _CurrentStream(threading.local):
-    def __init__(self, default: VirtualStream) -> None:
-        self.value = default
+def _observer() -> runner.Observer | None:
+    running = runner.active()
+    return None if running is None else running.observer
+
+
+def _ordered(stream: int, other: int, until: int | None = None) -> None:
+    observer = _observer()
+    if observer is not None:
+        observer.ordered(stream, other, until)
+
+
+def finished(stream: int | None, until: int | None = None) -> None:
+    """Tell the recording that the program waits for a stream, None for all; `until` as in `runner.Observer`."""
+    observer = _observer()
+    if observer is not None:
+        observer.finished(stream, until)
 
 
 def functions() -> dict[str, Any]:
     """Return the names of `torch.cuda` about streams and events, and their replacements."""
-    default = VirtualStream(stream_id=0)
-    current = _CurrentStream(default)
+    default = VirtualStream(stream_id=streams.DEFAULT)
 
     def current_stream(device: Any = None) -> VirtualStream:
         index_of(device)
-        return current.value
+        number = streams.current()
+        return default if number == streams.DEFAULT else VirtualStream(stream_id=number)
 
     def set_stream(stream: VirtualStream | None) -> None:
         if stream is not None:
-            current.value = stream
+            streams.choose(stream.cuda_stream)
 
     @contextlib.contextmanager
-    def on_stream(stream: VirtualStream | None = None) -> Iterator[None]:
-        before = current.value
-        set_stream(stream)
-        try:
+    def on_stream(stream: Any = None) -> Iterator[None]:
+        if stream is None:
             yield
-        finally:
-            current.value = before
+            return
+        with stream:
+            yield
 
     def external(pointer: int, device: Any = None, **kwargs: Any) -> VirtualStream:
         return VirtualStream(device, stream_ptr=pointer)

@@ -21,6 +21,7 @@ from memexplore.torch_internals import cuda as internal_cuda
 from memexplore.torch_internals import modules as internals
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.higher_order import HIGHER_ORDER_CALL
+from memexplore.virtual_gpu.dispatch import streams
 from memexplore.virtual_gpu.kernels import encoder, rnn
 from memexplore.virtual_gpu.patches import (
     autocast,
@@ -145,7 +146,7 @@ class _SaveOnCpu(torch.autograd.graph.save_on_cpu):
 
 
 def _run_backward() -> Callable[..., Any]:
-    return failed_backward.emptying_queue(internals.ENGINE_RUN_BACKWARD.value)
+    return streams.by_engine(failed_backward.emptying_queue(internals.ENGINE_RUN_BACKWARD.value))
 
 
 def _truncated_normal(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,10 @@ NO_DLPACK = (
 )
 
 
+def on_read() -> None:
+    """Do what follows from the program waiting for a value of the GPU; replaced while a virtual GPU is on."""
+
+
 def item(tensor: torch.Tensor) -> Any:
     """Return the value of a one-element virtual tensor.
 
@@ -36,6 +40,8 @@ def item(tensor: torch.Tensor) -> Any:
     """
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
+    if not getattr(tensor, "host", True):
+        on_read()
     known = known_values.of(tensor)
     if known is not None:
         return known.item()

@@ -58,3 +58,18 @@ def test_a_rank_that_the_group_does_not_have_is_refused(world, rank, reason):
     with pytest.raises(ValueError, match=reason):
         memexplore.virtual("H100", world=world, rank=rank)
     assert not torch.cuda.is_available()
+
+
+def test_a_function_is_simulated_as_one_rank():
+    seen = []
+
+    def train() -> None:
+        torch.distributed.init_process_group("nccl")
+        seen.append((torch.distributed.get_rank(), os.environ["LOCAL_RANK"]))
+        torch.ones(MIB, device="cuda")
+
+    memexplore.simulate(train, gpu="H100", world=16, rank=9)
+    # Rank 9 is the second one of the second node. A run out of memory runs again as the same rank.
+    with pytest.raises(ValueError, match="rank=9 needs the number of processes"):
+        memexplore.simulate(train, gpu="H100", rank=9)
+    assert seen == [(9, "1")]

@@ -1,0 +1,67 @@
+"""Peaks of a simulated run where frees that wait for another stream (`Tensor.record_stream`) end late.
+
+In: a tape on which every free ends at once, and when some of them end at the latest. Out: the higher reserved peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from memexplore.allocator.placement import placement_on
+from memexplore.allocator.replay import replay_placed
+from memexplore.analysis.curves import peak
+from memexplore.tape import Action, Tape
+from memexplore.units import size_text
+
+
+def late_tape(tape: Tape, ends: Mapping[int, int]) -> Tape:
+    """Return a tape where frees end later, replayed.
+
+    `ends` gives for a free, by its place among all FREE_REQUESTED rows, the row of `tape` before which it ends.
+
+    >>> rows = {"action": [Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.ALLOC],
+    ...         "address": [1, 1, 1, 1], "size": [100] * 4}
+    >>> later = late_tape(Tape.from_columns(rows), {0: 4})
+    >>> [Action(action).name for action in later.action if action != Action.SEGMENT_ALLOC]
+    ['ALLOC', 'FREE_REQUESTED', 'ALLOC', 'FREE_COMPLETED']
+
+    Raises ValueError for a tape without placed segments that begins with blocks, as `replay_placed` does.
+    """
+    requested = np.flatnonzero(tape.action == Action.FREE_REQUESTED)
+    place = np.arange(len(tape), dtype=float)
+    for number, row in ends.items():
+        # A free is two rows, the second of which is its end.
+        place[requested[number] + 1] = row - 0.5
+    return replay_placed(_with_own_addresses(tape)[np.argsort(place, kind="stable")], placement_on(tape.meta.os))
+
+
+def _with_own_addresses(tape: Tape) -> Tape:
+    """Return a tape on which no two blocks have an address in common: a block may be freed after another took it."""
+    address = tape.address.copy()
+    own: dict[int, int] = {}
+    for row, (action, before) in enumerate(zip(tape.action.tolist(), tape.address.tolist(), strict=True)):
+        if action in (Action.ALLOC, Action.PREEXISTING):
+            own[before] = row
+        if action in (Action.ALLOC, Action.PREEXISTING, Action.FREE_REQUESTED, Action.FREE_COMPLETED):
+            address[row] = own.get(before, before)
+    return tape.replace(address=address)
+
+
+def with_late_peak(tape: Tape, ends: Mapping[int, int]) -> Tape:
+    """Return a tape with `Meta.late_reserved` and a note on it, for frees that may end late (`late_tape`).
+
+    Where such a run would run out of memory, the peak is the one on a GPU without a limit.
+    """
+    own = peak(tape, "reserved")[0]
+    late = late_tape(tape, ends)
+    if np.any(late.action == Action.OOM):
+        late = late_tape(tape.replace(meta=tape.meta._replace(capacity=None)), ends)
+    highest = max(peak(late, "reserved")[0], own)
+    note = (
+        "the memory of tensors that another stream uses (record_stream, which FSDP 1 calls) is free again at once; a "
+        f"GPU that lags behind the program reserves up to {size_text(highest)} instead of {size_text(own)}"
+    )
+    notes = tape.meta.notes if highest == own else (*tape.meta.notes, note)
+    return tape.replace(meta=tape.meta._replace(late_reserved=highest, notes=notes))

@@ -1,0 +1,70 @@
+"""`memexplore lab`: JupyterLab on the first notebook of the course.
+
+In a checkout the notebooks lie beside the package. A wheel has them inside of the package, where nobody should write:
+they are copied into a folder below the working directory, and a notebook that is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import memexplore
+from memexplore.cli.options import ERROR, INTERRUPTED
+from memexplore.doctor import INSTALL_LAB
+
+FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
+COPIES = "memexplore-notebooks"
+"""Folder for the notebooks of a wheel."""
+_PACKAGE = pathlib.Path(memexplore.__file__).parent
+
+
+def first_notebook() -> pathlib.Path | None:
+    """Return the first notebook, of a checkout or copied from the wheel; None without one."""
+    beside, below = (folder / "notebooks" for folder in (_PACKAGE.parent, pathlib.Path.cwd()))
+    for folder in (beside, below):
+        if (folder / FIRST_NOTEBOOK).is_file():
+            return folder / FIRST_NOTEBOOK
+    packed = _PACKAGE / "notebooks"
+    return copied(packed, pathlib.Path.cwd() / COPIES) / FIRST_NOTEBOOK if packed.is_dir() else None
+
+
+def copied(packed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Copy the notebooks and their images into a folder and return it; files that are there already stay."""
+    for source in sorted(packed.rglob("*")):
+        target = folder / source.relative_to(packed)
+        if source.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    return folder
+
+
+def lab(arguments: list[str]) -> int:
+    """Open JupyterLab; `arguments` are its own. Return an exit status."""
+    missing = [name for name in ("jupyterlab", "ipykernel") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"memexplore lab needs {' and '.join(missing)}: {INSTALL_LAB}", file=sys.stderr)
+        return ERROR
+    try:
+        notebook = first_notebook()
+    except OSError as error:
+        print(f"memexplore lab cannot copy its notebooks to this folder ({error}): run it in another", file=sys.stderr)
+        return ERROR
+    if notebook is None:
+        print(
+            f"memexplore lab found no notebooks/{FIRST_NOTEBOOK}: run it in a checkout of memexplore, "
+            f"installed with {INSTALL_LAB}",
+            file=sys.stderr,
+        )
+        return ERROR
+    # JupyterLab refuses to run as root without --allow-root, and in a container root is often the only user.
+    as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments
+    command = [sys.executable, "-m", "jupyterlab", str(notebook), *(["--allow-root"] if as_root else []), *arguments]
+    with contextlib.suppress(KeyboardInterrupt):
+        return subprocess.call(command)
+    return INTERRUPTED
