@@ -13,6 +13,8 @@ from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
 FSDP = (Strategy.FSDP2, Strategy.FSDP2_NO_RESHARD, Strategy.HSDP)
 """Strategies that shard the parameters by `fully_shard`."""
+DIMENSIONS = ("replicate", "shard", "tensor")
+"""Names of the dimensions of a device mesh, in the order of `Layout`."""
 ON_ONE_GPU: dict[str, Any] = {
     "gpus": None,
     "strategy": Strategy.AS_WRITTEN,

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memexplore.knobs.checkpoints.blocks import blocks
+from memexplore.knobs.checkpoints.blocks import Block, blocks
 from memexplore.knobs.choices import FsdpOffload, FsdpPrecision, Precision, Strategy
 from memexplore.knobs.facts import Change, Count, Unit
 from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.layouts import FSDP, Layout, layout_of, several, strategy_of
+from memexplore.knobs.layouts import DIMENSIONS, FSDP, Layout, layout_of, several, strategy_of
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.steps import optimizers, tensor_parallel
@@ -30,8 +30,6 @@ from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 _CUDA = torch.device("cuda")
 _TENSOR = "tensor"
-_DIMENSIONS = ("replicate", "shard", _TENSOR)
-"""Names of the dimensions of a device mesh, in the order of `Layout`."""
 
 
 class Parallel(NamedTuple):
@@ -66,7 +64,8 @@ def wrapped(
     strategy = strategy_of(knobs)
     if knobs.precision is Precision.ALL_BF16:
         model.to(torch.bfloat16)
-    layout = layout_of(knobs)
+    # Before adapters make one block differ from the others.
+    layout, units = layout_of(knobs), blocks(model)
     if strategy not in FSDP and layout.tensor == 1:
         model.to("cuda")
     applied = apply()
@@ -78,7 +77,7 @@ def wrapped(
         tensor_parallel.share_layers(model, mesh[_TENSOR])
     if strategy not in FSDP and layout.tensor > 1:
         tensor_parallel.move_others(model)
-    count = _shard(model, knobs, mesh) if strategy in FSDP else None
+    count = _shard(model, units, knobs, mesh) if strategy in FSDP else None
     called = model
     if strategy in (Strategy.DDP, Strategy.ZERO_1) and any(one.requires_grad for one in model.parameters()):
         called = replicated(model)
@@ -240,11 +239,11 @@ def _mesh(layout: Layout) -> Any:
     """Return the device mesh of a layout, without the dimensions of size 1."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    sizes = {name: size for name, size in zip(_DIMENSIONS, layout, strict=True) if size > 1}
+    sizes = {name: size for name, size in zip(DIMENSIONS, layout, strict=True) if size > 1}
     return init_device_mesh("cuda", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def _shard(model: nn.Module, knobs: Knobs, mesh: Any) -> Count:
+def _shard(model: nn.Module, units: tuple[Block, ...], knobs: Knobs, mesh: Any) -> Count:
     """Wrap every repeated block and then the model by `fully_shard`; the shards are on the GPU, or on the CPU."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -257,9 +256,8 @@ def _shard(model: nn.Module, knobs: Knobs, mesh: Any) -> Count:
         options["offload_policy"] = CPUOffloadPolicy()
     if knobs.strategy is Strategy.FSDP2_NO_RESHARD:
         options["reshard_after_forward"] = False
-    found = blocks(model)
-    for block in found:
+    for block in units:
         modules = [model.get_submodule(name) for name in block.names]
         fully_shard(modules if len(modules) > 1 else modules[0], **options)
     fully_shard(model, **options)
-    return Count(Unit.BLOCK, len(found), len(found))
+    return Count(Unit.BLOCK, len(units), len(units))

@@ -108,9 +108,8 @@ class PlanRunner:
         self.workspaces = workspaces
         self.observer: Observer | None = None
         self.work_log: list[Work] | None = None
-        """Gets the work of every op."""
-        self.traffic_log: list[Any] | None = None
-        """Gets the `kernels.traffic.Traffic` of every collective."""
+        """Gets the work of every op, `traffic_log` what every collective sends."""
+        self.traffic_log: list[traffic.Traffic] | None = None
         self.seconds_of: Callable[[Work], float] = lambda work: 0.0
         self._sizes: dict[int, int] = {}
         """Address -> bytes of the blocks that belong to no tensor."""
