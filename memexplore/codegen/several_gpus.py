@@ -41,7 +41,8 @@ def start_lines(knobs: Knobs) -> Iterator[str]:
         return
     nodes = -(-gpus // GPUS_OF_A_NODE)
     if nodes > 1:
-        yield f"# Start it on each of {nodes} nodes: torchrun --nnodes {nodes} --nproc-per-node {gpus // nodes} train.py"
+        command = f"torchrun --nnodes {nodes} --nproc-per-node {gpus // nodes} train.py"
+        yield f"# Start it on each of {nodes} nodes: {command}"
     else:
         yield f"# Start it by: torchrun --nproc-per-node {gpus} train.py"
     if layout_of(knobs).data_parallel > 1:
@@ -54,13 +55,15 @@ def wrap_lines(model: nn.Module | None, knobs: Knobs) -> Iterator[str]:
     """Yield the lines that wrap the model; parameters of a sharded model are new, so the optimizer comes after them.
 
     >>> print(*wrap_lines(None, Knobs(gpus=2)), sep="\\n")
-    model = torch.nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[torch.cuda.current_device()])
+    from torch.nn.parallel import DistributedDataParallel
+    model = DistributedDataParallel(model.cuda(), device_ids=[torch.cuda.current_device()])
     """
     if not several(knobs):
         return
     strategy, layout = strategy_of(knobs), layout_of(knobs)
     if strategy in (Strategy.DDP, Strategy.ZERO_1):
-        yield "model = torch.nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[torch.cuda.current_device()])"
+        yield "from torch.nn.parallel import DistributedDataParallel"
+        yield "model = DistributedDataParallel(model.cuda(), device_ids=[torch.cuda.current_device()])"
         if (knobs.accumulation or 1) > 1:
             yield "# Run all micro-batches of a step but the last inside of `with model.no_sync():`."
         return

@@ -94,7 +94,7 @@ STRATEGY_NAMES: dict[enum.Enum, str] = {
 
 def _strategy(change: Change) -> str:
     count = change.count_of(Unit.BLOCK)
-    return STRATEGY_NAMES[change.value] + (f" of {counted(count.number, 'block')}" if count is not None else "")
+    return STRATEGY_NAMES[change.value] + (f" of {counted(count.number, 'block')}" if count and count.number else "")
 
 
 def _number(change: Change, unit: Unit) -> int:

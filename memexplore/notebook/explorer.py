@@ -15,10 +15,10 @@ from memexplore.notebook.explorer_search import Search, StartSearch
 from memexplore.notebook.explorer_state import State
 from memexplore.notebook.idle_work import IdleWork
 from memexplore.notebook.knob import Knob
+from memexplore.notebook.knob_table import why_not_now
 from memexplore.notebook.layers import Layers
 from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.results import Result, Run, RunCancelled, failing_knob, forget_old, run_ahead
-from memexplore.notebook.several_gpus_knobs import why_not_several
 from memexplore.notebook.view import View
 from memexplore.steps import sentences
 from memexplore.steps.step import Step
@@ -344,8 +344,7 @@ class Explorer:
 
     def _reasons(self, knobs: Knobs) -> dict[str, str]:
         """Return why knobs cannot be set now, by name."""
-        lora = {} if knobs.lora else {"lora_rank": "No layer has LoRA"}
-        return lora | why_not_several(knobs) | self._static_reasons
+        return why_not_now(knobs) | self._static_reasons
 
     # -- search, and tabs whose rows are settings
 

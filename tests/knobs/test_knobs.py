@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memexplore.knobs.conflicts import conflicts
 from memexplore.knobs.knobs import (
     Checkpoint,
     CheckpointKind,
@@ -24,7 +25,6 @@ from memexplore.knobs.knobs import (
     Precision,
     Update,
     ZeroGrad,
-    conflicts,
 )
 
 names = st.lists(st.from_regex(r"[a-z_]{1,8}(\.[a-z0-9_]{1,5}){0,2}", fullmatch=True), min_size=1, max_size=3).map(
