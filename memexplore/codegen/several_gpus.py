@@ -70,7 +70,7 @@ def wrap_lines(model: nn.Module | None, knobs: Knobs) -> Iterator[str]:
     sizes = {name: size for name, size in zip(DIMENSIONS, layout, strict=True) if size > 1}
     yield "from torch.distributed.device_mesh import init_device_mesh"
     yield f'mesh = init_device_mesh("cuda", {tuple(sizes.values())}, mesh_dim_names={tuple(sizes)})'
-    if layout.tensor > 1:
+    if (knobs.tensor_parallel or 1) > 1:
         yield from _shared_layers(model)
     if strategy not in FSDP:
         yield "model.cuda()  # what no other GPU shares"

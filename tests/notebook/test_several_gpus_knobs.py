@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from memexplore.knobs.knobs import Knobs, Strategy
+from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.several_gpus_knobs import several_gpus_knobs, why_not_several
 from memexplore.steps.step import Step
@@ -33,6 +34,6 @@ def test_an_explorer_runs_several_gpus_and_hides_what_does_not_apply() -> None:
     step = Step(torch.nn.Linear(512, 512), torch.zeros(8, 512), loss=torch.mean)
     explorer = explore(step, gpu="T4")
     explorer.knobs = Knobs(gpus=2, strategy=Strategy.FSDP2)
-    assert explorer.trial.applied.texts == ("2 GPUs", "FSDP2 of 0 blocks")
-    assert "tensor-parallel plan" in str(explorer.view.explorer["hidden"])
-    assert "fully_shard(model" in explorer.code
+    assert explorer.trial.applied.texts == ("2 GPUs", "FSDP2")
+    assert "tensor-parallel plan" in str(explorer.message()["hidden"])
+    assert "fully_shard(model" in explorer.view._tabs[tabs.CODE]["text"]
