@@ -21,9 +21,10 @@ def late_tape(tape: Tape, ends: Mapping[int, int]) -> Tape:
 
     `ends` gives for a free, by its place among all FREE_REQUESTED rows, the row of `tape` before which it ends.
 
+    >>> from memexplore.tape import Meta, Source
     >>> rows = {"action": [Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.ALLOC],
     ...         "address": [1, 1, 1, 1], "size": [100] * 4}
-    >>> later = late_tape(Tape.from_columns(rows), {0: 4})
+    >>> later = late_tape(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "T4")), {0: 4})
     >>> [Action(action).name for action in later.action if action != Action.SEGMENT_ALLOC]
     ['ALLOC', 'FREE_REQUESTED', 'ALLOC', 'FREE_COMPLETED']
 

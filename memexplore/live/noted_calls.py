@@ -30,22 +30,6 @@ def noting_calls(call: Callable[..., Any], watcher: Watcher) -> Callable[..., An
     return noting
 
 
-def noting_resizes(resize: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
-    """Return `UntypedStorage.resize_`, which also notes the storage in a step that is recorded: no mode sees it."""
-
-    @functools.wraps(resize)
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recording = watcher.recording
-        if recording is None or recording.mode is None or self.device != recording.mode.device:
-            return resize(self, *args, **kwargs)
-        address, size = self.data_ptr(), self.nbytes()
-        result = resize(self, *args, **kwargs)
-        recording.mode.resized(self, address, size)
-        return result
-
-    return noting
-
-
 def noting_skips(step: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
     """Return `GradScaler.step`, which also notes that it did not call the optimizer's step."""
 

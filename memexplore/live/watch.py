@@ -22,13 +22,14 @@ import torch
 
 from memexplore.live.counters import counters_of
 from memexplore.live.live import Live, Overhead, State
-from memexplore.live.noted_calls import noting_calls, noting_resizes, noting_skips
+from memexplore.live.noted_calls import noting_calls, noting_skips
 from memexplore.live.optimizers import unwrapped
 from memexplore.live.rank_folder import writer_of
 from memexplore.live.recording import Recording
 from memexplore.live.schedule import Schedule
 from memexplore.live.watcher import Watcher
 from memexplore.recorder import endings
+from memexplore.recorder.real_device import RealMode, noting_resizes
 from memexplore.runs.writer import Writer
 from memexplore.tape import Ending
 from memexplore.torch_internals import check
@@ -98,7 +99,7 @@ class Session:
             Insert(OPTIMIZER_PRE_HOOKS, KEY, watcher.before_optimizer),
             Insert(OPTIMIZER_POST_HOOKS, KEY, self._after_optimizer),
             Replace(torch.amp.GradScaler, "step", noting_skips(torch.amp.GradScaler.step, watcher)),
-            Replace(torch.UntypedStorage, "resize_", noting_resizes(torch.UntypedStorage.resize_, watcher)),
+            Replace(torch.UntypedStorage, "resize_", noting_resizes(torch.UntypedStorage.resize_, self._mode)),
             *(
                 Replace(kind, name, noting_calls(getattr(kind, name), watcher))
                 for kind in self._kinds()
@@ -106,6 +107,10 @@ class Session:
                 if hasattr(kind, name)
             ),
         ]
+
+    def _mode(self) -> RealMode | None:
+        recording = self.watcher.recording
+        return None if recording is None else recording.mode
 
     def _call_patches(self) -> list[Patch]:
         watcher = self.watcher

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from memexplore.tensor_text import tensor_text
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, FakeTensor, TorchDispatchMode
 from memexplore.torch_internals.tensors import base_of, storage_key, storage_use_count, untyped_storage
 from memexplore.units import size_text
+from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
 _UNKNOWN = Category.UNKNOWN
+_Storage = torch.UntypedStorage
 # `torch.tensor` fills its memory without the dispatcher and passes it in by this op.
 _LIFT = torch.ops.aten.lift_fresh.default
 _STORAGE = torch.UntypedStorage(1)
@@ -81,6 +84,9 @@ class RealMode(TorchDispatchMode):
     def _record_output(
         self, output: torch.Tensor, func: Any, args: Any, index: int, arguments: dict[int, torch.Tensor] | None = None
     ) -> None:
+        if hasattr(output, FLATTEN):
+            # A tensor around others, such as a result that a collective of DTensor has not received yet.
+            return
         try:
             storage = untyped_storage(output)
         except NotImplementedError:  # sparse tensors and wrappers have none
@@ -161,6 +167,22 @@ class RealMode(TorchDispatchMode):
             del self.live[ref.key]
             if ref.size:
                 self.recorder.free(ref.address, ref.size)
+
+
+def noting_resizes(resize: Callable[..., Any], running: Callable[[], RealMode | None]) -> Callable[..., Any]:
+    """Return `UntypedStorage.resize_`, which also notes the storage in the running mode: no mode sees it."""
+
+    @functools.wraps(resize)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = running()
+        if mode is None or self.device != mode.device:
+            return resize(self, *args, **kwargs)
+        address, size = self.data_ptr(), self.nbytes()
+        result = resize(self, *args, **kwargs)
+        mode.resized(self, address, size)
+        return result
+
+    return noting
 
 
 class CudaMode(RealMode):
@@ -260,8 +282,14 @@ class RealDevice:
     def watch(self) -> Iterator[None]:
         """Record the block; on a GPU the history of the allocator is recorded as well."""
         if self.device.type == "cpu":
-            with self.mode:
-                yield
+            resize = Replace(_Storage, "resize_", noting_resizes(_Storage.resize_, lambda: self.mode))
+            undo = resize.undo()
+            try:
+                resize.install()
+                with self.mode:
+                    yield
+            finally:
+                undo()
             return
         with cuda.history(self.device) as read_history:
             try:

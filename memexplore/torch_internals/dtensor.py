@@ -5,13 +5,36 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from memexplore.torch_internals.table import look_up, replaceable
+from memexplore.torch_internals.table import look_up, look_up_or_none, replaceable
 
 _NO_SHARDS = "FSDP2 and tensor parallelism on a virtual GPU"
 
 DTensor: Any = look_up("torch.distributed.tensor.DTensor", "says the device of its local tensor", _NO_SHARDS)
 AsyncCollectiveTensor: Any = look_up(
     "torch.distributed._functional_collectives.AsyncCollectiveTensor", "says the device of its tensor", _NO_SHARDS
+)
+
+
+def _op(name: str, why: str, if_missing: str) -> tuple[Any, ...]:
+    """Return an op of functional collectives, as a tuple: empty in a release without it."""
+    found = look_up_or_none(f"torch.ops._c10d_functional.{name}", why, if_missing, needed=lambda: False)
+    return () if found is None else (found.default,)
+
+
+WAIT_TENSOR = _op(
+    "wait_tensor",
+    "returns the output of a collective itself; its schema says another tensor",
+    "the output of a functional collective is requested twice",
+)
+WRAP_TENSOR = _op(
+    "_wrap_tensor_autograd",
+    "puts the output of a collective into an AsyncCollectiveTensor; its rule for fake tensors makes a copy",
+    "the output of a functional collective is requested twice",
+)
+SHARDED_PARAMETER: Any = look_up(
+    "torch.distributed.fsdp._fully_shard._fsdp_param",
+    "asks by `type(...) is torch.Tensor` whether a shard that was padded is padded still",
+    "FSDP2 on a virtual GPU requests uneven shards once more than on a real one",
 )
 PROPAGATE = replaceable(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",

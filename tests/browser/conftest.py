@@ -327,7 +327,7 @@ class Notebook:
         self.page.evaluate(
             """async () => {
                 const busy = () => document.querySelector('.memexplore[aria-busy=true]');
-                const end = Date.now() + 30_000;
+                const end = Date.now() + 60_000;
                 for (let quiet = 0; quiet < 5; quiet = busy() ? 0 : quiet + 1) {
                     if (Date.now() > end) throw new Error('a view is still busy');
                     await new Promise(done => setTimeout(() => requestAnimationFrame(done), 40));
@@ -358,7 +358,7 @@ def notebook(
     (lab.settings / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").unlink(missing_ok=True)
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(60_000)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)) if str(error) != _LATE else None)
     opened: list[Notebook] = []

@@ -6,11 +6,11 @@ import re
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import expect
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.sentences import percent_text
 from tests.browser.explored import GRAPH, choose, hold, knob, ran, reset, wait_for
+from tests.browser.waiting import expect
 
 pytestmark = pytest.mark.browser
 
@@ -133,11 +133,12 @@ def test_a_setting_that_fails_is_taken_back_with_the_reason_beside_it(explored: 
     choose(explored, "Precision", "bf16 autocast")
     wait_for(explored, Knobs(precision="bf16"))
     line = knob(explored, "Freeze")
+    explored.settle()
     top = explored.page.evaluate(f"() => {GRAPH}.getBoundingClientRect().top")
     line.fill("nowhere")
     line.press("Enter")
     problem = explored.page.locator("[data-field=frozen] .memexplore-knob-problem")
-    expect(problem).to_contain_text("nowhere", timeout=30_000)
+    expect(problem).to_contain_text("nowhere")
     # Nothing has moved, and nothing but the field that failed is taken back.
     assert explored.page.evaluate(f"() => {GRAPH}.getBoundingClientRect().top") == top
     wait_for(explored, Knobs(precision="bf16"))
@@ -256,7 +257,9 @@ def test_lines_can_be_copied(explored: Any) -> None:
     wait_for(explored, Knobs(optimizer="SGD"))
     explored.settle()
     page.get_by_role("tab", name="Code", exact=True).click()
-    shown = page.wait_for_selector(".memexplore-code").inner_text().split("\n")
+    # The tabs follow the tables, after which the page is no longer busy.
+    page.wait_for_function("() => document.querySelector('.memexplore-code')?.textContent.includes('torch.optim.SGD(')")
+    shown = page.locator(".memexplore-code").inner_text().split("\n")
     page.get_by_role("button", name="Copy", exact=True).click()
     page.get_by_role("button", name="Copied", exact=True).wait_for()
     copied = page.evaluate("() => navigator.clipboard.readText()").strip().split("\n")
@@ -351,6 +354,8 @@ def test_code_breaks_no_name(explored: Any) -> None:
     wait_for(explored, Knobs(batch=32))
     explored.settle()
     explored.page.get_by_role("tab", name="Code", exact=True).click()
+    # The tabs follow the tables, after which the page is no longer busy.
+    explored.page.wait_for_function("() => document.querySelectorAll('.memexplore-code > span').length > 2")
     heights = explored.page.evaluate(
         """() => [...document.querySelectorAll('.memexplore-code > span')]
             .map(line => line.getBoundingClientRect().height)"""

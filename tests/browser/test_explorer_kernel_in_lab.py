@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 import memexplore as mx
 from memexplore.knobs.knobs import Knobs
-from tests.browser.explored import DRAWN, SET_UP, hold, knob, wait_for
+from tests.browser.explored import DRAWN, SET_UP, expected, hold, knob, wait_for
+from tests.browser.waiting import wait_for_output
 
 pytestmark = pytest.mark.browser
 
@@ -26,18 +28,29 @@ from memexplore.notebook.explorer import Explorer
 explorer = next(one for one in gc.get_objects() if type(one) is Explorer)
 state = explorer._state
 print(explorer.trial.knobs, state.number == state.drawn_number, len(explorer.history))"""
-DURING = """before = explorer._state.number
-time.sleep(2)
-print(explorer._state.number - before)"""
 KERNELS = ["newest", "6.31.0", "7.3.0"]
 VALUE = "() => document.querySelector('[data-field^=variables] output').textContent"
 
 
+def during(pressed: pathlib.Path, seconds: float) -> str:
+    """A cell that, once a file exists, ends when another setting is requested, or after some seconds."""
+    return f"""import os
+before = explorer._state.number
+print('began')
+while not os.path.exists({str(pressed)!r}):
+    time.sleep(0.05)
+end = time.monotonic() + {seconds}
+while explorer._state.number == before and time.monotonic() < end:
+    time.sleep(0.05)
+print(explorer._state.number - before)"""
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_held_key_ends_with_slider_and_picture_of_the_same_setting(
-    notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str
+    notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str, tmp_path: pathlib.Path
 ) -> None:
-    cells = ["import torch, time\n%load_ext memexplore", CELL, SHOWN, DURING]
+    pressed, reads = tmp_path / "pressed", not kernel.startswith("6.")
+    cells = ["import torch, time\n%load_ext memexplore", CELL, SHOWN, during(pressed, 60 if reads else 2)]
     book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
     book.run(0)
     book.run(1)
@@ -59,11 +72,11 @@ def test_held_key_ends_with_slider_and_picture_of_the_same_setting(
     assert book.text(2) == "batch = 160 True 2\n"
     # During a cell the setting is requested, from ipykernel 7 on, and drawn after its end.
     book.start(3)
-    # the cell is in its first statement by then, and sleeps for two seconds
-    book.page.wait_for_timeout(700)
+    wait_for_output(book, 3, "began")
     slider.press("ArrowRight")
+    pressed.touch()
     book.wait(3)
-    assert book.text(3) == ("0\n" if kernel.startswith("6.") else "1\n")
+    assert book.text(3) == f"began\n{int(reads)}\n"
     book.settle()
     assert book.page.evaluate(VALUE) == "176"
     book.run(2)
@@ -165,6 +178,7 @@ def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -
     book.settle()
     page, total = book.page, book.page.locator(".memexplore-layer-size").first
     before = total.inner_text()
+    expected(Knobs(batch=32))  # computed before the 4 seconds begin
     knob(book, "Batch").press("ArrowLeft")
     wait_for(book, Knobs(batch=32))
     # The timeline is that of 32 samples, the layers are still those of 64.

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
+import nbformat
 import pytest
+
+from tests.browser.waiting import expect
 
 pytestmark = pytest.mark.browser
 
@@ -33,10 +37,14 @@ ROWS = """import json
 table = live.steps()
 print(json.dumps([table['step'].tolist(), table['peak_allocated'].tolist()]))"""
 HEADLINE = ".memexplore-run-headline"
+NUMBER = f"Number(document.querySelector('{HEADLINE}')?.textContent.split(' ')[1]?.replace(',', ''))"
 GRAPH = "const graph = document.querySelector('.memexplore-history');"
 PEAKS = f"() => {{ {GRAPH} return graph.figure?.data.find(trace => trace.name === 'peak').y.length ?? 0 }}"
 TRACE = f"""name => {{ {GRAPH}
     const trace = graph.figure.data.find(trace => trace.name === name); return [[...trace.x], [...trace.y]] }}"""
+# The history from its begin: a column has at most as many steps as there are hundreds of steps.
+FROM_BEGIN = f"() => {{ {GRAPH} return graph.figure?.data.find(trace => trace.name === 'peak').x[0] < 20 }}"
+CHANGED = f"() => {{ {GRAPH} return graph.figure?.data.find(trace => trace.name === 'setting changed').x.length }}"
 
 
 def loop_until(done: pathlib.Path, batch: int = 64) -> str:
@@ -60,12 +68,13 @@ def number_of(book: Any) -> int:
 
 
 def wait_for_steps(book: Any, count: int) -> None:
-    book.page.wait_for_function(
-        f"""count => Number(
-            document.querySelector('{HEADLINE}')?.textContent.split(' ')[1]?.replace(',', '')) >= count""",
-        arg=count,
-        timeout=60_000,
-    )
+    book.page.wait_for_function(f"count => {NUMBER} >= count", arg=count, timeout=60_000)
+
+
+def another_number(book: Any, seen: list[int]) -> int:
+    """Wait until the newest step on the page is none of these, and return it."""
+    book.page.wait_for_function(f"seen => !seen.includes({NUMBER})", arg=seen)
+    return number_of(book)
 
 
 def shot(book: Any, name: str) -> None:
@@ -77,21 +86,22 @@ def shot(book: Any, name: str) -> None:
 def test_five_hundred_steps_stream_and_the_figure_equals_the_run(
     notebook: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:
-    drawn = tmp_path / "drawn"
-    wait = f"        while number == 20 and not os.path.exists({str(drawn)!r}):\n            time.sleep(0.01)"
+    # On numbers 20, 60, 100 and so on the run waits for a slow page to have shown 1, 2, 3 and so on of its steps.
+    wait = f"""        if number % 40 == 20 and number < 400:
+            while not os.path.exists(os.path.join({str(tmp_path)!r}, str(number // 40 + 1))):
+                time.sleep(0.01)"""
     book = open_loop(notebook, f"import os\n{LOOP}\n{wait}", ROWS, "print(live.recorded[-1])")
     book.start(3)
     wait_for_steps(book, 20)
-    drawn.touch()
-    seen = set()
-    while book.state(3) == "running" and len(seen) < 10:
-        seen.add(number_of(book))
-        book.page.wait_for_timeout(150)
-    assert len(seen) == 10  # the page moved while the cell ran
+    seen: list[int] = []
+    while len(seen) < 10:
+        seen.append(another_number(book, seen))
+        assert book.state(3) == "running"  # the page moved while the cell ran
+        (tmp_path / str(len(seen))).touch()
     shot(book, "streaming")
     book.wait(3)
     wait_for_steps(book, 500)
-    assert book.page.locator(".memexplore-run-title").inner_text() == "Ended"
+    expect(book.page.locator(".memexplore-run-title")).to_have_text("Ended")
     book.settle()
     book.run(4)
     steps, peaks = json.loads(book.text(4))
@@ -126,8 +136,7 @@ def test_pause_and_a_reload_lose_nothing(notebook: Callable[..., Any], tmp_path:
     book.open_without_kernel()
     done.touch()  # JupyterLab finds the widgets of a kernel when its cell has ended
     wait_for_steps(book, paused + 20)
-    # The history from its begin: a column has at most as many steps as there are hundreds of steps.
-    assert book.page.evaluate(TRACE, "peak")[0][0] < 20
+    book.page.wait_for_function(FROM_BEGIN)
     book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
     book.run(4)
     assert book.text(4) == "ended\n"
@@ -142,22 +151,20 @@ def test_a_page_reloaded_in_the_middle_streams_again(notebook: Callable[..., Any
     newest = number_of(book)
     book.open_without_kernel()
     wait_for_steps(book, newest + 100)  # the cell runs until `done` exists
-    # The history from its begin: a column has at most as many steps as there are hundreds of steps.
-    assert book.page.evaluate(TRACE, "peak")[0][0] < 20
+    book.page.wait_for_function(FROM_BEGIN)
     assert book.page.locator(".memexplore-timeline .main-svg").first.is_visible()
     # The buttons act, and so do the knobs.
     book.page.get_by_role("button", name="Pause", exact=True).click()
     book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
     book.page.get_by_role("button", name="Resume", exact=True).click()
     book.page.locator("[data-field=checkpoint] select").select_option(label="every block")
-    book.page.wait_for_function(f"""() => {{ {GRAPH}
-        return graph.figure.data.find(trace => trace.name === 'setting changed').x.length }}""")
+    book.page.wait_for_function(CHANGED)
     shot(book, "reloaded")
     done.touch()
     book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
     book.run(4)
     assert book.text(4) == "ended ['applied']\n"
-    assert book.page.locator(".memexplore").count() == 1
+    expect(book.page.locator(".memexplore")).to_have_count(1)
 
 
 def test_a_page_reloaded_before_its_notebook_was_saved_streams_again(
@@ -170,7 +177,8 @@ def test_a_page_reloaded_before_its_notebook_was_saved_streams_again(
     wait_for_steps(book, 10)
     newest = number_of(book)
     book.open_without_kernel()
-    assert book.outputs(3) == []
+    # The page has the outputs of the file only until the kernel reaches it, some seconds after its connection.
+    assert nbformat.read(book.lab.root / book.name, as_version=4).cells[3].outputs == []
     is_changed = f"() => {{ {book.CURRENT} return panel.context.model.dirty }}"
     assert not book.page.evaluate(is_changed)
     wait_for_steps(book, newest + 20)
@@ -178,6 +186,11 @@ def test_a_page_reloaded_before_its_notebook_was_saved_streams_again(
     book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
     done.touch()
     book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Ended'")
+    # The kernel replaces the image after the message to the page.
+    book.page.wait_for_function(
+        f"""() => {{ {book.CURRENT} const [, image] = panel.content.widgets[3].model.outputs.toJSON();
+            return JSON.stringify(image ?? '').includes(document.querySelector('{HEADLINE}').textContent) }}"""
+    )
     last = book.page.locator(HEADLINE).inner_text()
     # What a notebook without a kernel shows is the end too, and the page does not write the file unasked.
     widget, image = book.outputs(3)
@@ -216,7 +229,8 @@ def test_a_line_opens_to_the_page_while_the_run_goes_on(notebook: Callable[..., 
     assert not book.page.locator(".memexplore-timeline").is_visible()
     shot(book, "line")
     book.page.set_viewport_size({"width": 800, "height": 1000})
-    book.settle()
+    # A page that a run moves on may never be quiet.
+    book.page.wait_for_function("() => document.querySelector('.memexplore').clientWidth < 800")
     pause, line = book.page.get_by_role("button", name="Pause", exact=True).bounding_box(), root.bounding_box()
     assert pause["x"] + pause["width"] <= line["x"] + line["width"]
     book.page.set_viewport_size({"width": 1400, "height": 1000})
@@ -271,7 +285,7 @@ def test_a_kernel_restart_leaves_a_true_picture(notebook: Callable[..., Any]) ->
     wait_for_steps(book, 30)
     book.page.evaluate(f"() => {{ {book.CURRENT} return panel.sessionContext.session.kernel.restart() }}")
     book.page.wait_for_selector(".memexplore-gone .memexplore-run")
-    assert book.page.evaluate(PEAKS) >= 30
+    book.page.wait_for_function(f"() => ({PEAKS})() >= 30")
     assert not book.page.get_by_role("button", name="Pause", exact=True).is_visible()
 
 
@@ -320,8 +334,7 @@ def test_a_knob_turned_while_the_loop_runs_changes_the_next_step(
     book.start(3)
     wait_for_steps(book, 10)
     book.page.locator("[data-field=checkpoint] select").select_option(label="every block")
-    book.page.wait_for_function(f"""() => {{ {GRAPH}
-        return graph.figure.data.find(trace => trace.name === 'setting changed').x.length }}""")
+    book.page.wait_for_function(CHANGED)
     wait_for_steps(book, number_of(book) + 10)
     shot(book, "knob")
     done.touch()
@@ -330,4 +343,4 @@ def test_a_knob_turned_while_the_loop_runs_changes_the_next_step(
     changes, applied = book.text(4).splitlines()
     assert changes == "[['checkpoint every 1', 'applied']]"
     step = applied.split()[-1]
-    assert book.page.locator(".memexplore-run-which").inner_text().startswith(f"Step {int(step):,} ")
+    expect(book.page.locator(".memexplore-run-which")).to_have_text(re.compile(f"^Step {int(step):,} "))

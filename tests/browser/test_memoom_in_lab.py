@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.waiting import expect
+
 pytestmark = pytest.mark.browser
 
 SET_UP = """%load_ext memexplore
@@ -48,7 +50,7 @@ def open_failed(notebook: Callable[..., Any], *cells: str) -> Any:
 def note_of(book: Any, text: str) -> str:
     """Wait until the last line of the buttons has a text, and return it."""
     found = book.page.locator(".memexplore-memoom [role=status]", has_text=text)
-    found.wait_for(timeout=60_000)
+    found.wait_for(timeout=120_000)
     return found.inner_text()
 
 
@@ -132,7 +134,7 @@ of_critic.step()"""
     book.page.get_by_role("button", name="Find what would have fitted").click()
     assert "Done after" in note_of(book, "Done after")
     shot(book, "cell")
-    assert book.page.locator(ROW).filter(has_text="batch_size = ").count() == 1
+    expect(book.page.locator(ROW).filter(has_text="batch_size = ")).to_have_count(1)
     assumed = book.page.locator(".memexplore-memoom", has_text="Assumed: The cell calls several models: critic, model.")
     assert "run again in a copy of its names" in assumed.inner_text()
     book.page.locator(ROW).filter(has_text="checkpoint").first.get_by_role("button", name="Apply").click()

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
 
 from memexplore.knobs.knobs import Knobs
 from tests.browser.explored import GRAPH, knob, ran, reset, wait_for
+from tests.browser.waiting import expect
 
 pytestmark = pytest.mark.browser
 
@@ -28,7 +28,7 @@ def press(book: Any, label: str) -> None:
     """Press a button for the selected layer."""
     button = book.page.locator(".memexplore-selected").get_by_role("button", name=label, exact=True)
     # The page enables it when the kernel has confirmed the selection.
-    expect(button).to_be_enabled(timeout=30_000)
+    expect(button).to_be_enabled()
     button.click()
 
 
@@ -106,8 +106,9 @@ def test_search_goes_on_while_knobs_turn_and_stops(explored: Any) -> None:
     stop.wait_for()
     knob(explored, "Batch").press("ArrowLeft")
     wait_for(explored, Knobs(batch=32))
-    if stop.is_visible():  # a fast machine may have run all settings by now
-        stop.click()
+    # At once if it is visible: a fast machine may have run all settings by now, or have while the mouse moves.
+    page.evaluate("""() => [...document.querySelectorAll('.memexplore-fit button')]
+        .find(button => button.textContent === 'Stop' && !button.hidden)?.click()""")
     page.get_by_role("button", name="What would fit?").wait_for()
     assert "runs" in page.locator(".memexplore-fit-text").inner_text()
     # The results open their tab only until the person opens another one.
@@ -145,14 +146,15 @@ def test_legend_hides_a_category_and_shows_it_again(explored: Any) -> None:
     entry = explored.page.locator(".memexplore-entry", has_text="activation")
     assert explored.page.evaluate(MIDDLE) == orange
     entry.click()
-    assert explored.page.evaluate(MIDDLE) != orange
+    # plotly moves the axis before the canvas is drawn.
+    explored.page.wait_for_function(f"orange => String(({MIDDLE})()) !== String(orange)", arg=orange)
     # A hidden category stays hidden when a control moves.
     knob(explored, "Batch").press("ArrowLeft")
     wait_for(explored, Knobs(batch=32))
     explored.settle()
     assert entry.get_attribute("aria-pressed") == "false"
     entry.click()
-    assert explored.page.evaluate(MIDDLE) == orange
+    explored.page.wait_for_function(f"orange => String(({MIDDLE})()) === String(orange)", arg=orange)
 
 
 def test_timeline_can_be_downloaded(explored: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,6 @@ from tests.browser.explored import DRAWN, SET_UP, choose, expected, wait_for
 
 pytestmark = pytest.mark.browser
 
-BUSY = "import time\ntime.sleep(6)\n'end'"
 OTHER = "explorer._results[mx.Knobs(precision='bf16')] = explorer._results[mx.Knobs(precision='fp16')]"
 HALF = Knobs(precision="bf16")
 
@@ -30,14 +30,16 @@ def seen(notebook: Callable[..., Any], *cells: str) -> Any:
     return book
 
 
-def test_a_seen_setting_is_drawn_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
-    book = seen(notebook, BUSY)
+def test_a_seen_setting_is_drawn_while_a_cell_runs(notebook: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    done = tmp_path / "done"
+    book = seen(notebook, f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.05)")
     book.start(2)
     choose(book, "Precision", "bf16")
     wanted = expected(HALF)
     book.page.wait_for_function(f"wanted => ({DRAWN})().peak === wanted.peak", arg=wanted)
     assert book.state(2) == "running"
     assert book.page.locator(".memexplore").first.get_attribute("aria-busy") == "true"
+    done.touch()
     book.wait(2)
     book.settle()
     assert book.page.evaluate(DRAWN) == wanted

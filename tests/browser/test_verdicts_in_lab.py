@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.waiting import expect
+
 pytestmark = pytest.mark.browser
 
 CHOICE = """import torch
@@ -47,7 +49,8 @@ mx.sweep(step, [mx.Knobs(batch=2), mx.Knobs(batch=8)], gpu="T4")"""
 def shown(book: Any, number: int) -> dict[str, Any]:
     """Run a cell and return the verdict of the view that it shows."""
     book.run(number)
-    book.page.wait_for_selector(".memexplore-drawn")
+    book.page.wait_for_selector(".memexplore-drawn")  # it begins to draw
+    book.settle()
     return book.page.evaluate(
         """() => {
             const view = [...document.querySelectorAll('.memexplore-verdict')].at(-1);
@@ -104,7 +107,6 @@ def test_leak_leads_to_its_line_by_mouse_and_by_keyboard(notebook: Callable[...,
     book = notebook(CHOICE, LEAKING)
     book.run(0)
     shown(book, 1)
-    book.settle()
     page = book.page
     link = page.get_by_role("button", name="Grows at Cell In[2], line 6")
     assert link.inner_text().endswith("kept.append(loss.detach() * 1)")
@@ -138,6 +140,6 @@ def test_progress_is_a_bar_in_its_own_output_and_a_sweep_has_curves(notebook: Ca
     bar, table = book.outputs(1)
     assert [one["output_type"] for one in (bar, table)] == ["display_data", "execute_result"]
     assert "3 of 3 runs in " in "".join(bar["data"]["text/plain"])
-    assert book.page.locator(".jp-OutputArea-output [role=progressbar]").get_attribute("aria-valuenow") == "3"
-    assert book.page.locator(".jp-OutputArea-output svg[role=img]").count() == 2
+    expect(book.page.locator(".jp-OutputArea-output [role=progressbar]")).to_have_attribute("aria-valuenow", "3")
+    expect(book.page.locator(".jp-OutputArea-output svg[role=img]")).to_have_count(2)
     assert "".join(table["data"]["text/plain"]) == "<Sweep of 2 settings: 2 fit, 0 out of memory>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -100,29 +101,30 @@ def drag(book: Any, low: float, high: float) -> None:
     mouse.up()
 
 
+ROW = "() => document.querySelector('.memexplore-timeline').dataset.row"
 EVERY_ROW = f"() => {{ const rows = ({ROWS})(); return rows.every((row, i) => !i || row === rows[i - 1] + 1) }}"
 
 
-def double_click(book: Any, until: str, argument: Any, pause: float = 0) -> None:
-    """Double-click the timeline; a busy machine may take the two clicks for single ones, as it may a person's.
+def double_click(book: Any, until: str, argument: Any, pause: float = 0) -> str:
+    """Double-click the timeline, and return the row of its cursor before.
 
+    A busy machine may take the two clicks for single ones, as it may a person's: these move the cursor.
     `pause` is the time between the clicks in milliseconds; plotly counts two clicks within 600 ms as one double click.
     """
     from playwright.sync_api import TimeoutError as NotYet
 
-    for attempt in range(3):
+    for _ in range(3):
         book.settle()
+        row = book.page.evaluate(ROW)
         box = book.page.locator(".memexplore-timeline .nsewdrag").first.bounding_box()
         place = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         book.page.mouse.click(*place)
         book.page.wait_for_timeout(pause)
         book.page.mouse.click(*place, click_count=2)
-        try:
+        with contextlib.suppress(NotYet):
             book.page.wait_for_function(until, arg=argument, timeout=15_000)
-        except NotYet:
-            assert attempt < 2, "three double clicks did not show the whole timeline"
-        else:
-            return
+            return row
+    raise AssertionError("three double clicks did not show the whole timeline")
 
 
 @pytest.mark.parametrize("pause", [0, 400])
@@ -133,11 +135,10 @@ def test_zoom_fetches_every_row_and_double_click_shows_all(shown: Any, pause: fl
     part = shown.page.evaluate(ROWS)
     # a twentieth of the rows, to the pixel
     assert 0.045 * whole[-1] < len(part) < 0.055 * whole[-1]
-    row = shown.page.evaluate("() => document.querySelector('.memexplore-timeline').dataset.row")
-    double_click(shown, f"last => ({ROWS})().at(-1) === last", whole[-1], pause)
+    row = double_click(shown, f"last => ({ROWS})().at(-1) === last", whole[-1], pause)
     assert shown.page.evaluate(ROWS) == whole
     shown.settle()  # a double click is no choice of an event: the cursor stays
-    assert shown.page.evaluate("() => document.querySelector('.memexplore-timeline').dataset.row") == row
+    assert shown.page.evaluate(ROW) == row
 
 
 def test_zoom_works_while_a_cell_runs(notebook: Callable[..., Any]) -> None:
@@ -243,6 +244,7 @@ def test_colours_follow_the_theme(shown: Any) -> None:
     light = shown.page.evaluate(colour)
     shown.page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
     shown.page.wait_for_function(f"light => ({colour})() !== light", arg=light)
+    shown.settle()  # a theme changes several marks of the page
     brightness = [sum(map(int, text[4:-1].split(","))) for text in (light, shown.page.evaluate(colour))]
     # text is dark on the light page, and light on the dark page: 3 x 255 is white
     assert brightness[0] < 200
@@ -254,6 +256,7 @@ def test_width_follows_the_page(shown: Any) -> None:
     wide = shown.page.evaluate(width)
     shown.page.set_viewport_size({"width": 900, "height": 1000})
     shown.page.wait_for_function(f"wide => ({width})() < wide - 400", arg=wide)
+    shown.settle()  # the legend and the labels follow the width
     overflow = shown.page.evaluate(
         "() => { const e = document.querySelector('.memexplore'); return e.scrollWidth - e.clientWidth }"
     )

@@ -154,6 +154,41 @@ def test_code_that_reads_the_memory_of_the_gpu_is_traced_on_every_gpu():
     assert run(step, gpu="4GiB").tape.equals(traced(step, gpu="4GiB").tape)
 
 
+class _OnSideStream(nn.Module):
+    """A linear layer that runs on a stream of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return self.inner(x)
+
+
+def test_a_step_with_streams_is_derived_with_its_streams():
+    step = step_of(nn.Sequential(nn.Linear(256, 256), _OnSideStream()))
+    run(step)
+    derived = run(step, Knobs(batch=4)).tape
+    assert derived.equals(traced(step, Knobs(batch=4)).tape)
+    assert set(derived.stream.tolist()) == {0, 1, 2}  # one more stream in each step
+
+
+def test_a_step_whose_frees_may_end_late_is_traced():
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        side = torch.cuda.Stream()
+        with side:
+            copied = batch[0] * 1
+        copied.record_stream(torch.cuda.current_stream())
+        return squares(model(copied), batch[1])
+
+    step = Step(network(), step_of().batch, compute_loss=loss)
+    run(step)
+    again = run(step, Knobs(batch=4)).tape
+    assert again.equals(traced(step, Knobs(batch=4)).tape)
+    assert again.meta.late_reserved is not None
+
+
 def test_unknown_gpu_is_a_value_error():
     with pytest.raises(ValueError, match="no GPU"):
         run(step_of(), gpu="T5000")

@@ -34,9 +34,11 @@ def test_a_reduction_of_one_rank_keeps_its_values(op):
     assert reduced(1, op) == [3, 5]
 
 
-def test_of_several_ranks_only_a_sum_is_unknown():
+def test_a_reduction_of_several_ranks_takes_the_values_of_this_rank_for_each():
     assert reduced(8, dist.ReduceOp.MAX) == reduced(8, dist.ReduceOp.MIN) == reduced(8, dist.ReduceOp.AVG) == [3, 5]
-    assert reduced(8, dist.ReduceOp.SUM) is None
+    assert reduced(8, dist.ReduceOp.SUM) == [24, 40]  # 8 x 3, 8 x 5
+    assert reduced(2, dist.ReduceOp.PRODUCT) == [9, 25]  # 3 x 3, 5 x 5
+    assert reduced(8, dist.ReduceOp.BXOR) is None
 
 
 def _gathered() -> torch.Tensor:

@@ -9,18 +9,23 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes
 from memexplore.torch_internals.dtensor import (
     DETECT_FAKE_MODE,
     PROPAGATE,
     RANDOM_STATE,
+    SHARDED_PARAMETER,
+    WAIT_TENSOR,
+    WRAP_TENSOR,
     AsyncCollectiveTensor,
     DTensor,
     OwnRandomState,
 )
-from memexplore.virtual_gpu.kernels import composite_dispatch
-from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
-from memexplore.virtual_gpu.tensors.tensor import plain_fake_mode
+from memexplore.virtual_gpu.kernels import composite_dispatch, table
+from memexplore.virtual_gpu.patches.install import Call, Insert, Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, plain_fake_mode
 
 _DEVICE_NAMES = ("device", "is_cuda", "is_cpu", "is_meta")
 _INNER = ((DTensor, "_local_tensor"), (AsyncCollectiveTensor, "elem"))
@@ -35,12 +40,34 @@ def patches() -> list[Patch]:
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
+        Insert(vars(SHARDED_PARAMETER), "type", _type_on_gpu),
+        *(Insert(table.TABLE, op, {table.Kind.OPS: _WRAPPING}) for op in WRAP_TENSOR),
+        *(Insert(table.TABLE, op, {table.Kind.OPS: _WAITING}) for op in WAIT_TENSOR),
         *(
             Replace(wrapper, name, property(operator.attrgetter(f"{inner}.{name}")))
             for wrapper, inner in _INNER
             for name in _DEVICE_NAMES
         ),
     ]
+
+
+def _type_on_gpu(value: Any) -> type:
+    """Return the type that a value has where the GPU is a real one."""
+    return torch.Tensor if type(value) is VirtualTensor else type(value)
+
+
+def _wrap(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the op that wraps the output of a collective: a wrapper has no memory of its own."""
+    return AsyncCollectiveTensor(args[0])
+
+
+def _wait(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the op that waits for the output of a collective: it returns this output, although its schema says a copy."""
+    return args[0]
+
+
+_WAITING = table.Entry(table.Kind.OPS, _wait, "torch/csrc/distributed/c10d/Functional.cpp")
+_WRAPPING = table.Entry(table.Kind.OPS, _wrap, "torch/distributed/_functional_collectives.py")
 
 
 def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:

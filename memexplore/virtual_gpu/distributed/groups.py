@@ -7,11 +7,11 @@ exists when the virtual GPU is turned on is left alone and keeps working for CPU
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ ASSUMED = "every rank of a process group has tensors of the same sizes and value
 _EXCEPTION_HOOK = "_distributed_excepthook"
 """Name of the function that `init_process_group` sets as `sys.excepthook`."""
 _DEVICES = ("cpu", "cuda")
+SPLIT_GROUP = "split_group"
 _NCCL_TIMEOUT = timedelta(minutes=10)
 """kProcessGroupNCCLDefaultTimeout in ProcessGroupNCCL.hpp; a build without NCCL has none."""
 
@@ -45,11 +46,16 @@ _ours: weakref.WeakSet[Any] = weakref.WeakSet()
 def patches(prepare: Callable[[], object]) -> list[Patch]:
     """Return the patches of process groups; `prepare` is called before the first group is made."""
     return [
-        *(Keep(partial(getattr, *state, None), partial(setattr, *state)) for state in GROUP_STATE),
+        *(Keep(functools.partial(getattr, *state, None), functools.partial(setattr, *state)) for state in GROUP_STATE),
         Keep(lambda: sys.excepthook, _restore_exception_hook),
-        Call(unmake=partial(_remove_groups_except, tuple(world.pg_map), world.group_count)),
+        Call(unmake=functools.partial(_remove_groups_except, tuple(world.pg_map), world.group_count)),
         Replace(RENDEZVOUS.owner, RENDEZVOUS.name, _rendezvous),
         Replace(NEW_GROUP.owner, NEW_GROUP.name, _new_group(NEW_GROUP.value, prepare)),
+        *(
+            Replace(module, SPLIT_GROUP, _splitting(getattr(module, SPLIT_GROUP)))
+            for module in (torch.distributed, c10d, torch.distributed.device_mesh)
+            if hasattr(module, SPLIT_GROUP)
+        ),
         Replace(c10d, "default_pg_nccl_timeout", c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT),
         *(Replace(module, "is_nccl_available", _yes) for module in (c10d, torch.distributed)),
         *(Replace(module, "is_mpi_available", _yes) for module in (c10d, torch.distributed)),
@@ -107,6 +113,31 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
         return made
 
     return make
+
+
+def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `split_group`, which makes the group of this rank only: a group of the backend `fake` cannot be split."""
+
+    @functools.wraps(original)
+    def split(
+        parent_pg: Any = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        **rest: Any,
+    ) -> Any:
+        if not split_ranks or not is_ours(parent_pg):
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **rest)
+        parent = c10d.GroupMember.WORLD if parent_pg is None else parent_pg
+        own = next((ranks for ranks in split_ranks if parent.rank() in ranks), None)
+        if own is None:
+            return None
+        members = sorted(torch.distributed.get_global_rank(parent, rank) for rank in own)
+        backend = rest.get("backend") or world.pg_map[parent][0]
+        return c10d.new_group(members, timeout=timeout, backend=backend, group_desc=group_desc)
+
+    return split
 
 
 def _remove_groups_except(kept: tuple[Any, ...], count: int) -> None:

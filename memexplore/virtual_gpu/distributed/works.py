@@ -38,7 +38,7 @@ def _naming(original: Callable[..., Any], position: int) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
-        op = kwargs.get("op", args[position] if len(args) > position else None)
+        op = kwargs.get("op", args[position] if len(args) > position else "sum")
         before = collective_values.Reduction.op
         collective_values.Reduction.op = str(op).rpartition(".")[2].lower()
         try:

@@ -1,12 +1,13 @@
 """Known values after a collective, if every rank has the values of this rank.
 
 In: the arguments of a c10d op, and the tensors of this rank. Out: known values of its outputs
-(tensors/known_values.py), or outputs whose values are unknown: a sum over several ranks, what another rank alone knows.
+(tensors/known_values.py), or outputs whose values are unknown: what another rank alone knows. A sum over N ranks is N
+times the value of this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ LIMIT = 4 << 20
 """Bytes of the largest output with values in a group of several ranks."""
 _SAME_OF_EQUAL = frozenset(("max", "min", "avg", "band", "bor"))
 """Reductions that of equal values give this value."""
+_COMBINED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": lambda value, size: value * size,
+    "product": lambda value, size: value**size,
+}
+"""Reductions that of equal values give another value, from one of them and the number of ranks."""
 _KEPT = ("barrier", "send", "broadcast_")
 """Collectives after which every rank has what this rank had before."""
 
@@ -39,7 +45,7 @@ def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> Non
     agrees = "reduce_op" not in given or size == 1 or Reduction.op in _SAME_OF_EQUAL
     if name in ("allreduce_", "allreduce_coalesced_", "reduce_"):
         if not agrees:
-            _forget(outputs)
+            _combine(outputs, size)
         return
     sources = _sources(name, given, size, rank) if agrees else None
     if sources is None or len(sources) != len(outputs):
@@ -54,6 +60,19 @@ def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> Non
         assert value is not None
         copies = output.numel() // value.numel() if value.numel() else 0
         known_values.put(output, value.reshape(-1).repeat(copies).reshape(output.shape))
+
+
+def _combine(tensors: list[torch.Tensor], size: int) -> None:
+    """Set the values of tensors to the reduction of `size` ranks with their values, or forget them."""
+    combine = _COMBINED.get(Reduction.op)
+    for tensor in tensors:
+        value = known_values.of(tensor)
+        if value is None:
+            continue
+        if combine is None or value.dtype is torch.bool:
+            known_values.forget(tensor)
+        else:
+            known_values.put(tensor, combine(value, size).to(value.dtype))
 
 
 def _sources(name: str, given: dict[str, Any], size: int, rank: int) -> Sequence[torch.Tensor | None] | None:

@@ -14,7 +14,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memexplore.torch_internals.cuda import device_constructors, device_module
-from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, function_mode_stack
+from memexplore.torch_internals.dispatch import (
+    DisableTorchFunction,
+    OpOverload,
+    disable_current_modes,
+    function_mode_stack,
+)
 from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import index_lists, wrappers
 from memexplore.virtual_gpu.tensors import local_device, virtual_numbers
@@ -292,7 +297,8 @@ class DeviceRenaming(TorchFunctionMode):
                 return func(*args)
             device = kwargs.get("device")
             if device is not None:
-                if _is_meta(device):
+                # A dispatch mode of the user passes on what C++ calls `meta`, its name of the virtual device.
+                if _is_meta(device) and not isinstance(func, OpOverload):
                     return _on_users_meta(func, args, kwargs)
                 target = renamed(device)
                 if target is not device:

@@ -88,7 +88,7 @@ class ModuleMoves:
         restored = module not in self._built_here
         if restored:
             self.lazy.keep(module)
-        for parameter in parameters_of(module).values():
+        for name, parameter in list(parameters_of(module).items()):
             if parameter is None:
                 continue
             if is_lazy(parameter):
@@ -97,6 +97,10 @@ class ModuleMoves:
             before = parameter.grad
             with torch.no_grad():
                 applied = function(parameter)
+                if applied.is_meta and not parameter.is_meta:
+                    # A new parameter, as `Module._apply` makes: an optimizer keeps the old one with its memory.
+                    module.register_parameter(name, torch.nn.Parameter(applied, parameter.requires_grad))
+                    continue
                 gradient = function(before) if before is not None else None
             if applied is not parameter:
                 self.exchange(parameter, applied, restored)

@@ -17,7 +17,7 @@ from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.tensor import CUDA, META
 
 _DISTRIBUTED = "torch.distributed."
-"""DTensor and its like have rules of their own (distributed/dtensor.py)."""
+"""DTensor and its like have properties of their own (distributed/dtensor.py)."""
 _VALUES: dict[str, Any] = {"device": CUDA, "is_cuda": True, "is_cpu": False, "is_meta": False}
 _classes: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that have made a wrapper on the virtual GPU."""
@@ -31,9 +31,10 @@ def rows() -> list[Replace]:
 def _making(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def make(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
         named = [*args, *kwargs.values()]
-        if cls.__module__.startswith(_DISTRIBUTED) or not any(map(_is_cuda, named)):
+        if not any(map(_is_cuda, named)):
             return original(cls, *args, **kwargs)
-        _classes.add(cls)
+        if not cls.__module__.startswith(_DISTRIBUTED):
+            _classes.add(cls)
         args = tuple(META if _is_cuda(value) else value for value in args)
         return original(cls, *args, **{name: META if _is_cuda(value) else value for name, value in kwargs.items()})
 
