@@ -24,7 +24,7 @@ _STYLES = {
     "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
 }
 """Style of a plan of transformers -> the style of torch, as `tensor_parallel.share_layers` takes it."""
-_POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16{})"
+_POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.{})"
 
 
 def start_lines(knobs: Knobs) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _sharded(model: nn.Module | None, knobs: Knobs, dimensions: tuple[str, ...],
     options, names = [f"mesh={part}"], ["fully_shard"]
     if knobs.fsdp_precision is not FsdpPrecision.AS_WRITTEN:
         names.append("MixedPrecisionPolicy")
-        reduced = ", reduce_dtype=torch.float32" if knobs.fsdp_precision is FsdpPrecision.REDUCED_IN_FP32 else ""
+        reduced = "float32" if knobs.fsdp_precision is FsdpPrecision.REDUCED_IN_FP32 else "bfloat16"
         options.append(f"mp_policy={_POLICY.format(reduced)}")
     if knobs.fsdp_offload is FsdpOffload.SHARDS:
         names.append("CPUOffloadPolicy")

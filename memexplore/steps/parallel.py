@@ -250,7 +250,7 @@ def _shard(model: nn.Module, units: tuple[Block, ...], knobs: Knobs, mesh: Any) 
     dimensions = tuple(name for name in mesh.mesh_dim_names if name != _TENSOR)
     options: dict[str, Any] = {"mesh": mesh[dimensions] if len(dimensions) < mesh.ndim else mesh}
     if knobs.fsdp_precision is not FsdpPrecision.AS_WRITTEN:
-        reduced = torch.float32 if knobs.fsdp_precision is FsdpPrecision.REDUCED_IN_FP32 else None
+        reduced = torch.float32 if knobs.fsdp_precision is FsdpPrecision.REDUCED_IN_FP32 else torch.bfloat16
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     if knobs.fsdp_offload is FsdpOffload.SHARDS:
         options["offload_policy"] = CPUOffloadPolicy()
