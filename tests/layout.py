@@ -25,6 +25,7 @@ LEVELS = [
         "tape_words",
         "outside_allocator",
         "cloud_gpus",
+        "gpu_links",
         "torch_internals",
     },
     {"tape", "gpu_catalogue"},

@@ -15,8 +15,10 @@ import torch
 
 from memexplore import gpu_catalogue
 from memexplore.codegen.model import model_lines
+from memexplore.codegen.several_gpus import start_lines, wrap_lines
 from memexplore.knobs import adapters
 from memexplore.knobs.apply import of_model
+from memexplore.knobs.conflicts import conflicts
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import (
     InPlace,
@@ -25,10 +27,11 @@ from memexplore.knobs.knobs import (
     Mode,
     Optimizer,
     Precision,
+    Strategy,
     Update,
     ZeroGrad,
-    conflicts,
 )
+from memexplore.knobs.layouts import several, strategy_of
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.steps import batches, optimizers
 from memexplore.steps.step import Step
@@ -83,7 +86,8 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     if model is not None:
         adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
     sites = sites or recorded_sites(step, knobs)
-    pieces = [*_before(knobs), *model_lines(model, knobs, sites), *_optimizer(step, knobs), *_loop(step, knobs)]
+    wrapped = [*model_lines(model, knobs, sites), *wrap_lines(model, knobs)]
+    pieces = [*start_lines(knobs), *_before(knobs), *wrapped, *_optimizer(step, knobs), *_loop(step, knobs)]
     if not pieces:
         return ""
     from_imports = [piece for piece in pieces if piece.startswith("from ")]
@@ -143,7 +147,9 @@ def _before(knobs: Knobs) -> Iterator[str]:
 
 
 def _optimizer(step: Step | None, knobs: Knobs) -> Iterator[str]:
-    if knobs.mode is not Mode.INFERENCE and knobs.changed().keys() & {"optimizer", "update", "lora"}:
+    changes = knobs.changed().keys() & {"optimizer", "update", "lora"}
+    # Shards are other parameters, and DDP alone keeps the optimizer as it is.
+    if knobs.mode is not Mode.INFERENCE and (changes or (several(knobs) and strategy_of(knobs) is not Strategy.DDP)):
         yield from optimizer_lines(step, knobs)
 
 
@@ -162,6 +168,9 @@ def optimizer_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
         yield f"# Pass your {groups} groups of parameters instead of the parameters."
     if knobs.update is Update.IN_BACKWARD:
         yield _IN_BACKWARD.format(made=f"{home}([weight]{given})")
+    elif several(knobs) and strategy_of(knobs) is Strategy.ZERO_1:
+        yield "from torch.distributed.optim import ZeroRedundancyOptimizer"
+        yield f"optimizer = ZeroRedundancyOptimizer(model.parameters(), {home}{given})"
     else:
         yield f"optimizer = {home}(model.parameters(){given})"
 

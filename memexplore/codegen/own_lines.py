@@ -22,6 +22,7 @@ from memexplore.codegen.own_loop import Role, Unclear, find_loop, roles_of, stat
 from memexplore.codegen.own_step import change_step
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs, Mode, Optimizer, Update
+from memexplore.knobs.layouts import several
 from memexplore.steps import optimizers
 
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
@@ -68,6 +69,8 @@ def _changed(own: OwnCode, knobs: Knobs, sites: Sites | None) -> str:
     added: list[str] = []
     if not tree.body:
         raise Unclear("it is empty")
+    if several(knobs):
+        raise Unclear("a script of several GPUs is started by torchrun, from a file of its own")
     if not set(knobs.changed()) <= _WITHOUT_LOOP:
         loop = find_loop(own.source, roles_of(own.names))
         tree = loop.tree

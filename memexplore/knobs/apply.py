@@ -31,6 +31,11 @@ LOOP_FIELDS = (
     "input_size",
     "settings",
     "gpu",
+    "gpus",
+    "strategy",
+    "tensor_parallel",
+    "fsdp_precision",
+    "fsdp_offload",
     "variables",
 )
 """Fields of `Knobs` that concern the training loop or the machine, and not the model."""
@@ -57,10 +62,13 @@ def apply(knobs: Knobs, model: nn.Module, sites: Sites | None = None) -> context
 
 
 def apply_to_step(
-    knobs: Knobs, model: nn.Module, sites: Sites | None = None
+    knobs: Knobs, model: nn.Module, sites: Sites | None = None, device: torch.device | None = None
 ) -> contextlib.AbstractContextManager[ApplyReport]:
-    """Do what `apply` does, for a run of a single step: saved-tensor hooks are on for the loss as well."""
-    return undone_after(lambda log: _apply_all(log, knobs, model, sites, Reach.STEP))
+    """Do what `apply` does, for a run of a single step: saved-tensor hooks are on for the loss as well.
+
+    `device` is where the model will run, by default where it is.
+    """
+    return undone_after(lambda log: _apply_all(log, knobs, model, sites, Reach.STEP, device=device))
 
 
 def apply_until_restored(
@@ -80,13 +88,15 @@ def _apply_all(
     sites: Sites | None,
     reach: Reach,
     in_place_failed: Callable[[Exception], object] | None = None,
+    device: torch.device | None = None,
 ) -> ApplyReport:
     adapters.check_names(model, (*knobs.frozen, *knobs.lora, *knobs.checkpoint.layers))
     report = ApplyReport((), (), (*_loop_field_notes(knobs), *micro_batch_notes(knobs, model)))
     changed = knobs.changed()
     for field, apply_field in MODEL_FIELDS.items():
         if field in changed:
-            report += apply_field(Application(log, model, knobs, sites, reach, in_place_failed))
+            application = Application(log, model, knobs, sites, reach, device or device_of(model), in_place_failed)
+            report += apply_field(application)
     return report
 
 
@@ -99,6 +109,8 @@ class Application(NamedTuple):
     knobs: Knobs
     sites: Sites | None
     reach: Reach
+    device: torch.device
+    """Device on which the model runs."""
     in_place_failed: Callable[[Exception], object] | None = None
     """Gets the error of a model that cannot run on fake tensors; None to raise it from the model's call."""
 
@@ -185,7 +197,7 @@ def _change_layout(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.
 
 def _offload(application: Application) -> ApplyReport:
     change = Change("offload", application.knobs.offload)
-    if device_of(application.model).type == "cpu":
+    if application.device.type == "cpu":
         # There `save_on_cpu` keeps the tensor itself, and a result that its own node holds is never freed.
         return ApplyReport((change,), (), (Note(NoteKind.OFFLOAD_ON_CPU),))
     run_forward_inside(application.log, application.model, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
@@ -218,7 +230,7 @@ MODEL_FIELDS: dict[str, Callable[[Application], ApplyReport]] = {
         application.log, application.model, application.knobs.checkpoint, application.reach
     ),
     "precision": lambda application: precision.set_precision(
-        application.log, application.model, application.knobs.precision
+        application.log, application.model, application.knobs.precision, application.device.type
     ),
     "mode": _set_mode,
 }

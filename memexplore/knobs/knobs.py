@@ -9,100 +9,79 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
-
-
-class InPlace(enum.Enum):
-    """Whether activation functions overwrite their input."""
-
-    AS_WRITTEN = "as written"
-    OFF = "off"
-    ON = "on"
-
-
-class Precision(enum.Enum):
-    """Precision of the step; `FP16` has a `GradScaler`, `ALL_BF16` has no fp32 weights."""
-
-    AS_WRITTEN = "as written"
-    OFF = "off"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    ALL_BF16 = "all bf16"
-
-
-class Optimizer(enum.Enum):
-    """Optimizer that updates the weights."""
-
-    AS_WRITTEN = "as written"
-    SGD = "SGD"
-    MOMENTUM = "SGD with momentum"
-    ADAM = "Adam"
-    ADAMW = "AdamW"
-    ADAFACTOR = "Adafactor"
-
-
-class Update(enum.Enum):
-    """Iteration of the optimizer over the parameters."""
-
-    AS_WRITTEN = "as written"
-    FOREACH = "foreach"
-    FUSED = "fused"
-    PER_TENSOR = "per tensor"
-    IN_BACKWARD = "in backward"
-
-
-class ZeroGrad(enum.Enum):
-    """Value of the gradients after `zero_grad`: None or zeros."""
-
-    AS_WRITTEN = "as written"
-    TO_NONE = "set to none"
-    TO_ZERO = "set to zero"
-
-
-class MemoryFormat(enum.Enum):
-    """Memory format of images."""
-
-    AS_WRITTEN = "as written"
-    CHANNELS_LAST = "channels last"
-
-
-class Offload(enum.Enum):
-    """Location of tensors saved for backward."""
-
-    AS_WRITTEN = "as written"
-    SAVED_TENSORS = "saved tensors on the CPU"
-
-
-class Mode(enum.Enum):
-    """Whether the step trains, or only runs forward with `eval()` and `no_grad()`."""
-
-    AS_WRITTEN = "as written"
-    INFERENCE = "inference"
-
-
-class CheckpointKind(enum.Enum):
-    """Which activations are freed after forward and recomputed in backward."""
-
-    AS_WRITTEN = "as written"
-    NONE = "none"
-    EVERY = "every"
-    SQRT = "sqrt"
-    LAYERS = "layers"
-    KEEP_MATMULS = "keep matmuls"
-    NORMS = "norms"
-
-
-InPlaceText = Literal["as written", "off", "on"]
-PrecisionText = Literal["as written", "off", "fp16", "bf16", "all bf16"]
-OptimizerText = Literal["as written", "SGD", "SGD with momentum", "Adam", "AdamW", "Adafactor"]
-UpdateText = Literal["as written", "foreach", "fused", "per tensor", "in backward"]
-ZeroGradText = Literal["as written", "set to none", "set to zero"]
-MemoryFormatText = Literal["as written", "channels last"]
-OffloadText = Literal["as written", "saved tensors on the CPU"]
-ModeText = Literal["as written", "inference"]
+from memexplore.knobs.choices import (
+    CheckpointKind as CheckpointKind,
+)
+from memexplore.knobs.choices import (
+    FsdpOffload as FsdpOffload,
+)
+from memexplore.knobs.choices import (
+    FsdpOffloadText as FsdpOffloadText,
+)
+from memexplore.knobs.choices import (
+    FsdpPrecision as FsdpPrecision,
+)
+from memexplore.knobs.choices import (
+    FsdpPrecisionText as FsdpPrecisionText,
+)
+from memexplore.knobs.choices import (
+    InPlace as InPlace,
+)
+from memexplore.knobs.choices import (
+    InPlaceText as InPlaceText,
+)
+from memexplore.knobs.choices import (
+    MemoryFormat as MemoryFormat,
+)
+from memexplore.knobs.choices import (
+    MemoryFormatText as MemoryFormatText,
+)
+from memexplore.knobs.choices import (
+    Mode as Mode,
+)
+from memexplore.knobs.choices import (
+    ModeText as ModeText,
+)
+from memexplore.knobs.choices import (
+    Offload as Offload,
+)
+from memexplore.knobs.choices import (
+    OffloadText as OffloadText,
+)
+from memexplore.knobs.choices import (
+    Optimizer as Optimizer,
+)
+from memexplore.knobs.choices import (
+    OptimizerText as OptimizerText,
+)
+from memexplore.knobs.choices import (
+    Precision as Precision,
+)
+from memexplore.knobs.choices import (
+    PrecisionText as PrecisionText,
+)
+from memexplore.knobs.choices import (
+    Strategy as Strategy,
+)
+from memexplore.knobs.choices import (
+    StrategyText as StrategyText,
+)
+from memexplore.knobs.choices import (
+    Update as Update,
+)
+from memexplore.knobs.choices import (
+    UpdateText as UpdateText,
+)
+from memexplore.knobs.choices import (
+    ZeroGrad as ZeroGrad,
+)
+from memexplore.knobs.choices import (
+    ZeroGradText as ZeroGradText,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +143,10 @@ class Knobs:
     rank `lora_rank`; the empty name is the whole model. `settings` is a ``PYTORCH_CUDA_ALLOC_CONF`` string, `gpu` a
     name of the catalogue or a size. `variables` are values of variables of a notebook cell.
 
+    `gpus` is the number of GPUs, with a process for each as `torchrun` starts them, and `batch` then the batch of one
+    of them. `strategy` says what they share (DDP by default), `tensor_parallel` how many GPUs share each layer.
+    `fsdp_precision` and `fsdp_offload` are policies of FSDP2.
+
     >>> Knobs(precision="bf16").precision
     <Precision.BF16: 'bf16'>
     >>> print(Knobs(checkpoint="every 2", batch=16))
@@ -193,6 +176,11 @@ class Knobs:
     lora_rank: int = 8
     settings: str | None = None
     gpu: str | None = None
+    gpus: int | None = None
+    strategy: Strategy = Strategy.AS_WRITTEN
+    tensor_parallel: int | None = None
+    fsdp_precision: FsdpPrecision = FsdpPrecision.AS_WRITTEN
+    fsdp_offload: FsdpOffload = FsdpOffload.AS_WRITTEN
     variables: tuple[tuple[str, Any], ...] = ()
 
     CHOICES: ClassVar[dict[str, type[enum.Enum]]]
@@ -219,6 +207,11 @@ class Knobs:
             lora_rank: int = ...,
             settings: str | None = ...,
             gpu: str | None = ...,
+            gpus: int | None = ...,
+            strategy: Strategy | StrategyText = ...,
+            tensor_parallel: int | None = ...,
+            fsdp_precision: FsdpPrecision | FsdpPrecisionText = ...,
+            fsdp_offload: FsdpOffload | FsdpOffloadText = ...,
             variables: Mapping[str, Any] | Iterable[tuple[str, Any]] = ...,
         ) -> None: ...
 
@@ -229,7 +222,7 @@ class Knobs:
             self._put("checkpoint", Checkpoint.parse(self.checkpoint))
         if not isinstance(self.checkpoint, Checkpoint):
             raise ValueError(f"checkpoint={self.checkpoint!r} is not a setting; write one such as 'every 2' or 'sqrt'")
-        for name in ("batch", "accumulation", "input_size", "lora_rank"):
+        for name in ("batch", "accumulation", "input_size", "lora_rank", "gpus", "tensor_parallel"):
             self._put(name, _positive(name, getattr(self, name)))
         for name in ("frozen", "lora"):
             self._put(name, _layers(name, getattr(self, name)))
@@ -282,33 +275,6 @@ class Knobs:
 Knobs.CHOICES = {
     field.name: type(field.default) for field in dataclasses.fields(Knobs) if isinstance(field.default, enum.Enum)
 }
-
-
-def conflicts(knobs: Knobs) -> list[str]:
-    """Return a sentence for each contradiction in a setting; an empty list if it can run.
-
-    >>> conflicts(Knobs(update="in backward", accumulation=2))
-    ['update in backward frees each gradient at once: accumulation=2 needs them until the last micro-batch']
-    >>> conflicts(Knobs(update="in backward", accumulation=1))
-    []
-    """
-    found: list[str] = []
-    count = knobs.accumulation or 1
-    if knobs.batch is not None and knobs.batch % count:
-        found.append(f"accumulation={count} does not divide batch={knobs.batch}; write one of its divisors")
-    if knobs.mode is Mode.INFERENCE:
-        return found
-    if knobs.update is Update.IN_BACKWARD:
-        frees = "update in backward frees each gradient at once"
-        if count > 1:
-            found.append(f"{frees}: accumulation={count} needs them until the last micro-batch")
-        if knobs.precision is Precision.FP16:
-            found.append(f"{frees}: fp16's GradScaler looks at all of them before the step, bf16 needs none")
-        if knobs.zero_grad is ZeroGrad.TO_ZERO:
-            found.append(f"{frees}: zero_grad='set to zero' finds none")
-    if knobs.update is Update.FUSED and knobs.optimizer is Optimizer.ADAFACTOR:
-        found.append("Adafactor has no fused update; write update= one of 'foreach', 'per tensor', 'in backward'")
-    return found
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
@@ -381,4 +347,6 @@ def _text(name: str, value: Any) -> str:
         return ", ".join(f"{variable} = {assigned!r}" for variable, assigned in value)
     if isinstance(value, tuple):
         return f"{noun} {' '.join(value)}"
+    if name == "gpus":
+        return f"{value} GPU{'' if value == 1 else 's'}"
     return f"{noun} {value.value if isinstance(value, enum.Enum) else value}"

@@ -21,8 +21,8 @@ AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 """The precisions that are an autocast, with its dtype."""
 
 
-def set_precision(log: UndoLog, model: nn.Module, precision: Precision) -> ApplyReport:
-    """Run a model's forward in a precision.
+def set_precision(log: UndoLog, model: nn.Module, precision: Precision, device_type: str | None = None) -> ApplyReport:
+    """Run a model's forward in a precision, on a type of device that is by default that of its weights.
 
     >>> log, model = UndoLog(), nn.Linear(2, 2)
     >>> set_precision(log, model, Precision.BF16).texts
@@ -31,25 +31,25 @@ def set_precision(log: UndoLog, model: nn.Module, precision: Precision) -> Apply
     torch.bfloat16
     >>> log.restore()
     """
+    device_type = device_type or device_of(model).type
     if precision in AUTOCAST:
-        return _autocast(log, model, precision)
+        return _autocast(log, model, precision, device_type)
     if precision is Precision.OFF:
-        _disable_autocast(log, model)
+        _disable_autocast(log, model, device_type)
         return ApplyReport((Change("precision", precision),))
-    return _cast_to_bf16(log, model)
+    return _cast_to_bf16(log, model, device_type)
 
 
-def _autocast(log: UndoLog, model: nn.Module, precision: Precision) -> ApplyReport:
-    device_type = device_of(model).type
+def _autocast(log: UndoLog, model: nn.Module, precision: Precision, device_type: str) -> ApplyReport:
     run_forward_inside(log, model, lambda: torch.autocast(device_type, dtype=AUTOCAST[precision]))
     needs_scaler = precision is Precision.FP16
     notes = (Note(NoteKind.GRAD_SCALER_NEEDED, (device_type,)),) if needs_scaler else ()
     return ApplyReport((Change("precision", precision),), (), notes)
 
 
-def _disable_autocast(log: UndoLog, model: nn.Module) -> None:
+def _disable_autocast(log: UndoLog, model: nn.Module, device_type: str) -> None:
     """Run a model's forward, and its recomputation in backward, without autocast, its own and the caller's."""
-    scope, device_type = open_scope(log, Off.AUTOCAST), device_of(model).type
+    scope = open_scope(log, Off.AUTOCAST)
     run_forward_inside(log, model, lambda: without_autocast(scope, device_type))
 
 
@@ -69,7 +69,7 @@ class _Cast(NamedTuple):
     """Its values before the cast, on the CPU; None for a virtual tensor, which has none."""
 
 
-def _cast_to_bf16(log: UndoLog, model: nn.Module) -> ApplyReport:
+def _cast_to_bf16(log: UndoLog, model: nn.Module, device_type: str) -> ApplyReport:
     """Cast weights, buffers and inputs to bf16, and run the forward without autocast.
 
     Afterwards tensors have their dtype again and hold the trained values. An element that training left unchanged gets
@@ -81,7 +81,7 @@ def _cast_to_bf16(log: UndoLog, model: nn.Module) -> ApplyReport:
         for tensor in tensors.values()
         if tensor.dtype is not torch.bfloat16
     ]
-    _disable_autocast(log, model)
+    _disable_autocast(log, model, device_type)
     change_inputs(log, model, _as_bf16)
     for cast in casts:
         log.add(_restore, cast)

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 
 from memexplore.knobs.facts import Change, Note, NoteKind, Unit
-from memexplore.knobs.knobs import CheckpointKind, InPlace, Mode, Precision, Update
+from memexplore.knobs.knobs import CheckpointKind, InPlace, Mode, Precision, Strategy, Update
 
 
 def change_text(change: Change) -> str:
@@ -83,6 +83,20 @@ def _precision(change: Change) -> str:
     return f"{change.value.value} autocast" + " with GradScaler" * (change.count_of(Unit.GRAD_SCALER) is not None)
 
 
+STRATEGY_NAMES: dict[enum.Enum, str] = {
+    Strategy.DDP: "DDP",
+    Strategy.FSDP2: "FSDP2",
+    Strategy.FSDP2_NO_RESHARD: "FSDP2 without resharding after forward",
+    Strategy.HSDP: "HSDP",
+    Strategy.ZERO_1: "DDP with ZeRO-1",
+}
+
+
+def _strategy(change: Change) -> str:
+    count = change.count_of(Unit.BLOCK)
+    return STRATEGY_NAMES[change.value] + (f" of {counted(count.number, 'block')}" if count and count.number else "")
+
+
 def _number(change: Change, unit: Unit) -> int:
     count = change.count_of(unit)
     return count.number if count is not None else 0
@@ -103,6 +117,10 @@ _WRITERS: dict[str, Callable[[Change], str]] = {
         "optimizer step in backward" if change.value is Update.IN_BACKWARD else f"{change.value.value} update"
     ),
     "zero_grad": lambda change: f"gradients {change.value.value}",
+    "gpus": lambda change: f"{change.value} GPUs",
+    "strategy": _strategy,
+    "tensor_parallel": lambda change: f"each layer on {change.value} GPUs",
+    "fsdp_precision": lambda change: f"FSDP2 in {change.value.value}",
     "mode": lambda change: "inference" if change.value is Mode.INFERENCE else str(change.value.value),
 }
 """Field of `Knobs` -> its phrase; other fields are written as their value."""

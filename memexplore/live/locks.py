@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memexplore.knobs.knobs import Knobs, Precision, conflicts
+from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.knobs.precision import AUTOCAST
 
 _LOADER = "comes from the loop's data loader"
@@ -19,6 +20,10 @@ _ALWAYS = {
     "mode": "A loop that trains cannot switch to inference: its backward pass would have nothing to do.",
     "settings": "The allocator reads its settings once in a process: set PYTORCH_CUDA_ALLOC_CONF and start again.",
     "gpu": "The model is on its device: choose another one and start again.",
+    **dict.fromkeys(
+        ("gpus", "strategy", "tensor_parallel", "fsdp_precision", "fsdp_offload"),
+        "The processes of the loop are running: start it again on other GPUs with torchrun.",
+    ),
     "variables": "Variables belong to a notebook cell: run the cell again with other values.",
 }
 _ALL_BF16 = "Weights in bf16 need a new optimizer: cast the model and start again."

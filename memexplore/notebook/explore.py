@@ -10,7 +10,9 @@ from memexplore import targets
 from memexplore.analysis.places import file_text
 from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.adapters import is_linear
-from memexplore.knobs.knobs import Knobs, conflicts
+from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.layouts import ON_ONE_GPU
 from memexplore.notebook.dropped_displays import without_displays
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.explorer_search import Stop, search_step
@@ -20,7 +22,7 @@ from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.own_source import own_code_of
 from memexplore.notebook.results import Result
 from memexplore.search.beside import Report
-from memexplore.steps import batches, optimizers
+from memexplore.steps import batches, optimizers, tensor_parallel
 from memexplore.steps.cell import Cell
 from memexplore.steps.outcome import Outcome, run_drawn, run_outcome
 from memexplore.steps.step import Step
@@ -153,11 +155,15 @@ def _hidden(step: Step, target: str) -> dict[str, str]:
         found |= dict.fromkeys(("lora", "lora_rank"), "the model has no linear layer")
     if step.input_size is None:
         found["input_size"] = "this batch has neither images nor sequences"
+    if reason := tensor_parallel.why_not(model):
+        found["tensor_parallel"] = reason
     return found
 
 
 def _hidden_by_target(target: str) -> dict[str, str]:
-    return {"settings": _NO_ALLOCATOR} if target == targets.CPU else {}
+    if target != targets.CPU:
+        return {}
+    return {"settings": _NO_ALLOCATOR, **dict.fromkeys(ON_ONE_GPU, "a CPU is one device: name a GPU")}
 
 
 def _reasons(step: Step) -> dict[str, str]:

@@ -15,6 +15,7 @@ from memexplore.notebook.explorer_search import Search, StartSearch
 from memexplore.notebook.explorer_state import State
 from memexplore.notebook.idle_work import IdleWork
 from memexplore.notebook.knob import Knob
+from memexplore.notebook.knob_table import why_not_now
 from memexplore.notebook.layers import Layers
 from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.results import Result, Run, RunCancelled, failing_knob, forget_old, run_ahead
@@ -343,7 +344,7 @@ class Explorer:
 
     def _reasons(self, knobs: Knobs) -> dict[str, str]:
         """Return why knobs cannot be set now, by name."""
-        return ({} if knobs.lora else {"lora_rank": "No layer has LoRA"}) | self._static_reasons
+        return why_not_now(knobs) | self._static_reasons
 
     # -- search, and tabs whose rows are settings
 

@@ -21,6 +21,7 @@ from memexplore.knobs.knobs import (
 )
 from memexplore.notebook import allocator_settings
 from memexplore.notebook.knob import Knob, Option, numbers
+from memexplore.notebook.several_gpus_knobs import several_gpus_knobs, why_not_several
 from memexplore.steps.step import Step
 from memexplore.units import size_text
 
@@ -67,7 +68,16 @@ def knob_table(step: Step | None, target: str, written: Mapping[str, str]) -> li
     by_name = {knob.name: knob for knob in (*batch, *_model_knobs(written), *_optimizer_knobs(written))}
     first = ("batch", "precision", "checkpoint", "accumulation", "optimizer")
     ordered = [by_name.pop(name) for name in first if name in by_name]
-    return [*ordered, *by_name.values(), *_layer_knobs(), *_gpu_knobs(target)]
+    return [*ordered, *by_name.values(), *_layer_knobs(), *_gpu_knobs(target), *several_gpus_knobs()]
+
+
+def why_not_now(knobs: Knobs) -> dict[str, str]:
+    """Return why controls cannot be set in a setting, by name.
+
+    >>> why_not_now(Knobs())["lora_rank"]
+    'No layer has LoRA'
+    """
+    return ({} if knobs.lora else {"lora_rank": "No layer has LoRA"}) | why_not_several(knobs)
 
 
 def live_knob_table() -> list[Knob]:

@@ -14,7 +14,7 @@ from memexplore.analysis.verdict_content import budget, short_name
 from memexplore.figures.values import form
 from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.search.candidates import LargestBatch
-from memexplore.search.results_table import Line, html_table, text_table
+from memexplore.search.results_table import Line, html_table, sent_cells, sent_columns, text_table
 from memexplore.search.trainings import training_text
 from memexplore.steps.outcome import Outcome, point, slow_down
 from memexplore.units import signed_percent, size_text
@@ -211,17 +211,25 @@ class Advice:
         return f"<Advice for {self.gpu.name}: {fits} {written} · {found}{first}>"
 
     def __str__(self) -> str:
-        table = [text_table(self._lines(), _COLUMNS)] if self.options else []
+        table = [text_table(self._lines(), self._columns)] if self.options else []
         return "\n".join([*self.sentences, *table, *self._trainings()])
 
     def _repr_html_(self) -> str:
         trainings = list(self._trainings())
-        return html_table(self.sentences, self._lines(), _COLUMNS) + (form(trainings, "") if trainings else "")
+        return html_table(self.sentences, self._lines(), self._columns) + (form(trainings, "") if trainings else "")
 
     def _trainings(self) -> Iterator[str]:
         for number, option in enumerate(self.options, start=1):
             if option.training:
                 yield f"Setting {number} trains differently: {option.training}"
+
+    @property
+    def _sent_columns(self) -> tuple[str, ...]:
+        return sent_columns(option.outcome for option in self.options)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return _COLUMNS + self._sent_columns
 
     def _lines(self) -> list[Line]:
         return [
@@ -230,7 +238,11 @@ class Advice:
                 option.outcome,
                 option.slow_down,
                 option.extra_flops,
-                (option.largest_text, "changed" if option.alters else "the same"),
+                (
+                    option.largest_text,
+                    "changed" if option.alters else "the same",
+                    *sent_cells(option.outcome, self._sent_columns),
+                ),
             )
             for number, option in enumerate(self.options, start=1)
         ]

@@ -12,7 +12,8 @@ from memexplore import gpu_catalogue
 from memexplore.capture import release_or_installed
 from memexplore.codegen import diff, lines
 from memexplore.codegen.own_code import OwnCode
-from memexplore.knobs.knobs import Knobs, conflicts
+from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.knobs import Knobs
 from memexplore.search import candidates, workers
 from memexplore.search.advice import Advice, Option, Subject, rank, undominated
 from memexplore.search.candidates import BatchResult, LargestBatch

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memexplore.analysis.tradeoffs import frontier
-from memexplore.knobs.knobs import Knobs, Precision, conflicts
+from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.knobs import Knobs, Precision
 from memexplore.search.candidates import Candidate
 from memexplore.search.estimates import ACTIVATION_FIELDS, SearchPoint, cannot_fit, combined
 

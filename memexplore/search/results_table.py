@@ -6,7 +6,7 @@ In: a `Line` for each setting. Out: text for a terminal, or HTML for a notebook.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memexplore.analysis.curves import peak
@@ -46,6 +46,19 @@ def bar(share: float) -> str:
     """
     filled = min(_BAR, round(share * _BAR))
     return "█" * filled + "░" * (_BAR - filled) + ("▶" if share > 1 else " ")
+
+
+def sent_columns(outcomes: Iterable[Outcome | None]) -> tuple[str, ...]:
+    """Return the titles of the further columns of settings on several GPUs, none where all are on one."""
+    return ("sent by each GPU", "sending") if any(one is not None and one.gpus > 1 for one in outcomes) else ()
+
+
+def sent_cells(outcome: Outcome, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cells of `sent_columns`: bytes sent in a step, and their time over that of computing."""
+    if not columns or outcome.gpus == 1:
+        return ("",) * len(columns)
+    share = outcome.link_seconds / outcome.compute_seconds if outcome.compute_seconds else math.nan
+    return size_text(outcome.sent), "" if math.isnan(share) else f"{share:.2f}× computing"
 
 
 def text_table(lines: Sequence[Line], more: Sequence[str] = ()) -> str:

@@ -15,7 +15,7 @@ from memexplore.knobs.adapters import check_names
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.executors import open_runner
 from memexplore.search.progress import Progress, Reporting, estimate_seconds_left, report_of
-from memexplore.search.results_table import Line, html_table, text_table
+from memexplore.search.results_table import Line, html_table, sent_cells, sent_columns, text_table
 from memexplore.search.workers import Done, Failed, Result
 from memexplore.steps.outcome import Outcome, extra_flops, point, slow_down
 from memexplore.steps.step import Step
@@ -63,7 +63,8 @@ class Sweep(Mapping[Knobs, Tape]):
         First the knobs that differ between the settings, as text; then `outcome` ("fits", "oom" or "failed"), `gpu`,
         `peak_allocated`, `peak_reserved` and `margin` (bytes left of the GPU, negative where bytes are missing),
         `flops` of one step, `extra_flops` (share beyond the step as written) and `slow_down` (time over the time as
-        written, expected or measured), both per sample, `source` ("predicted" or "measured") and `error`.
+        written, expected or measured), both per sample, `source` ("predicted" or "measured") and `error`. Where a
+        setting has several GPUs, also `sent` (bytes that one GPU sends in a step) and `link_seconds` (their time).
         """
         import pandas
 
@@ -83,21 +84,27 @@ class Sweep(Mapping[Knobs, Tape]):
             row |= {"peak_allocated": outcome.peak_allocated, "peak_reserved": outcome.peak_reserved}
             row |= {"margin": outcome.margin, "flops": outcome.flops}
             row |= {"extra_flops": extra_flops(outcome, self.as_written)}
+            row |= {"sent": outcome.sent, "link_seconds": outcome.link_seconds}
             row |= {"slow_down": slow_down(outcome, self.as_written), "source": str(outcome.source), "error": ""}
             rows.append(row)
         columns = ["setting", *differing, "outcome", "gpu", "peak_allocated", "peak_reserved", "margin", "flops"]
-        table = pandas.DataFrame(rows, columns=[*columns, "extra_flops", "slow_down", "source", "error"])
-        sizes = ["peak_allocated", "peak_reserved", "margin", "flops"]
+        sent = ["sent", "link_seconds"] if self._more else []
+        table = pandas.DataFrame(rows, columns=[*columns, "extra_flops", "slow_down", *sent, "source", "error"])
+        sizes = ["peak_allocated", "peak_reserved", "margin", "flops", *sent[:1]]
         return table.astype(dict.fromkeys(sizes, "Int64")).set_index("setting")
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"
 
     def __str__(self) -> str:
-        return f"{self._title()}\n{text_table(self._lines())}"
+        return f"{self._title()}\n{text_table(self._lines(), self._more)}"
 
     def _repr_html_(self) -> str:
-        return html_table([self._title()], self._lines())
+        return html_table([self._title()], self._lines(), self._more)
+
+    @property
+    def _more(self) -> tuple[str, ...]:
+        return sent_columns(self.outcomes.values())
 
     def _title(self) -> str:
         fitting = sum(outcome.fits for outcome in self.outcomes.values())
@@ -113,6 +120,7 @@ class Sweep(Mapping[Knobs, Tape]):
                 outcome,
                 slow_down(outcome, self.as_written),
                 extra_flops(outcome, self.as_written),
+                sent_cells(outcome, self._more),
                 tape=self.trials[knobs].tape,
             )
             for knobs, outcome in self.outcomes.items()

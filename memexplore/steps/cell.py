@@ -50,6 +50,11 @@ _UNAVAILABLE = {
     "mode": "a cell calls backward itself",
     "frozen": "a cell makes its optimizer before its model is first called",
     "lora": "a cell makes its optimizer before its model is first called",
+    "gpus": "a cell makes its process group itself: mx.Step runs on several GPUs",
+    "strategy": "a cell wraps its model itself",
+    "tensor_parallel": "a cell wraps its model itself",
+    "fsdp_precision": "a cell wraps its model itself",
+    "fsdp_offload": "a cell wraps its model itself",
 }
 _SEQUENCES = (ast.Tuple, ast.List)
 

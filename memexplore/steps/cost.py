@@ -1,6 +1,6 @@
-"""The cost of a run: FLOPs and bytes of every op, and the least time that a GPU needs for them.
+"""The cost of a run: FLOPs and bytes of every op, bytes sent to other GPUs, and the least time that both need.
 
-In: the ops of a virtual GPU while `measuring` is on. Out: a `Cost`.
+In: the ops and collectives of a virtual GPU while `measuring` is on. Out: a `Cost`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from memexplore.gpu_catalogue import Gpu
+from memexplore.gpu_links import links_of
 from memexplore.virtual_gpu.dispatch.mode import VirtualMode
 from memexplore.virtual_gpu.dispatch.work import CheckedWorks, Work, seconds_on
+from memexplore.virtual_gpu.kernels.traffic import Traffic
+from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
 
 class Cost(NamedTuple):
-    """The work of every kernel of a run: FLOPs and bytes moved."""
+    """The work of every kernel of a run: FLOPs and bytes moved; and what every collective sends."""
 
     works: tuple[Work, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -27,6 +31,28 @@ class Cost(NamedTuple):
     def seconds(self, gpu: Gpu) -> float:
         """Return the seconds on a GPU by the roofline model: good for ratios of two settings, too short as a time."""
         return sum(map(seconds_on(gpu), self.works))
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this GPU sends to others."""
+        return sum(one.sent for one in self.traffic)
+
+    def link_seconds(self, gpu: Gpu) -> float:
+        """Return the seconds of what a GPU sends: through its node, or through the network between nodes.
+
+        >>> from memexplore.gpu_catalogue import find
+        >>> Cost((), (Traffic("allreduce_", 450_000_000, (0, 1)),)).link_seconds(find("H100"))  # NVLink, 450 GB/s
+        0.001
+        """
+        links = links_of(gpu.key, gpu.compute_capability)
+        return sum(
+            one.sent / (links.network if _spans_nodes(one.ranks) else links.node).bytes_per_second
+            for one in self.traffic
+        )
+
+
+def _spans_nodes(ranks: tuple[int, ...]) -> bool:
+    return len({rank // GPUS_OF_A_NODE for rank in ranks}) > 1
 
 
 _check: Callable[[], object] | None = None
@@ -48,18 +74,20 @@ class Meter:
 
     def __init__(self) -> None:
         self.works: list[Work] = [] if _check is None else CheckedWorks(_check)
+        self.traffic: list[Traffic] = []
 
     def total(self) -> Cost:
         """Return the cost so far."""
-        return Cost(tuple(self.works))
+        return Cost(tuple(self.works), tuple(self.traffic))
 
 
 @contextlib.contextmanager
 def measuring(mode: VirtualMode) -> Iterator[Meter]:
-    """Collect the work of the ops that run on a virtual GPU in the block."""
+    """Collect the work of the ops that run on a virtual GPU in the block, and what the collectives send."""
     meter = Meter()
-    before, mode.work_log = mode.work_log, meter.works
+    before = mode.work_log, mode.traffic_log
+    mode.work_log, mode.traffic_log = meter.works, meter.traffic
     try:
         yield meter
     finally:
-        mode.work_log = before
+        mode.work_log, mode.traffic_log = before

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -91,11 +91,17 @@ def _parameters(function: Any) -> list[str] | None:
         return None
 
 
-def make(written: Written | str, knobs: Knobs, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make(
+    written: Written | str,
+    knobs: Knobs,
+    weights: Iterable[torch.nn.Parameter],
+    replaced: Mapping[int, torch.nn.Parameter] | None = None,
+) -> torch.optim.Optimizer:
     """Return an optimizer of some weights, by the knobs, else as written: `Step.optimizer`, AdamW if that is None.
 
     From an optimizer object the new one has its class. Weights of the object keep the settings of their groups; other
-    weights get the settings that all of its groups share. The object is not changed.
+    weights get the settings that all of its groups share. The object is not changed. `replaced` has the weight that
+    trains instead of one of the object, by the id of that.
 
     >>> weights = [torch.nn.Parameter(torch.zeros(2))]
     >>> made = make(torch.optim.SGD(weights, lr=0.5), Knobs(update="foreach"), weights)
@@ -119,9 +125,32 @@ def make(written: Written | str, knobs: Knobs, weights: Iterable[torch.nn.Parame
                 f"the function given as optimizer= returned {type(made).__name__}; let it return an optimizer, such as "
                 "lambda parameters: torch.optim.AdamW(parameters)"
             )
+    if replaced and made is not written:
+        _check_weights(made, weights)
     if made is not written and knobs.update not in UPDATE_SETTINGS:
         return made
-    return _rebuilt(made, weights, update_settings(type(made), knobs.update))
+    return _rebuilt(made, weights, update_settings(type(made), knobs.update), replaced or {})
+
+
+def _check_weights(made: torch.optim.Optimizer, weights: list[torch.nn.Parameter]) -> None:
+    known = {id(weight) for weight in weights}
+    if any(id(weight) not in known for group in made.param_groups for weight in group["params"]):
+        raise ValueError(
+            "the function given as optimizer= does not use the parameters that it gets, which are others on several "
+            "GPUs: write lambda parameters: torch.optim.AdamW(parameters)"
+        )
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the parameter groups of an optimizer and the settings with which its class makes another one.
+
+    >>> groups, settings = settings_of(torch.optim.SGD([torch.zeros(1)], lr=0.5))
+    >>> len(groups), settings["lr"]
+    (1, 0.5)
+    """
+    takes = parameter_names(type(optimizer))
+    groups = [{**_settings(group), "params": group["params"]} for group in optimizer.param_groups]
+    return groups, {name: value for name, value in optimizer.defaults.items() if name in takes}
 
 
 def parameter_names(kind: type[torch.optim.Optimizer]) -> set[str]:
@@ -153,7 +182,10 @@ def update_settings(kind: type[torch.optim.Optimizer], update: Update) -> dict[s
 
 
 def _rebuilt(
-    optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], changes: dict[str, Any]
+    optimizer: torch.optim.Optimizer,
+    weights: list[torch.nn.Parameter],
+    changes: dict[str, Any],
+    replaced: Mapping[int, torch.nn.Parameter],
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class for some weights, each with its settings, except for `changes`."""
     takes = parameter_names(type(optimizer))
@@ -161,7 +193,8 @@ def _rebuilt(
     wanted = {id(weight): weight for weight in weights}
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        own = [wanted.pop(id(weight)) for weight in group["params"] if id(weight) in wanted]
+        now = [replaced.get(id(weight), weight) for weight in group["params"]]
+        own = [wanted.pop(id(weight)) for weight in now if id(weight) in wanted]
         if own:
             groups.append({**_settings(group), "params": own, **changes})
     if wanted:

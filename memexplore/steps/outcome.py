@@ -19,6 +19,7 @@ from memexplore.analysis.tradeoffs import Point
 from memexplore.analysis.verdict import failed_request
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.layouts import layout_of
 from memexplore.knobs.report import ApplyReport
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.step import Step
@@ -46,16 +47,27 @@ class Outcome(NamedTuple):
     peak_allocated: int
     peak_reserved: int
     flops: int
-    """Of one step."""
+    """Of one step, on one GPU."""
     seconds: float
-    """Of one step: measured on a real device, else by the roofline model (`Cost.seconds`), which is for ratios only."""
+    """Of one step: measured on a real device, else by the roofline model (`Cost.seconds`), which is for ratios only.
+
+    On several GPUs the longer of computing and sending, which overlap at best."""
     samples: int
-    """Of one step."""
+    """Of one step, on one GPU."""
     applied: ApplyReport = ApplyReport()
     source: Source = Source.PREDICTED
     """Whether peaks and seconds were measured; the peaks of what does not fit a real GPU are predicted."""
     constant: int = 0
     """Allocated at the end of backward: weights, gradients and optimizer state, which do not depend on the batch."""
+    gpus: int = 1
+    batches: int = 1
+    """Different batches of `samples` in one step of all GPUs; with tensor parallelism several GPUs share one."""
+    sent: int = 0
+    """Bytes that one GPU sends to others in one step (kernels/traffic.py)."""
+    compute_seconds: float = math.nan
+    """Of one step without what it sends, by the roofline model."""
+    link_seconds: float = 0.0
+    """Of what one GPU sends in one step, at the rate of its link (`gpu_links`)."""
 
     @property
     def margin(self) -> int:
@@ -182,6 +194,7 @@ def is_unfinished(trial: Trial) -> bool:
 
 def _outcome(knobs: Knobs, device: Gpu, capacity: int, samples: int, trial: Trial, *, fits: bool) -> Outcome:
     source = trial.tape.meta.source
+    computing, sending = trial.cost.seconds(device), trial.cost.link_seconds(device)
     return Outcome(
         knobs=knobs,
         gpu=device.key,
@@ -190,11 +203,16 @@ def _outcome(knobs: Knobs, device: Gpu, capacity: int, samples: int, trial: Tria
         peak_allocated=peak(trial.tape)[0],
         peak_reserved=peak(trial.tape, "reserved")[0],
         flops=trial.cost.flops,
-        seconds=trial.seconds if source is Source.MEASURED else trial.cost.seconds(device),
+        seconds=trial.seconds if source is Source.MEASURED else max(computing, sending),
         samples=samples,
         applied=trial.applied,
         source=source,
         constant=_constant(trial.tape),
+        gpus=knobs.gpus or 1,
+        batches=layout_of(knobs).data_parallel,
+        sent=trial.cost.sent,
+        compute_seconds=computing,
+        link_seconds=sending,
     )
 
 
@@ -214,14 +232,23 @@ def slow_down(outcome: Outcome, as_written: Outcome | None) -> float:
     """
     if as_written is None or not as_written.seconds or outcome.source is not as_written.source:
         return math.nan
-    return (outcome.seconds / outcome.samples) / (as_written.seconds / as_written.samples)
+    return _of_sample(outcome, outcome.seconds) / _of_sample(as_written, as_written.seconds)
 
 
 def extra_flops(outcome: Outcome, as_written: Outcome | None) -> float:
     """Return the share of FLOPs of a sample beyond those as written; NaN if either is unknown."""
     if as_written is None or not as_written.flops:
         return math.nan
-    return (outcome.flops / outcome.samples) / (as_written.flops / as_written.samples) - 1
+    return flops_of_sample(outcome) / flops_of_sample(as_written) - 1
+
+
+def flops_of_sample(outcome: Outcome) -> float:
+    """Return the FLOPs of a sample on all GPUs together."""
+    return _of_sample(outcome, outcome.flops * outcome.gpus)
+
+
+def _of_sample(outcome: Outcome, amount: float) -> float:
+    return amount / (outcome.samples * outcome.batches)
 
 
 def point(outcome: Outcome, as_written: Outcome | None) -> Point:

@@ -9,20 +9,33 @@ import enum
 import math
 from typing import Any
 
+from memexplore import gpu_catalogue
 from memexplore.analysis import curves
 from memexplore.analysis.verdict import failed_request
+from memexplore.gpu_links import links_of
 from memexplore.knobs.facts import Change
-from memexplore.knobs.knobs import CheckpointKind, InPlace, Knobs, Mode, Precision
-from memexplore.knobs.report_text import change_text
+from memexplore.knobs.knobs import CheckpointKind, FsdpOffload, FsdpPrecision, InPlace, Knobs, Mode, Precision
+from memexplore.knobs.layouts import ON_ONE_GPU
+from memexplore.knobs.report_text import STRATEGY_NAMES, change_text
 from memexplore.steps.out_of_memory import fits
-from memexplore.steps.outcome import Outcome
+from memexplore.steps.outcome import Outcome, flops_of_sample
 from memexplore.steps.trial import Trial
 from memexplore.tape import Source, Tape
 from memexplore.units import size_text
+from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
-_FIELDS_THAT_KEEP_FLOPS = {"gpu", "settings", "optimizer", "update", "zero_grad", "inplace", "memory_format", "offload"}
+_FIELDS_THAT_KEEP_FLOPS = {
+    "gpu",
+    "settings",
+    "optimizer",
+    "update",
+    "zero_grad",
+    "inplace",
+    "memory_format",
+    "offload",
+} | {*ON_ONE_GPU}
 """Fields that leave the FLOPs of forward and backward as they are; additional FLOPs then come from recomputation."""
-_VALUE_TEXTS = {
+_VALUE_TEXTS: dict[enum.Enum, str] = {
     InPlace.ON: "In-place activations",
     InPlace.OFF: "Activations not in place",
     Precision.OFF: "No mixed precision",
@@ -30,6 +43,10 @@ _VALUE_TEXTS = {
     Precision.BF16: "Mixed precision in bf16",
     Precision.ALL_BF16: "Everything in bf16",
     Mode.INFERENCE: "Inference only",
+    **STRATEGY_NAMES,
+    FsdpPrecision.REDUCED_IN_FP32: "FSDP2 in bf16, gradients reduced in fp32",
+    FsdpPrecision.BF16: "FSDP2 in bf16",
+    FsdpOffload.SHARDS: "Shards on the CPU",
 }
 _FIELD_NOUNS = {
     "inplace": "in-place activations",
@@ -40,6 +57,9 @@ _FIELD_NOUNS = {
     "settings": "allocator settings",
     "accumulation": "micro-batches",
     "mode": "training",
+    "gpus": "GPUs",
+    "fsdp_precision": "precision of FSDP2",
+    "fsdp_offload": "offload of FSDP2",
 }
 
 
@@ -99,8 +119,7 @@ def origin(trial: Trial) -> str:
         return f"measured on {where} up to there, what it would need is predicted"
     if math.isnan(trial.seconds):
         return f"measured on {where}"
-    time = f"{trial.seconds * 1000:.3g} ms" if trial.seconds < 1 else f"{trial.seconds:.3g} s"
-    return f"measured on {where}, {time} a step"
+    return f"measured on {where}, {_time_text(trial.seconds)} a step"
 
 
 def change(before: Trial, after: Trial) -> str:
@@ -135,6 +154,8 @@ def knob_text(name: str, value: Any) -> str:
         return f"{noun} as written"
     if isinstance(value, enum.Enum):
         return str(_VALUE_TEXTS.get(value, value.value))
+    if name == "gpus":
+        return f"{value} GPU{'s' if value > 1 else ''}"
     if name == "accumulation":
         return f"{value} micro-batch{'es' if value > 1 else ''}"
     if name == "variables":
@@ -151,6 +172,30 @@ def knob_text(name: str, value: Any) -> str:
 def _changed_fields(before: Knobs, after: Knobs) -> list[str]:
     names = [name for name in before.changed() | after.changed() if getattr(before, name) != getattr(after, name)]
     return [*names, "lora_rank"] if before.lora_rank != after.lora_rank and after.lora else names
+
+
+def link_sentence(outcome: Outcome) -> str:
+    """Return what each GPU sends in a step and how long that takes beside the computing; empty on one GPU.
+
+    >>> from memexplore.steps.outcome import Outcome
+    >>> one = Outcome(Knobs(gpus=2), "H100 SXM", 0, True, 0, 0, 0, 0.002, 1, gpus=2, sent=450 * 10**6,
+    ...               compute_seconds=0.002, link_seconds=0.001)
+    >>> link_sentence(one)
+    'Each of 2 GPUs sends 429 MiB a step: 1 ms by NVLink at full rate, beside 2 ms of computing'
+    """
+    if outcome.gpus == 1:
+        return ""
+    gpu = gpu_catalogue.find(outcome.gpu)
+    links = links_of(gpu.key, gpu.compute_capability)
+    names = links.node.name if outcome.gpus <= GPUS_OF_A_NODE else f"{links.node.name} and {links.network.name}"
+    return (
+        f"Each of {outcome.gpus} GPUs sends {size_text(outcome.sent)} a step: {_time_text(outcome.link_seconds)} by "
+        f"{names} at full rate, beside {_time_text(outcome.compute_seconds)} of computing"
+    )
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def out_of_memory(tape: Tape) -> int:
@@ -199,7 +244,7 @@ def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -
     if not whole and not (fits(before.tape) and fits(after.tape)):
         return ""
     # Per sample if the number of samples is given: a larger batch is more work in any case.
-    first, second = (one.flops / one.samples for one in whole) if whole else (before.cost.flops, after.cost.flops)
+    first, second = map(flops_of_sample, whole) if whole else (before.cost.flops, after.cost.flops)
     if not first or not second:
         return ""
     ratio = second / first

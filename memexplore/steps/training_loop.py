@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from memexplore.knobs.apply import micro_batch_notes, of_model, training_loop_scope
+from memexplore.knobs.conflicts import conflicts
 from memexplore.knobs.facts import Change, Count, Unit
 from memexplore.knobs.forward import device_of
-from memexplore.knobs.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad, conflicts
+from memexplore.knobs.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.knobs.report import ApplyReport
 from memexplore.steps import batches, optimizers
+from memexplore.steps.parallel import Parallel
 from memexplore.steps.step import Step
 
 
@@ -58,6 +60,7 @@ def train(
     steps: Iterable[int],
     kept: list[Any],
     ends_before: Callable[[torch.optim.Optimizer], bool] = lambda _: False,
+    across: Parallel | None = None,
 ) -> ApplyReport:
     """Train a model on its device with the loop's knobs; `apply` has applied those of the model (`knobs_to_apply`).
 
@@ -65,6 +68,7 @@ def train(
     is a mean over samples. `steps` yields once for each step, and is advanced when the step before has ended.
     Into `kept` go the objects that have to outlive a recording: the optimizer, the scaler and the last loss.
     `ends_before` is called before each update with the optimizer, and ends the training there by returning True.
+    `across` is the model on several GPUs; `batch` is then that of each.
 
     >>> step = Step(torch.nn.Linear(4, 1), torch.ones(8, 4), loss=torch.mean)
     >>> kept = []
@@ -77,7 +81,8 @@ def train(
     if wrong:
         raise ValueError("; ".join(wrong))
     batch = step.batch_of(knobs.batch, knobs.input_size)
-    count, device = knobs.accumulation or 1, device_of(model)
+    count, device = knobs.accumulation or 1, device_of(model) if across is None else torch.device("cuda", 0)
+    called = model if across is None else across.model
     report = ApplyReport(tuple(_changes(step, knobs)), (), micro_batch_notes(knobs, model))
     loss: list[torch.Tensor] = []
     if knobs.mode is Mode.INFERENCE:
@@ -85,7 +90,7 @@ def train(
             with torch.no_grad(), training_loop_scope(knobs, device):
                 for part in step.micro_batches(batch, count, knobs.batch):
                     part = to_device(part, device, knobs)
-                    for _ in _losses(step, knobs, model, part, device, loss):
+                    for _ in _losses(step, knobs, called, part, device, loss):
                         pass
         kept += loss
         return report
@@ -100,13 +105,16 @@ def train(
         if knobs.update is Update.IN_BACKWARD:
             kept.append(stack.enter_context(_stepping_in_backward(step, knobs, weights)))
         else:
-            optimizer = optimizers.make(step.optimizer, knobs, weights)
+            optimizer = optimizers.make(step.optimizer, knobs, weights, across and across.weights)
+            optimizer = optimizer if across is None else across.optimizer(optimizer)
             kept += [optimizer, scaler]
         for _ in steps:
+            left = count
             for part in step.micro_batches(batch, count, knobs.batch):
-                part = to_device(part, device, knobs)
-                for _ in _losses(step, knobs, model, part, device, loss):
-                    scaler.scale(loss[0]).backward()
+                part, left = to_device(part, device, knobs), left - 1
+                with across.unsynchronised() if across is not None and left else contextlib.nullcontext():
+                    for _ in _losses(step, knobs, called, part, device, loss):
+                        scaler.scale(loss[0]).backward()
             if optimizer is not None:
                 if ends_before(optimizer):
                     break

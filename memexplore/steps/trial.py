@@ -6,6 +6,7 @@ In: a `Step`, `Knobs` and the name of a GPU. Out: a `Trial`, the tape of two ste
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import sys
@@ -23,10 +24,11 @@ from memexplore.knobs.facts import Note, NoteKind
 from memexplore.knobs.inplace.legal import legal_sites, observed
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import InPlace, Knobs, Optimizer, Precision, Update
+from memexplore.knobs.layouts import ON_ONE_GPU, several
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog, undone_after
-from memexplore.steps import optimizers, real_run, training_loop
+from memexplore.steps import optimizers, parallel, real_run, training_loop
 from memexplore.steps.cost import Cost, Meter, measuring
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
@@ -87,8 +89,10 @@ def run(
     target = target_of(knobs, gpu)
     if isinstance(target, str) and targets.is_real(target):
         return _run_on_real_device(step, knobs, target, release)
+    # What other GPUs are sent is not on the tape, so that runs with collectives are not derived from others.
+    record = None if several(knobs) else record_of(step)
     derived = derived_trial(step, knobs, gpu, release, os)
-    return derived or _run(step, knobs, _virtual_gpu(knobs, gpu, release, os), record_of(step))
+    return derived or _run(step, knobs, _virtual_gpu(knobs, gpu, release, os), record)
 
 
 def traced(
@@ -149,19 +153,21 @@ def derived_trial(
 def target_of(knobs: Knobs, gpu: str | Gpu | None) -> str | Gpu:
     """Return where a run takes place: the GPU that the knobs name, else `gpu`, else the default target.
 
-    Allocator settings are those of the whole process, and other tensors live under them: with other settings a run
-    takes place on the virtual GPU that has the numbers of the real one.
+    Allocator settings are those of the whole process, and other tensors live under them: with other settings, and on
+    several GPUs, a run takes place on the virtual GPU that has the numbers of the real one.
 
     >>> target_of(Knobs(gpu="T4"), "cpu"), target_of(Knobs(batch=4), "cpu")
     ('T4', 'cpu')
 
-    Raises ValueError for allocator settings on the CPU.
+    Raises ValueError for allocator settings and several GPUs on the CPU.
     """
     if knobs.gpu is not None:
         return knobs.gpu
     gpu = gpu or targets.default_target()
-    if knobs.settings is None or not targets.is_real(gpu):
+    if not targets.is_real(gpu) or (knobs.settings is None and not several(knobs)):
         return gpu
+    if gpu == targets.CPU and several(knobs):
+        raise ValueError("gpus= are several GPUs, and this target is a CPU: name a GPU as well, such as gpu='T4'")
     if gpu == targets.CPU:
         raise ValueError("settings= are those of the allocator of a GPU, which a CPU does not have: name a GPU as well")
     return targets.gpu_of(gpu)
@@ -268,17 +274,28 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
     with (
         _undisturbed(),
         preserve_model_state(model),
-        capture.virtual(target.gpu, release=target.release, settings=str(target.settings), os=target.os) as device,
+        capture.virtual(
+            target.gpu, release=target.release, settings=str(target.settings), os=target.os, world=knobs.gpus
+        ) as device,
         _virtual_tensors_on_cpu(model),
+        parallel.own_tensors(knobs, model) as originals,
         contextlib.ExitStack() as stack,
     ):
         with capture.record() as recording, recording.ending_out_of_memory():
             recording.end_stacks_at(sys._getframe())
-            # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
-            model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
-            applied = stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites))
-            applied = (applied + training_loop.train(step, knobs, model, steps(), kept, is_known_from)).completed()
+            apply = functools.partial(_apply, stack, knobs, model, sites)
+            across = None
+            if several(knobs):
+                across = parallel.wrapped(step.optimizer, knobs, model, originals, apply)
+                applied = across.applied
+            else:
+                # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
+                model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
+                applied = apply()
+            applied += training_loop.train(step, knobs, model, steps(), kept, is_known_from, across)
+            applied = applied.completed()
         kept.clear()
+        across = None
         applied = applied.without_pending()  # a run that ended out of memory has not called every module
         depends_on_memory = device.properties_read
     tape = recording.tape
@@ -302,6 +319,12 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
     return _Continued(setting, tape.meta)
 
 
+def _apply(stack: contextlib.ExitStack, knobs: Knobs, model: torch.nn.Module, sites: Sites | None) -> ApplyReport:
+    """Apply the knobs of a model on a virtual GPU until a stack is closed."""
+    cuda = torch.device("cuda", 0)
+    return stack.enter_context(apply_to_step(training_loop.knobs_to_apply(knobs), model, sites, cuda))
+
+
 def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
     """Return where activations may overwrite their input in a step with these knobs; one more run finds them."""
     if knobs.inplace is InPlace.AS_WRITTEN:
@@ -314,6 +337,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
         accumulation=None,
         gpu=None,
         settings=None,
+        **ON_ONE_GPU,
     )
     record = record_of(step)
     sites = record.sites.get((plain, target.rules))

@@ -61,6 +61,11 @@ work_from_future: Callable[[Any], Any] = look_up(
     "a finished work whose future holds the outputs; that of a fake group holds nothing",
     NO_PROCESS_GROUPS,
 )
+resolve_group: Callable[[str], Any] = look_up(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "the group of a functional collective, which has its name only",
+    "bytes that DTensors send on a virtual GPU",
+)
 WAIT = replaceable(
     "torch._C._distributed_c10d.Work.wait",
     "the end of an asynchronous collective, until which it keeps its inputs",
@@ -118,3 +123,14 @@ device_of_objects: Callable[[Any], str] = look_up(
     "the device of the tensors by which a collective of objects sends them",
     "collectives of objects on a virtual GPU",
 )
+_module_states: Any = look_up(
+    "torch.distributed._composable_state._module_state_mapping",
+    "the state of modules that `fully_shard` wrapped, which refuses to wrap a module again that was restored",
+    "FSDP2 as a knob",
+)
+
+
+def forget_module_states(modules: list[torch.nn.Module]) -> None:
+    """Forget that modules were wrapped by `fully_shard`."""
+    for module in modules:
+        _module_states.pop(module, None)

@@ -21,6 +21,7 @@ from memexplore.tensor_text import dtype_of, shape_of, tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans, streams
 from memexplore.virtual_gpu.dispatch.work import Work
+from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
 from memexplore.virtual_gpu.kernels.plan import (
     Argument,
@@ -107,7 +108,8 @@ class PlanRunner:
         self.workspaces = workspaces
         self.observer: Observer | None = None
         self.work_log: list[Work] | None = None
-        """Gets the work of every op."""
+        """Gets the work of every op, `traffic_log` what every collective sends."""
+        self.traffic_log: list[traffic.Traffic] | None = None
         self.seconds_of: Callable[[Work], float] = lambda work: 0.0
         self._sizes: dict[int, int] = {}
         """Address -> bytes of the blocks that belong to no tensor."""
@@ -156,6 +158,8 @@ class PlanRunner:
         outputs = plan.outputs
         if self.work_log is not None and plan.work is not None:
             self.work_log.append(plan.work)
+        if self.traffic_log is not None and traffic.is_functional(func):
+            self.traffic_log.append(traffic.of_functional(func, args))
         if self._clock is not None and plan.work is not None:
             self._clock += self.seconds_of(plan.work)
         addresses: dict[int, int] = {}

@@ -17,7 +17,7 @@ from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.kernels import collective_values
+from memexplore.virtual_gpu.kernels import collective_values, traffic
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
 _HELD = "inputs_of_running_collective"
@@ -46,6 +46,8 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     outputs, inputs = _tensors(given)
     name = schema.name.removeprefix("c10d::")
+    if runner.traffic_log is not None:
+        runner.traffic_log.append(traffic.of(name, given, outputs, inputs))
     with runner:
         buffers = _buffers(name, given)
         _tag(runner, buffers)
