@@ -43,7 +43,8 @@ class Rope(nn.Module):
         cos, sin = self._at(positions)
         turned_first = cos * first - sin * second
         turned_second = sin * first + cos * second
-        return torch.cat((turned_first.unsqueeze(-1), turned_second.unsqueeze(-1)), dim=-1).reshape(x.shape).contiguous()
+        turned = torch.cat((turned_first.unsqueeze(-1), turned_second.unsqueeze(-1)), dim=-1)
+        return turned.reshape(x.shape).contiguous()
 
 
 def attention(query, key, value, mask):

@@ -296,8 +296,8 @@ def test_context_parallel_holds_the_part_of_the_sequence(backend):
             with torch.no_grad():
                 result = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             assert result.shape == (1, 4, 256, 64)
-            # Keys and values of all ranks are 4 * 2 parts of 128 KiB. The scores of a quarter of the rows would be 2 MiB
-            # in each of several tensors.
+            # Keys and values of all ranks are 4 * 2 parts of 128 KiB. The scores of a quarter of the rows would be
+            # 2 MiB in each of several tensors.
             assert torch.cuda.max_memory_allocated() - before < 2 * MIB + MIB // 2
 
 
