@@ -30,7 +30,7 @@ def patches(release: tuple[int, int]) -> list[Patch]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def truncated_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not all(map(is_virtual, _inner(tensor))):
+            if not any(map(is_virtual, _inner(tensor))):
                 return original(tensor, *args, **kwargs)
             if release >= _DRAWS_AGAIN and tensor.is_cuda:
                 with _Outside(passes(tensor.numel(), *args)):
@@ -78,7 +78,7 @@ class _Outside(TorchFunctionMode):
 
 
 def _inner(tensor: torch.Tensor) -> Iterable[Any]:
-    """Return the tensors that a wrapper such as a DTensor consists of, or the tensor itself."""
+    """Return what a wrapper such as a DTensor consists of, which also has its mesh, or the tensor itself."""
     if not hasattr(tensor, FLATTEN):
         return (tensor,)
     return (getattr(tensor, name) for name in getattr(tensor, FLATTEN)()[0])
