@@ -29,6 +29,7 @@ LEVELS = [
         "torch_internals",
     },
     {"tape", "gpu_catalogue"},
+    {"rented_gpus"},
     {"allocator"},
     {"tape_file"},
     {"analysis"},

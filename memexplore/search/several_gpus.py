@@ -24,8 +24,8 @@ _FEWEST_ACTIVATIONS = 4
 def fewest_gpus(log: RunLog) -> list[Knobs]:
     """Return the setting with the fewest GPUs of the given kind on which the step fits, sharded, as a list.
 
-    The step as written comes first. Where it fits no node, checkpointing of every block is tried, then the setting that
-    trains the same in the least memory, unless these fit one GPU.
+    The step as written comes first. Where it fits no node, the setting that trains the same in the least memory is
+    tried, then checkpointing of every block, unless these fit one GPU.
     """
     for knobs in _to_shard(log):
         for count in _COUNTS:
@@ -63,13 +63,13 @@ def _to_shard(log: RunLog) -> Iterable[Knobs]:
     if log.as_written.fits:
         return
     yield Knobs()
-    # What sharding leaves are activations.
-    log.run([_RECOMPUTED])
     same_training = [knobs for knobs in log.points() if not candidates.altered(knobs, log.model)]
     smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
-    for knobs in dict.fromkeys((_RECOMPUTED, smallest)):
-        if knobs in log.outcomes and knobs != Knobs() and not log.outcomes[knobs].fits:
-            yield knobs
+    if smallest != Knobs() and not log.outcomes[smallest].fits:
+        yield smallest
+    # Where one GPU is too small for weights and states, checkpointing was not run alone.
+    if _RECOMPUTED not in log.outcomes and log.need(Knobs()).constant > log.gpu.capacity:
+        yield _RECOMPUTED
 
 
 def _sharded(knobs: Knobs, count: int) -> Knobs:
@@ -78,6 +78,8 @@ def _sharded(knobs: Knobs, count: int) -> Knobs:
 
 def _least(log: RunLog, knobs: Knobs, count: int, kernels: int = 1) -> float:
     """Return bytes that each of several GPUs needs at least: its shard, and the activations of its own batch."""
+    if knobs not in log.outcomes:
+        return log.need(Knobs()).constant / count
     need = log.need(knobs)
     return need.constant / count + need.activations / kernels
 

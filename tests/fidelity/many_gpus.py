@@ -1,0 +1,67 @@
+"""Published peaks of several GPUs beside what one rank of the virtual GPU allocates (docs/many_gpus.md).
+
+`python -m tests.fidelity.many_gpus` prints the table; with a folder that holds torchtitan at the commit
+`TORCHTITAN`, its `train.py` is run too.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import memexplore as mx
+from tests.fidelity import sharded_lm, torchtitan
+
+MIB = 2**20
+REPORT = "brandon-snider/cs336-a2@49cf3d4 writeup.typ, optimizer state sharding"
+BENCHMARK = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
+
+
+class Row(NamedTuple):
+    """A peak that others measured; both values in the unit and with the digits of the source."""
+
+    what: str
+    gpus: int
+    published: str
+    predicted: str
+    source: str
+
+
+PUBLISHED = {False: ("7804.65", "34104.87", "31564.80"), True: ("7804.65", "26312.84", "23723.84")}
+"""Sharded optimizer or not -> means of both ranks, MB of 2^20 bytes: model made, before the update, in the update."""
+
+
+def sharded_optimizer() -> Iterator[Row]:
+    """Run two ranks of a model of two billion parameters with and without a sharded optimizer."""
+    for sharded, published in PUBLISHED.items():
+        ranks = []
+        for rank in (0, 1):
+            with mx.virtual("H100", release="2.6", world=2, rank=rank):
+                ranks.append(sharded_lm.train(sharded))
+        name = "sharded optimizer" if sharded else "the same with AdamW on every rank"
+        for field, expected in zip(ranks[0]._fields, published, strict=True):
+            mean = statistics.mean(getattr(peaks, field) for peaks in ranks)
+            what = f"LM of 2 B parameters, {name}, {field}, allocated MB"
+            yield Row(what, 2, expected, f"{mean / MIB:.2f}", REPORT)
+
+
+def torchtitan_runs(folder: pathlib.Path) -> Iterator[Row]:
+    """Run torchtitan's own `train.py` of December 2024 as one of 8 and of 128 ranks."""
+    for world, published in torchtitan.PUBLISHED.items():
+        predicted = torchtitan.reserved(folder, world)
+        what = "torchtitan's train.py, Llama 3.1 8B, FSDP2, 2 x 8 192 tokens, reserved GiB"
+        yield Row(what, world, published, predicted, BENCHMARK)
+
+
+def main() -> None:
+    rows = [*sharded_optimizer(), *(torchtitan_runs(pathlib.Path(sys.argv[1])) if sys.argv[1:] else ())]
+    print("| run | GPUs | published | memexplore | source |\n|---|---|---|---|---|")
+    for row in rows:
+        print("|", " | ".join(map(str, row)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

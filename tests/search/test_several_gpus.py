@@ -1,0 +1,63 @@
+"""Advice for a step whose weights, gradients and states are too large for one GPU."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.search.advice import Advice
+from memexplore.search.advise import advise
+from memexplore.search.setting_text import setting_text
+from memexplore.steps.step import Step
+
+PRICES = {"A10G": 1.5, "2xT4": 1.6, "4xT4": 2.0, "L40S": 3.0}
+
+
+@functools.cache
+def large() -> Advice:
+    """Six weights of 1 GiB are 24 GiB with gradients and states: a T4 has 14.6, an A10G 22.5, two T4 29.
+
+    FSDP2 holds 12 GiB of them on each of two GPUs, and two gathered layers and a gradient of 1 GiB each: too much.
+    On four it holds 6 GiB.
+    """
+    layers = Step(
+        lambda: nn.Sequential(*(nn.Linear(1 << 14, 1 << 14, bias=False) for _ in range(6))),
+        torch.zeros(2, 1 << 14),
+        loss=torch.mean,
+        optimizer=torch.optim.AdamW,
+    )
+    return advise(layers, "T4", budget=1, progress=None, prices=PRICES)
+
+
+def test_the_fewest_gpus_that_fit_are_an_option():
+    assert Knobs(gpus=4, strategy="fsdp2") in [option.knobs for option in large().options]
+    assert Knobs(gpus=2, strategy="fsdp2") not in [option.knobs for option in large().options]
+
+
+def test_the_cheapest_set_to_rent_is_named_with_its_price():
+    assert large().rented.knobs == Knobs(gpus=4, strategy="fsdp2")
+    assert "The cheapest set to rent on which it fits: 4 × T4 for 2.00 $ an hour (prices as given)." in str(large())
+
+
+def test_settings_of_other_gpus_are_not_among_those_tried():
+    assert [outcome.knobs for outcome in large().tried if outcome.knobs.gpus or outcome.knobs.gpu] == []
+
+
+def test_a_step_that_fits_needs_no_other_gpus():
+    small = advise(Step(nn.Linear(8, 8), torch.zeros(2, 8), loss=torch.mean), "T4", budget=1, progress=None)
+    assert small.rented is None
+    assert [option.knobs for option in small.options] == [Knobs()]
+
+
+def test_several_gpus_as_text():
+    assert setting_text(Knobs(gpu="A10G", gpus=4, strategy="fsdp2")) == "4 GPUs, A10G, with strategy fsdp2"
+
+
+@pytest.mark.parametrize(("prices", "reason"), [({"8xT4": 0}, "dollars an hour"), ({"Z9": 1.0}, "Z9")])
+def test_prices_that_are_none_are_refused(prices, reason):
+    with pytest.raises(ValueError, match=reason):
+        advise(Step(nn.Linear(8, 8), torch.zeros(2, 8), loss=torch.mean), "T4", prices=prices)
