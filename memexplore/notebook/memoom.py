@@ -96,8 +96,7 @@ class OutOfMemoryWatch:
             case ["free"]:
                 print(self.free())
             case ["free", "--out"]:
-                self._drop_outputs()
-                print(self.free())
+                print(self.free(outputs=True))
             case ["save", name]:
                 self._save(pathlib.Path(name.strip("\"'")).expanduser())
             case _:
@@ -308,8 +307,8 @@ class OutOfMemoryWatch:
             self._shell.set_next_input(code)
         return text
 
-    def free(self) -> str:
-        """Free what failed cells still hold, and return what came back as a sentence."""
+    def free(self, outputs: bool = False) -> str:
+        """Free what failed cells hold, with `outputs` what `Out` holds too; return what came back as a sentence."""
         from memexplore.postmortem.release import release
 
         shell = self._shell
@@ -319,7 +318,7 @@ class OutOfMemoryWatch:
         for name in ("tb", "value", "etype"):
             if formatter is not None and hasattr(formatter, name):
                 setattr(formatter, name, None)
-        return release(errors).text
+        return release(errors, self._drop_outputs if outputs else None).text
 
     def _drop_outputs(self) -> None:
         outputs = self._shell.user_ns.get("Out", {})

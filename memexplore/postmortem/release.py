@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -38,10 +38,11 @@ are reserved now.'
         return f"{freed}: {now}. {cached}, {size_text(self.reserved_now)} are reserved now."
 
 
-def release(errors: Iterable[BaseException | None]) -> Freed:
+def release(errors: Iterable[BaseException | None], drop: Callable[[], object] | None = None) -> Freed:
     """Free what the frames of errors and of their causes hold, what a failed backward pass left, and cached blocks.
 
-    The errors have no traceback afterwards, so that `%debug` has nothing to show; variables of the notebook stay.
+    `drop` is a function that drops references to more; what this frees is counted too. The errors have no traceback
+    afterwards, so that `%debug` has nothing to show; variables of the notebook stay.
 
     >>> def fail(large):
     ...     raise ValueError("no")
@@ -54,6 +55,8 @@ def release(errors: Iterable[BaseException | None]) -> Freed:
     True
     """
     before = _held()
+    if drop is not None:
+        drop()
     for error in (*errors, *last_errors()):
         if error is not None:
             without_locals(error)

@@ -102,6 +102,7 @@ def test_output_of_the_notebook_is_named(on_gpu: Shell, found: list[PostMortem])
     assert "Out[" in found[0].sentences[-1]
     assert found[0].suggestions[0].code == "%memoom free --out"
     on_gpu.run("%memoom free --out").raise_error()
+    assert on_gpu.text.startswith(f"Freed {150 * MIB:,} bytes")
     on_gpu.run('x = torch.empty(200 << 20, dtype=torch.uint8, device="cuda")').raise_error()
 
 
