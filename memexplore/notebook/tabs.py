@@ -13,8 +13,9 @@ from memexplore.codegen.own_code import OwnCode
 from memexplore.figures.tradeoff import largest_batches, tradeoff
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.view import Tab
-from memexplore.search.advice import Advice, on_base
+from memexplore.search.advice import Advice
 from memexplore.search.candidates import LargestBatch
+from memexplore.search.setting_text import on_base
 from memexplore.steps.outcome import Outcome, extra_flops, point
 from memexplore.steps.sentences import percent_text
 from memexplore.steps.step import Step

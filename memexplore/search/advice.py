@@ -12,9 +12,12 @@ from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import budget, short_name
 from memexplore.figures.values import form
+from memexplore.knobs import layouts
 from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.rented_gpus import RentedSet
 from memexplore.search.candidates import LargestBatch
 from memexplore.search.results_table import Line, html_table, sent_cells, sent_columns, text_table
+from memexplore.search.setting_text import on_base, on_other_gpus, setting_text
 from memexplore.search.trainings import training_text
 from memexplore.steps.outcome import Outcome, point, slow_down
 from memexplore.units import signed_percent, size_text
@@ -26,8 +29,6 @@ _TIME_TOLERANCE, _MEMORY_TOLERANCE = 1.01, 1.02
 """An option is listed only if it saves at least 1 % of the time or 2 % of the memory of another."""
 _LITTLE = 0.05
 """Small changes may be enough where at most this share of the memory of the GPU is missing."""
-_MAX_NAMES = 3
-"""More layers than these are given by the first and the last name."""
 
 
 class Subject(enum.StrEnum):
@@ -36,6 +37,15 @@ class Subject(enum.StrEnum):
     STEP = enum.auto()
     CELL = enum.auto()
     """A notebook cell, of whose batch no more is known than a variable that seems to be its size."""
+
+
+class Rented(NamedTuple):
+    """A set of GPUs on which a setting fits."""
+
+    knobs: Knobs
+    set: RentedSet
+    source: str
+    """Where the prices are from."""
 
 
 class Option(NamedTuple):
@@ -92,35 +102,6 @@ class Option(NamedTuple):
         return f"{setting_text(self.knobs)}: {', '.join(parts)}"
 
 
-def setting_text(knobs: Knobs) -> str:
-    """Return a setting as text, with the first and the last name of more than three layers.
-
-    >>> setting_text(Knobs(frozen=["embed", "layers.0", "layers.1", "layers.2"], batch=4))
-    'batch 4, frozen embed … layers.2 (4 layers)'
-    >>> setting_text(Knobs(gpu="H200", checkpoint="sqrt"))
-    'a larger GPU, H200, with checkpoint sqrt'
-    """
-    if knobs.gpu is not None:
-        rest = knobs.replace(gpu=None)
-        return f"a larger GPU, {knobs.gpu}" + (f", with {setting_text(rest)}" if rest != Knobs() else "")
-    short: dict[str, tuple[str, ...]] = {}
-    for field in ("frozen", "lora"):
-        names = getattr(knobs, field)
-        if len(names) > _MAX_NAMES:
-            short[field] = (f"{names[0]} … {names[-1]} ({len(names)} layers)",)
-    return str(knobs.replace(**short))
-
-
-def on_base(knobs: Knobs, base: Knobs) -> Knobs:
-    """Return a setting with the GPU, the batch and the input size of another, where it does not name its own.
-
-    >>> str(on_base(Knobs(accumulation=2), Knobs(batch=64, gpu="T4"))), str(on_base(Knobs(batch=8), Knobs(batch=64)))
-    ('batch 64, accumulation 2, gpu T4', 'batch 8')
-    """
-    given = {name: getattr(base, name) for name in ("gpu", "batch", "input_size") if getattr(knobs, name) is None}
-    return knobs.replace(**given)
-
-
 _WRITTEN = Knobs()
 _COLUMNS = ("largest batch", "training")
 
@@ -143,6 +124,8 @@ class Advice:
     """The tried settings that train the same as the step as written."""
     too_small: Outcome | None = None
     """The step as written on the largest GPU of the catalogue, if it does not fit there."""
+    rented: Rented | None = None
+    """The cheapest set of GPUs to rent on which the step fits, if it does not fit as written."""
     base: Knobs = _WRITTEN
     """The batch and the input size of the step where they are not those written; the settings do not name them."""
     subject: Subject = Subject.STEP
@@ -258,7 +241,15 @@ class Advice:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The answer in sentences, for above the options."""
-        return (self._answer(), *self._little(), *self._nearest(), *self._largest_gpu(), *self._ended(), *self._title())
+        return (
+            self._answer(),
+            *self._little(),
+            *self._nearest(),
+            *self._largest_gpu(),
+            *self._rented(),
+            *self._ended(),
+            *self._title(),
+        )
 
     def _answer(self) -> str:
         written, needed = self.as_written, self.as_written.peak_reserved
@@ -293,7 +284,7 @@ class Advice:
     def _nearest(self) -> Iterator[str]:
         """The settings nearest to fitting, where none fits with the batch of the step."""
         written = self.as_written
-        if any(option.knobs.gpu is None and not _is_smaller(option.knobs) for option in self.options):
+        if any(not on_other_gpus(option.knobs) and not _is_smaller(option.knobs) for option in self.options):
             return
         least = self.nearest
         same = min((one for one in self.tried if one.knobs in self.same_training), key=lambda one: one.peak_reserved)
@@ -312,15 +303,21 @@ class Advice:
             fits = f"{self._as_written} it fits no GPU of the catalogue"
             yield f"{fits}: the largest, the {name}, lacks {size_text(missing)}."
 
+    def _rented(self) -> Iterator[str]:
+        if self.rented is not None:
+            setting = self.rented.knobs.replace(gpu=None, **layouts.ON_ONE_GPU)
+            rest = "" if setting == Knobs() else f" with {setting_text(setting)}"
+            yield f"The cheapest set to rent on which it fits{rest}: {self.rented.set} ({self.rented.source})."
+
     def _title(self) -> Iterator[str]:
-        same_gpu = [option for option in self.options if option.knobs.gpu is None]
+        same_gpu = [option for option in self.options if not on_other_gpus(option.knobs)]
         if any(not _is_smaller(option.knobs) for option in same_gpu):
             count = len(self.tried)
             yield f"{'1 setting was' if count == 1 else f'{count} settings were'} run. These fit, cheapest first:"
         elif same_gpu:
-            yield "With another batch or GPU these fit, cheapest first:"
+            yield "With another batch or GPU, or several GPUs, these fit, cheapest first:"
         elif self.options:
-            yield "On another GPU it fits:"
+            yield "On another GPU, or several, it fits:"
 
 
 def _is_smaller(knobs: Knobs) -> bool:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
-from memexplore import gpu_catalogue, targets
+from memexplore import gpu_catalogue, rented_gpus, targets
 from memexplore.capture import release_or_installed
 from memexplore.knobs.knobs import CheckpointKind, Knobs
 from memexplore.search import batch_search, candidates, combinations
-from memexplore.search.advice import Advice, Option, misses_little, on_base
+from memexplore.search.advice import Advice, Option, Rented, misses_little
 from memexplore.search.candidates import Candidate, LargestBatch
 from memexplore.search.estimates import SearchPoint, cannot_fit, estimated
 from memexplore.search.executors import open_runner
 from memexplore.search.larger_gpus import smallest_larger_gpu
 from memexplore.search.progress import Reporting, report_of, shown_in_place
 from memexplore.search.run_log import RunLog
+from memexplore.search.setting_text import on_base, on_other_gpus
+from memexplore.search.several_gpus import cheapest_rented, fewest_gpus
 from memexplore.steps.outcome import Outcome, RunSetting, run_unlimited
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
@@ -52,27 +54,30 @@ def advise(
     found: Callable[[Advice], object] | None = None,
     run_setting: RunSetting = run_unlimited,
     base: Knobs | None = None,
+    prices: Mapping[str, float] | None = None,
 ) -> Advice:
     """Search the knobs for settings with which a step fits a GPU; every setting of the answer is run.
 
     First the step as written and every knob that may fit by itself are run, those expected to fit first, then
     combinations expected to fit, until nothing better is found: at most `budget` runs. A knob whose savings cannot be
     enough, because what it leaves as it is exceeds the GPU, is run in combinations only. Where at most 5 % of the bytes
-    are missing, small changes come first. Further runs, not counted in the budget: the step on larger GPUs in ascending
-    memory, if it does not fit as written; and for every option the largest batch that fits and the next larger one.
+    are missing, small changes come first. Further runs, not counted in the budget: if the step does not fit as written,
+    the step on larger GPUs in ascending memory, sharded by FSDP2 on 2, 4 and 8 of the given GPU, and on sets that can
+    be rented in ascending price; and for every option the largest batch that fits and the next larger one.
     If nothing fits within an acceptable time, the best settings get the largest batch that does.
 
     The order of the options: as written if that fits; then settings that train the same (autocast counts as the
     same, and micro-batches without batch norm); then settings that change the training (a smaller batch or input,
-    frozen layers, adapters, another optimizer, no fp32 weights); each by expected time, then by the number of knobs; a
-    larger GPU last. Inference is never advice for a training step.
+    frozen layers, adapters, another optimizer, no fp32 weights); each by expected time, then by the number of knobs;
+    several GPUs, the cheapest set to rent and a larger GPU last. Inference is never advice for a training step.
 
     Default: the real GPU if usable, else a virtual T4. Advice is always predicted: ``cuda`` stands for the
     virtual GPU with the numbers of this machine's. For `executor` and `progress` see `sweep`; the total of `progress`
     is an estimate until the last run is done; a notebook also shows the options found so far. `found` is called with
     the advice so far after every run, before `progress`. `run_setting` runs a setting, by default with unlimited
     memory. `base` has the batch and the input size for which advice is wanted, by default those of the step: "as
-    written" then means the step with these.
+    written" then means the step with these. `prices` maps sets to rent, such as ``"8xH100"`` or ``"p4d.24xlarge"``, to
+    dollars an hour, by default those of a provider (`rented_gpus.SOURCE`).
 
     >>> import torch
     >>> step = Step(torch.nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
@@ -90,6 +95,7 @@ def advise(
         raise ValueError(f"base= may have {' and '.join(_OF_BASE)} only, not {', '.join(sorted(others))}")
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
+    sets = rented_gpus.rented_sets(prices)
     name = _virtual_gpu(gpu or targets.default_target())
     device = gpu_catalogue.find(name).for_release(release_or_installed(release))
     with open_runner(
@@ -119,7 +125,10 @@ def advise(
                 raise log.errors[Knobs()]
             _search(log, step, candidates.single_candidates(step, device, base), budget)
             larger, on_largest = smallest_larger_gpu(log, release)
-            options, largest = _with_largest_batches(log, larger)
+            several = fewest_gpus(log)
+            rented, set_to_rent = cheapest_rented(log, sets, release)
+            elsewhere = list(dict.fromkeys([*several, *rented, *larger]))
+            options, largest = _with_largest_batches(log, elsewhere)
         except KeyboardInterrupt:
             if Knobs() not in log.outcomes:
                 raise
@@ -130,7 +139,9 @@ def advise(
         log.end()
         if show is not None:
             show(None)
-    return _advice(log, options, largest, on_largest)
+    source = rented_gpus.SOURCE if prices is None else "prices as given"
+    found_set = None if set_to_rent is None else Rented(rented[0], set_to_rent, source)
+    return dataclasses.replace(_advice(log, options, largest, on_largest), rented=found_set)
 
 
 def _advice(
@@ -140,14 +151,16 @@ def _advice(
     too_small: Outcome | None = None,
 ) -> Advice:
     # The batches run in the search for the largest are not settings that were tried as advice.
-    tried = [one for knobs, one in log.outcomes.items() if knobs.gpu is None and knobs.batch is None]
+    tried = [one for knobs, one in log.outcomes.items() if not on_other_gpus(knobs) and knobs.batch is None]
     smaller = [option.outcome for option in options if option.knobs.batch is not None]
     return Advice(
         gpu=log.gpu,
         as_written=log.as_written,
         options=tuple(option._replace(code=log.code(option.knobs)) for option in options),
         tried=(*tried, *smaller),
-        errors={knobs: error for knobs, error in log.errors.items() if knobs.batch is None and knobs.gpu is None},
+        errors={
+            knobs: error for knobs, error in log.errors.items() if knobs.batch is None and not on_other_gpus(knobs)
+        },
         largest=largest or {},
         same_training=frozenset(one.knobs for one in tried if not candidates.altered(one.knobs, log.model)),
         too_small=too_small,

@@ -13,11 +13,12 @@ from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import candidates
-from memexplore.search.advice import Option, on_base, rank, undominated
+from memexplore.search.advice import Option, rank, undominated
 from memexplore.search.combinations import ACCEPTABLE_SLOW_DOWN
 from memexplore.search.estimates import Need, SearchPoint, need_of
 from memexplore.search.executors import RunAll
 from memexplore.search.progress import Progress, estimate_seconds_left
+from memexplore.search.setting_text import on_base, on_other_gpus
 from memexplore.search.workers import Done
 from memexplore.steps.outcome import Outcome, extra_flops, slow_down
 from memexplore.steps.step import Step
@@ -109,7 +110,7 @@ class RunLog:
         return {
             knobs: self.point(knobs, one)
             for knobs, one in self.outcomes.items()
-            if knobs.batch is None and knobs.gpu is None
+            if knobs.batch is None and not on_other_gpus(knobs)
         }
 
     def point(self, knobs: Knobs, outcome: Outcome) -> SearchPoint:

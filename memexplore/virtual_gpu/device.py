@@ -40,6 +40,7 @@ from memexplore.virtual_gpu.patches import (
     storages,
     table,
     threads,
+    truncated_normal,
     user_classes,
     wrappers,
 )
@@ -195,6 +196,7 @@ class VirtualGpu:
             *user_classes.rows(),
             *moves.lazy.rows(moves.exchange),
             *table.rows_of_release(release),
+            *truncated_normal.patches(release),
             *threads.Threads(self.mode, renaming).patches(),
             *processes.patches(),
             *distributed.patches(self.mode),

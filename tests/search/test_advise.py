@@ -12,9 +12,10 @@ from torch import nn
 from memexplore import gpu_catalogue
 from memexplore.codegen import lines
 from memexplore.knobs.knobs import Knobs
-from memexplore.search.advice import Advice, Option, setting_text
+from memexplore.search.advice import Advice, Option
 from memexplore.search.advise import advise
 from memexplore.search.results_table import bar
+from memexplore.search.setting_text import setting_text
 from memexplore.steps.out_of_memory import fits
 from memexplore.steps.outcome import run_outcome
 from memexplore.steps.step import Step

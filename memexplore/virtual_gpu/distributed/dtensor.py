@@ -39,11 +39,12 @@ def patches() -> list[Patch]:
     """Return the patches of DTensor."""
     fake = plain_fake_mode()
     return [
+        # Outermost: only torch's own caches can be cleared.
+        Call(forget_shardings, forget_shardings),
         Replace(PROPAGATE.owner, PROPAGATE.name, _without_modes(PROPAGATE.value)),
         *(Replace(found.owner, found.name, once_for_equal_elements(found.value)) for found in PROPAGATE_SHARDING),
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
-        Call(forget_shardings, forget_shardings),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
         Insert(vars(SHARDED_PARAMETER), "type", _type_on_gpu),
         *(Insert(table.TABLE, op, {table.Kind.OPS: _WRAPPING}) for op in WRAP_TENSOR),

@@ -6,7 +6,6 @@ them; `memexplore.virtual_gpu.device` joins all patches in the order in which th
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections.abc import Callable
@@ -87,7 +86,6 @@ def rows(
         Replace(*HIGHER_ORDER_CALL, higher_order.calling(HIGHER_ORDER_CALL.value, compiling.runs_compiled_code)),
         Replace(*internals.MODULE_APPLY, _method(moves.apply)),
         Replace(*internals.PARSE_TO, parsing(internals.PARSE_TO.value)),
-        Replace(*internals.TRUNCATED_NORMAL, _truncated_normal(internals.TRUNCATED_NORMAL.value)),
         Replace(*internals.ENGINE_RUN_BACKWARD, without_own_frames(in_backward(renaming, _run_backward()))),
         Replace(*internals.USE_CUDNN_RNN, lambda: True),
         Replace(*internals.GROUP_TENSORS, _grouped(internals.GROUP_TENSORS.value)),
@@ -147,16 +145,6 @@ class _SaveOnCpu(torch.autograd.graph.save_on_cpu):
 
 def _run_backward() -> Callable[..., Any]:
     return streams.by_engine(failed_backward.emptying_queue(internals.ENGINE_RUN_BACKWARD.value))
-
-
-def _truncated_normal(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`trunc_normal_`, whose rejection loop ends when no value lies outside: a virtual tensor has no values."""
-
-    @functools.wraps(original)
-    def truncated_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return tensor if is_virtual(tensor) else original(tensor, *args, **kwargs)
-
-    return truncated_normal
 
 
 def _is_acceptable(original: Callable[..., Any]) -> Callable[..., Any]:

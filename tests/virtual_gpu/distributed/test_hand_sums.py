@@ -62,8 +62,8 @@ class Block(nn.Module):
 
 
 def gathered(number: int) -> Counter[int]:
-    """For each block the gathered parts of all ranks, and the parameter that is copied out of them."""
-    return Counter([WORLD * shard(rows, number) for rows in ROWS] + [whole(rows, number) for rows in ROWS])
+    """For each block the gathered parts of all ranks, and the parameter with its padding, copied out of them."""
+    return Counter(2 * [WORLD * shard(rows, number) for rows in ROWS])
 
 
 def reduced(number: int, reduce: int) -> Counter[int]:

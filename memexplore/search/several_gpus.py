@@ -1,0 +1,87 @@
+"""A step that does not fit one GPU on several: the fewest of the given kind, and the cheapest set that can be rented.
+
+In: the log of a search, which has run the step as written. Out: settings that were run and fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from memexplore import gpu_catalogue
+from memexplore.capture import release_or_installed
+from memexplore.knobs.knobs import Knobs, Strategy
+from memexplore.rented_gpus import RentedSet
+from memexplore.search import candidates
+from memexplore.search.run_log import RunLog
+from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
+
+_COUNTS = tuple(count for count in (2, 4, 8) if count <= GPUS_OF_A_NODE)
+_RECOMPUTED = Knobs(checkpoint="every 1")
+_FEWEST_ACTIVATIONS = 4
+"""Other kernels need no less than this fraction of the bytes of activations."""
+
+
+def fewest_gpus(log: RunLog) -> list[Knobs]:
+    """Return the setting with the fewest GPUs of the given kind on which the step fits, sharded, as a list.
+
+    The step as written comes first. Where it fits no node, checkpointing of every block is tried, then the setting that
+    trains the same in the least memory, unless these fit one GPU.
+    """
+    for knobs in _to_shard(log):
+        for count in _COUNTS:
+            setting = _sharded(knobs, count)
+            if _least(log, knobs, count) <= log.gpu.capacity and _fits(log, setting):
+                return [setting]
+    return []
+
+
+def cheapest_rented(
+    log: RunLog, sets: Sequence[RentedSet], release: str | None
+) -> tuple[list[Knobs], RentedSet | None]:
+    """Return the cheapest of the sets on which the step fits, and its setting as a list.
+
+    On several GPUs the step is sharded. The settings are those of `fewest_gpus`.
+    """
+    for knobs in _to_shard(log):
+        failed: dict[str, int] = {}
+        for each in sets:
+            gpu = gpu_catalogue.find(each.gpu).for_release(release_or_installed(release))
+            given = gpu.capacity == log.gpu.capacity and gpu.key == log.gpu.key
+            of_gpu = knobs if given else knobs.replace(gpu=gpu.key)
+            setting = of_gpu if each.gpus == 1 else _sharded(of_gpu, each.gpus)
+            kernels = 1 if given else _FEWEST_ACTIVATIONS
+            if each.gpus <= failed.get(gpu.key, 0) or _least(log, knobs, each.gpus, kernels) > gpu.capacity:
+                continue
+            if _fits(log, setting):
+                return [setting], each
+            failed[gpu.key] = each.gpus
+    return [], None
+
+
+def _to_shard(log: RunLog) -> Iterable[Knobs]:
+    """Yield the settings to run on several GPUs: none where the step fits one."""
+    if log.as_written.fits:
+        return
+    yield Knobs()
+    # What sharding leaves are activations.
+    log.run([_RECOMPUTED])
+    same_training = [knobs for knobs in log.points() if not candidates.altered(knobs, log.model)]
+    smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
+    for knobs in dict.fromkeys((_RECOMPUTED, smallest)):
+        if knobs in log.outcomes and knobs != Knobs() and not log.outcomes[knobs].fits:
+            yield knobs
+
+
+def _sharded(knobs: Knobs, count: int) -> Knobs:
+    return knobs.replace(gpus=count, strategy=Strategy.FSDP2)
+
+
+def _least(log: RunLog, knobs: Knobs, count: int, kernels: int = 1) -> float:
+    """Return bytes that each of several GPUs needs at least: its shard, and the activations of its own batch."""
+    need = log.need(knobs)
+    return need.constant / count + need.activations / kernels
+
+
+def _fits(log: RunLog, setting: Knobs) -> bool:
+    log.run([setting])
+    return setting in log.outcomes and log.outcomes[setting].fits
