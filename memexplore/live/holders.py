@@ -27,7 +27,7 @@ _DEPTH = 8
 """Objects on the way from a tensor to a variable, and so walks, at most."""
 _TENSORS = 3
 _GROUPS = 4
-"""Groups with a tensor of Python whose tensors are followed."""
+"""Groups that are followed to their variables, of those with a tensor that an object of Python holds."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _STORED = r"\s*(\.(append|appendleft|add|extend|insert|update|setdefault)\(|\[[^\]]*\]\s*=[^=]|\+=|\|=)"
 
@@ -73,8 +73,10 @@ def holders(groups: Sequence[Sequence[Any]], seconds: float) -> list[str]:
     ways = _ways(ranks)
     is_complete = True
     walk = 1.5 * (time.thread_time() - began)  # the walk for tensors stops at the class of each object
-    for _ in range(_DEPTH):
+    for depth in range(_DEPTH):
         _end_at_variables(ways)
+        if depth == 1:
+            ways = _first_groups(ways)
         if not _is_open(ways):
             break
         began = time.thread_time()
@@ -104,7 +106,17 @@ def _ways(ranks: Mapping[int, int]) -> list[_Way]:
                 continue
             if rank is not None and len(of_rank := found.setdefault(rank, [])) < _TENSORS:
                 of_rank.append(_Way(rank, each))
-    return [way for rank in sorted(found)[:_GROUPS] for way in found[rank]]
+    return [way for rank in sorted(found) for way in found[rank]]
+
+
+def _first_groups(ways: Sequence[_Way]) -> list[_Way]:
+    """Return the ways of the first groups that are held, after a step.
+
+    Saved tensors of a virtual GPU are objects of Python which the autograd graph alone holds: no way leads further.
+    """
+    held = dict.fromkeys(way.rank for way in ways if way.is_open or way.found)
+    first = set(list(held)[:_GROUPS])
+    return [way for way in ways if way.rank in first]
 
 
 def _tensor_classes() -> set[type]:

@@ -136,6 +136,23 @@ def test_who_holds_a_graph_is_found_by_its_result(device):
     assert live.held_by(60) == [f"{__file__}:{line_of('losses.append(')} losses.append(loop.loss(4096))"]
 
 
+@BOTH
+def test_a_loss_that_holds_a_graph_of_many_layers_is_found(device):
+    # On a virtual GPU the saved tensors of all layers are objects of Python, and they come before the loss.
+    with on(device):
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        history = []
+        with mx.watch(model, every=10) as live:
+            for _ in range(STEPS):
+                loss = model(torch.randn(256, 64, device=device)).sum()
+                loss.backward(retain_graph=True)
+                optimizer.step()
+                optimizer.zero_grad()
+                history.append(loss)
+    assert live.held_by(60) == [f"{__file__}:{line_of('history.append(loss)')} history.append(loss)"]
+
+
 def row(step: int, allocated: int) -> StepRow:
     return StepRow(step, 0.1, allocated + MIB, None, allocated, "", allocated + 2 * MIB)
 
