@@ -1,0 +1,22 @@
+"""Published peaks of several GPUs, to their printed digits; torchtitan's are run by the command of docs/many_gpus.md."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests.fidelity import many_gpus
+
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs/many_gpus.md"
+
+
+@pytest.mark.filterwarnings("ignore:barrier:UserWarning")
+def test_a_sharded_optimizer_has_the_published_peaks():
+    rows = list(many_gpus.sharded_optimizer(True))
+    assert [row.predicted for row in rows] == [row.published for row in rows]
+
+
+def test_the_document_has_the_published_values():
+    text = DOCUMENT.read_text()
+    assert all(value in text for values in many_gpus.PUBLISHED.values() for value in values)
