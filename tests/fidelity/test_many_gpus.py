@@ -1,4 +1,4 @@
-"""Published peaks of several GPUs, to their printed digits; torchtitan's are run by the command of docs/many_gpus.md."""
+"""Published peaks of several GPUs, to their printed digits; docs/many_gpus.md has the command for torchtitan's."""
 
 from __future__ import annotations
 
