@@ -51,5 +51,7 @@ def test_a_sharded_tensor_is_drawn():
         mesh = init_device_mesh("cuda", (2,))
         weight = distribute_tensor(torch.empty(2**20, device="cuda"), mesh, [Shard(0)])
         assert nn.init.trunc_normal_(weight) is weight
-    # The tensor and its half, then three masks of the half, and 2 MiB drawn.
-    assert requests(recording.tape)[:6] == [4096, 2048] + [512] * 3 + [2048]
+    # The tensor and its half, three masks of the half, and later 2 MiB drawn and chosen. Torch 2.15 gathers the mask.
+    first, drawn_later = requests(recording.tape)[:5], requests(recording.tape)[5:]
+    assert first == [4096, 2048] + [512] * 3
+    assert drawn_later[:3].count(2048) == 2

@@ -124,6 +124,34 @@ def test_guards_against_nan_pass(device: str, guard: Callable[[torch.Tensor], ob
     assert not guard(torch.randn(4, 4, device=device))
 
 
+def test_a_count_of_gradients_that_are_not_finite_stays_zero() -> None:
+    """As DeepSpeed counts them: a step would be skipped otherwise, and no optimizer state be made."""
+    with mx.virtual("T4"):
+        count = torch.zeros([1], device="cuda")
+        for _ in range(2):
+            largest = torch.empty(4, 4, device="cuda").amax()
+            count += torch.isfinite(largest).logical_not()
+        assert not count.bool().byte()[0].item()
+        count += largest
+        assert count.bool().byte()[0].item()
+
+
+def test_a_program_may_put_all_new_tensors_on_the_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSpeed's `zero.Init` does: it replaces the functions that make tensors."""
+
+    def on_gpu(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *args, **kwargs: function(
+            *args, **{**kwargs, "device": kwargs.get("device") or device}
+        ).bfloat16()
+
+    for name in ("empty", "full", "ones", "tensor", "zeros"):
+        monkeypatch.setattr(torch, name, on_gpu(getattr(torch, name)))
+    layer = nn.Linear(4, 2)
+    nn.init.constant_(layer.bias, 2.0)
+    assert layer.weight.dtype is torch.bfloat16
+    assert layer(torch.ones(3, 4)).shape == (3, 2)
+
+
 def test_anomaly_detection_raises_no_error(device: str) -> None:
     model = nn.Linear(4, 2).to(device)
     with torch.autograd.set_detect_anomaly(True):

@@ -17,6 +17,7 @@ from torch.nn import functional
 from memexplore.torch_internals.dispatch import ForceDispatchKeyGuard, exclude_set, include_set
 from memexplore.torch_internals.tensors import untyped_storage
 from memexplore.virtual_gpu.kernels import rnn
+from memexplore.virtual_gpu.tensors import real_tensors
 
 _aten = torch.ops.aten
 FORWARD = "forward_call"
@@ -203,7 +204,7 @@ def _recurrent(args: Any) -> Callable[..., Any]:
         state: Any = (hidden, cell) if mode == rnn.LSTM else hidden
         tail = (list(weights), biases, layers, dropout, train, bidirectional)
         if len(batch_sizes):
-            return function(source, torch.tensor(batch_sizes), state, *tail)
+            return function(source, real_tensors.tensor(batch_sizes), state, *tail)
         return function(source, state, *tail, batch_first)
 
     return run

@@ -20,7 +20,7 @@ from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import cpu_ops, value_errors
 from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.tensors import known_values, real_tensors, values
 from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, VirtualTensor
 from memexplore.virtual_gpu.value_setting import Values
 
@@ -191,7 +191,7 @@ class ValueLane:
             storage = untyped_storage(value)
             key = storage_key(storage)
             if key in known_values.uninitialized and not value.host and self.fits(value):
-                found[key] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+                found[key] = real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
         return found
 
     def fits(self, tensor: torch.Tensor) -> bool:
@@ -357,7 +357,7 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
         return result
     if computed is None:
         # Only the op's own backward reads it, and computes without it.
-        computed = torch.zeros(result.shape, dtype=result.dtype)
+        computed = real_tensors.zeros(result.shape, dtype=result.dtype)
     if computed.layout is not torch.strided or computed.shape != result.shape:
         return result
     if computed.dtype is not result.dtype:

@@ -15,7 +15,7 @@ from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import nbytes, new
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors import real_tensors, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
@@ -90,7 +90,7 @@ def loss(  # type: ignore[no-untyped-def]
         if isinstance(target_lengths, torch.Tensor):
             lengths = target_lengths.to(losses.device)
         else:
-            lengths = torch.tensor(target_lengths).to(losses.device, losses.dtype)
+            lengths = real_tensors.tensor(target_lengths).to(losses.device, losses.dtype)
         return (losses / lengths.clamp_min(1)).mean()
     if reduction == 2:
         return losses.sum()

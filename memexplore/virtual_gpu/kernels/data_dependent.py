@@ -14,7 +14,7 @@ import torch
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.virtual_gpu.kernels.plan import NewTensor, OpRunner, Output, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import argument
-from memexplore.virtual_gpu.tensors import known_values, value_hints, values
+from memexplore.virtual_gpu.tensors import known_values, real_tensors, value_hints, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
@@ -105,8 +105,8 @@ def pack_padded_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) ->
         known = known_values.of(lengths)
         if known is None:
             values.assume("every sequence has full length")
-        lengths = torch.full((lengths.numel(),), longest) if known is None else known
-    sizes = (lengths[None] > torch.arange(int(lengths.max()))[:, None]).sum(1)
+        lengths = real_tensors.full((lengths.numel(),), longest) if known is None else known
+    sizes = (lengths[None] > real_tensors.arange(int(lengths.max()))[:, None]).sum(1)
     shape = (int(lengths.sum()), *tensor.shape[2:])
     return _new(runner, func, args, tensor.host, (shape, tensor.dtype))[0], sizes
 
@@ -117,7 +117,7 @@ def pad_packed_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> 
     if isinstance(sizes, VirtualTensor):
         return NotImplemented
     longest, batch = max(len(sizes), total), int(sizes[0])
-    lengths = (sizes[None] > torch.arange(batch)[:, None]).sum(1)
+    lengths = (sizes[None] > real_tensors.arange(batch)[:, None]).sum(1)
     (padded,) = _new(runner, func, args, tensor.host, ((longest, batch, *tensor.shape[1:]), tensor.dtype))
     return (_aten.transpose.int(padded, 0, 1) if batch_first else padded), lengths
 
@@ -147,7 +147,7 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     counts = _new(runner, func, args, tensor.host, ((size,), dtype))[0]
     if known is None and weights is None and not tensor.host and size <= tensor.numel():
         each, rest = divmod(tensor.numel(), size)
-        known_values.put(counts, torch.tensor([each + 1] * rest + [each] * (size - rest)))
+        known_values.put(counts, real_tensors.tensor([each + 1] * rest + [each] * (size - rest)))
     return counts
 
 

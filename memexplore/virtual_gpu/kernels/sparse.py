@@ -21,7 +21,7 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.virtual_gpu.kernels.indexing import sort_size
 from memexplore.virtual_gpu.kernels.plan import OpRunner
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.tensors import known_values, real_tensors, values
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
 _aten = torch.ops.aten
@@ -232,7 +232,7 @@ def _coalesced(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor | None]
         values.assume("coalesce finds no index twice")
         return None
     with disable_current_modes():
-        given = torch.ones(indices.shape[1], dtype=torch.int8) if contents is None else contents
+        given = real_tensors.ones(indices.shape[1], dtype=torch.int8) if contents is None else contents
         size = tuple(tensor.shape)[: indices.shape[0] + given.dim() - 1]
         whole = torch.sparse_coo_tensor(indices, given, size, check_invariants=False).coalesce()
         return whole.indices(), None if contents is None else whole.values()

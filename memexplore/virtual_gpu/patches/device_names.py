@@ -22,7 +22,7 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import index_lists, wrappers
-from memexplore.virtual_gpu.tensors import local_device, virtual_numbers
+from memexplore.virtual_gpu.tensors import local_device, real_tensors, virtual_numbers
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
@@ -215,7 +215,7 @@ def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if getattr(kind, "__module__", None) == "torch.cuda":
         kind = f"torch.cuda.{kind.__name__}"
     if isinstance(kind, str) and "cuda" in kind:
-        dtype = torch.empty(0).type(kind.replace("torch.cuda.", "torch.")).dtype
+        dtype = real_tensors.empty(0).type(kind.replace("torch.cuda.", "torch.")).dtype
         return _Tensor.to(args[0], META, dtype)
     return _Tensor.type(*args, **kwargs)
 

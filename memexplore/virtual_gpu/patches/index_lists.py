@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memexplore.virtual_gpu.tensors import real_tensors
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 from memexplore.virtual_gpu.tensors.virtual_array import VirtualArray
 
@@ -39,12 +40,16 @@ def _tensor_of(entry: Any) -> Any:
     kind = type(entry)
     if kind is list or kind is range:
         if entry and all(type(number) is bool for number in entry):
-            return torch.tensor(entry)
-        return torch.tensor(entry, dtype=torch.int64) if entry and all(map(_is_integer, entry)) else entry
+            return real_tensors.tensor(entry)
+        return real_tensors.tensor(entry, dtype=torch.int64) if entry and all(map(_is_integer, entry)) else entry
     if isinstance(entry, np.ndarray) and entry.ndim and not isinstance(entry, VirtualArray):
         if entry.dtype == bool:
-            return torch.tensor(entry)
-        return torch.tensor(entry.astype(np.int64)) if entry.dtype.kind in "iu" and entry.dtype.itemsize > 1 else entry
+            return real_tensors.tensor(entry)
+        return (
+            real_tensors.tensor(entry.astype(np.int64))
+            if entry.dtype.kind in "iu" and entry.dtype.itemsize > 1
+            else entry
+        )
     return entry
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
+from memexplore.virtual_gpu.tensors import real_tensors
 
 copies: dict[int, torch.UntypedStorage] = {}
 """Key of a storage on the virtual GPU -> copy of its contents; removed when the storage dies."""
@@ -47,7 +48,7 @@ def of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def in_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     """Return a real tensor with the layout of a virtual one in a storage on the CPU of the same size."""
-    real = torch.empty(0, dtype=tensor.dtype)
+    real = real_tensors.empty(0, dtype=tensor.dtype)
     real.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
     if tensor.dtype.is_complex and tensor.is_conj():
         set_conj(real, True)
@@ -93,7 +94,7 @@ def put_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
 def make_known(tensor: torch.Tensor) -> None:
     """Make the storage of a virtual tensor known, filled with zeros for the caller to overwrite."""
     storage = untyped_storage(tensor)
-    _insert(storage_key(storage), torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage())
+    _insert(storage_key(storage), real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage())
 
 
 def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

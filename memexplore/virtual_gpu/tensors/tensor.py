@@ -25,7 +25,7 @@ from memexplore.torch_internals.dispatch import (
     make_subclass,
 )
 from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, untyped_storage
-from memexplore.virtual_gpu.tensors import copying, known_values, values
+from memexplore.virtual_gpu.tensors import copying, known_values, real_tensors, values
 from memexplore.virtual_gpu.tensors.live_storages import storage_address, watch_empty
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
@@ -135,13 +135,13 @@ class VirtualTensor(FakeTensor):
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
         if dtype is None:
-            name = str(torch.empty(0, dtype=self.dtype).type())
+            name = str(real_tensors.empty(0, dtype=self.dtype).type())
             return name if self.host else name.replace("torch.", "torch.cuda.")
         if hasattr(dtype, "__name__"):
             # A class such as torch.LongTensor or torch.cuda.FloatTensor.
             dtype = f"{dtype.__module__}.{dtype.__name__}"
         if isinstance(dtype, str):
-            target = torch.empty(0).type(dtype.replace("torch.cuda.", "torch.")).dtype
+            target = real_tensors.empty(0).type(dtype.replace("torch.cuda.", "torch.")).dtype
             return self.to(DeviceState.cuda if "cuda" in dtype else HOST, target)
         return self.to(dtype)
 

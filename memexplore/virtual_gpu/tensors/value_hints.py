@@ -227,6 +227,21 @@ def _choose(result: int, dim_position: int) -> Callable[[Any], SetHints]:
     return make
 
 
+def _add_zero(args: Any) -> SetHints | None:
+    """A count in place, such as of gradients that are not finite, to which 0 is added."""
+    if not isinstance(args[1], torch.Tensor):
+        return None
+
+    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
+        added = tensors[1].__dict__.get(_ATTRIBUTE) if len(tensors) > 1 else None
+        if added is not None and added.value == 0 and of(tensors[0]).value == 0:
+            put(results, ValueHints(0))
+        else:
+            tensors[0].__dict__.pop(_ATTRIBUTE, None)
+
+    return set_hints
+
+
 def _scatter(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         choices = of(tensors[1]).choices
@@ -267,6 +282,7 @@ RULES: dict[Any, Callable[[Any], SetHints | None]] = {
     _aten.isin.Tensor_Tensor: _constant(0),
     _aten.isin.Tensor_Scalar: _constant(0),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _found_inf,
+    _aten.add_.Tensor: _add_zero,
     _aten.topk.default: _choose(1, 2),
     _aten.argmax.default: _choose(0, 1),
     _aten.max.dim: _choose(1, 1),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.tensors import known_values, value_hints, value_loops
+from memexplore.virtual_gpu.tensors import known_values, real_tensors, value_hints, value_loops
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated as NotSimulated
 from memexplore.virtual_gpu.tensors.value_loops import user_frame as user_frame
 from memexplore.virtual_gpu.tensors.virtual_array import VirtualArray
@@ -51,7 +51,7 @@ def item(tensor: torch.Tensor) -> Any:
         return decide_by(value)
     value_loops.count_read(decides=False)
     if isinstance(value, VirtualInt):
-        assume("the value of an integer tensor counted as 1")
+        assume(f"the value of an integer tensor counted as {int(value)}")
     return value
 
 
@@ -94,7 +94,9 @@ def numpy(tensor: torch.Tensor) -> Any:
         # An array of its own: who writes to it does not write to the GPU.
         return known.resolve_conj().resolve_neg().clone().numpy()
     assume("unknown values count as 1 in a numpy array")
-    return VirtualArray.filled(torch.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy())
+    return VirtualArray.filled(
+        real_tensors.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy()
+    )
 
 
 def text(tensor: torch.Tensor) -> str:
