@@ -1,4 +1,7 @@
-"""DeepSpeed's stages of ZeRO as one rank of eight: what the rank keeps, from the number of parameters alone."""
+"""DeepSpeed's stages of ZeRO as one rank of eight: what the rank keeps, from the number of parameters alone.
+
+Its optimizers are FusedAdam and DeepSpeedCPUAdam, whose kernels are not compiled.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,16 @@ import deepspeed
 import torch
 from torch import nn
 
-stage = int(sys.argv[1])
+stage, device = int(sys.argv[1]), sys.argv[2]
 config = {{
     "train_micro_batch_size_per_gpu": 4,
     "bf16": {{"enabled": True}},
-    "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
-    "zero_optimization": {{"stage": stage, "reduce_bucket_size": {BUCKET}}},
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
+    "zero_optimization": {{
+        "stage": stage,
+        "reduce_bucket_size": {BUCKET},
+        "offload_optimizer": {{"device": device}},
+    }},
 }}
 
 
@@ -54,21 +61,22 @@ for _ in range(2):
 
 
 @functools.cache
-def tape(stage: int) -> Tape:
+def tape(stage: int, optimizer: str = "none") -> Tape:
+    """Return the tape of two steps, with the optimizer on a device if it is offloaded."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         command = [sys.executable, "-m", "memexplore", "run", "train.py", "--gpu", "H100", "--world", str(WORLD)]
         ended = subprocess.run(
-            [*command, "-o", "tape.parquet", "--", str(stage)], cwd=folder, capture_output=True, text=True
+            [*command, "-o", "tape.parquet", "--", str(stage), optimizer], cwd=folder, capture_output=True, text=True
         )
         assert ended.returncode == 0, ended.stderr[-2000:]
         loaded = load(folder / "tape.parquet")
     return loaded if isinstance(loaded, Tape) else next(iter(loaded.values()))
 
 
-def at_the_end(stage: int, category: str) -> int:
-    return int(tape(stage).by_category()[category].iloc[-1])
+def at_the_end(stage: int, category: str, optimizer: str = "none") -> int:
+    return int(tape(stage, optimizer).by_category()[category].iloc[-1])
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -84,3 +92,8 @@ def test_a_rank_keeps_its_part_of_both_moments(stage):
 def test_with_stage_3_a_rank_keeps_its_part_of_the_weights():
     assert at_the_end(3, "parameter") == 4 * PARAMETERS // WORLD
     assert int(tape(3).by_category().sum(axis=1).iloc[-1]) < 2 * PARAMETERS + 2 * BUCKET + 100 * 2**20
+
+
+def test_an_offloaded_optimizer_leaves_the_weights_in_bf16():
+    assert at_the_end(2, "parameter", "cpu") == 2 * PARAMETERS
+    assert at_the_end(2, "optimizer state", "cpu") == 0

@@ -11,7 +11,8 @@ requests to the allocator are those of the same rank on a real machine with NCCL
 - `data_parallel.py`: what the C++ part of DistributedDataParallel reads back from the GPU.
 - `dtensor.py`: DTensor, hence FSDP2 and tensor parallelism; patched when the first group is made. Its composite ops:
   kernels/composite_dispatch.py. `list_ops.py`: shardings of lists of DTensors.
-- `accelerate_state.py`: what accelerate records about the process for its life.
+- `accelerate_state.py`: what accelerate records about the process for its life. `deepspeed_kernels.py`: stand-ins for
+  the kernels that DeepSpeed compiles.
 - `patches.py`: all of these as patches.
 
 **Assumption**: every rank does what this rank does (`ASSUMED` in groups.py).

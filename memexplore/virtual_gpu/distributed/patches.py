@@ -11,7 +11,15 @@ import torch
 from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE, c10d
 from memexplore.torch_internals.state import compiler_is_imported, compiler_rules
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
-from memexplore.virtual_gpu.distributed import accelerate_state, data_parallel, groups, objects, spawned, works
+from memexplore.virtual_gpu.distributed import (
+    accelerate_state,
+    data_parallel,
+    deepspeed_kernels,
+    groups,
+    objects,
+    spawned,
+    works,
+)
 from memexplore.virtual_gpu.patches import install
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 
@@ -21,12 +29,18 @@ def patches(runner: PlanRunner) -> list[Patch]:
     if not AVAILABLE:
         return []
     dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
+    kernels = _Once(deepspeed_kernels.patches)
+
+    def on_group() -> None:
+        dtensors.install()
+        kernels.install()
+
     modules = (torch.distributed, c10d, torch.distributed.device_mesh)
     start = _starting(torch.distributed.init_process_group, rules)
     return [
         *(Replace(module, "init_process_group", start) for module in modules),
         Replace(ACCELERATOR.owner, ACCELERATOR.name, _accelerator),
-        *groups.patches(dtensors.install),
+        *groups.patches(on_group),
         accelerate_state.patch(),
         *works.patches(),
         *objects.patches(),
@@ -58,7 +72,7 @@ def _of_compiler_rules() -> list[Patch]:
 
 
 class _Once:
-    """Patches that are installed at most once for a block, when it needs them."""
+    """Patches that are installed at most once for a block, when it needs them and there are any."""
 
     def __init__(self, make: Callable[[], list[Patch]]) -> None:
         self._make = make
@@ -67,14 +81,15 @@ class _Once:
     def patches(self) -> list[Patch]:
         """Return the patches, for a caller that installs them."""
         patches = self._make()
-        self._installed = True
+        self._installed = bool(patches)
         return patches
 
     def install(self) -> None:
         """Install the patches for the running block, unless they are installed; again after an interrupt."""
         if not self._installed:
-            install.add(self._make())
-            self._installed = True
+            patches = self._make()
+            install.add(patches)
+            self._installed = bool(patches)
 
 
 def _accelerator(check: Any = None) -> torch.device:
