@@ -70,8 +70,10 @@ TESTED_UNDER_EVERY_TORCH = (TORCH - {"search", "codegen"}) | {"fidelity"}
 
 What searches and writes code uses torch only through the packages below it."""
 TESTED_UNDER_ONE_TORCH = {
+    "fidelity/test_many_gpus.py",
     "fidelity/test_others.py",
     "fidelity/test_recorded_training.py",
+    "integrations/test_deepspeed.py",
     "integrations/test_ended_fits.py",
     "integrations/test_interrupts.py",
     "integrations/test_knobs_in_fits.py",
