@@ -134,7 +134,8 @@ class Store:
     def add(self, row: StepRow, step: Current, state_size: int, recording: Recording | None) -> None:
         """Add a finished step, and its recording where it has one."""
         if recording is not None:
-            if row.peak_allocated is None and not recording.began_at_failure:
+            # Without counters: a step that ended before its first op allocated nothing and says nothing.
+            if row.peak_allocated is None and recording.peak and not recording.began_at_failure:
                 peak, left = recording.peak, recording.left
                 row = row._replace(peak_allocated=peak, allocated_after=left, peak_from=PeakFrom.RECORDED.value)
                 self._remember(step.inputs, Reading(left, None, peak, None, PeakFrom.SAME_SHAPES))

@@ -46,7 +46,7 @@ def step_rows(tape: Tape) -> list[StepRow]:
     >>> tape = Tape.from_columns({"address": [0, 512, 1024], "size": [10, 20, 30], "step": [0, 1, 2]},
     ...                          meta=Meta(Source.PREDICTED, "T4"))
     >>> [(row.step, row.peak_allocated) for row in step_rows(tape)]
-    [(1, 30), (2, 60)]
+    [(1, 1024), (2, 1536)]
 
     Raises ValueError for a tape that is not placed.
     """

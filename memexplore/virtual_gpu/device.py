@@ -24,7 +24,7 @@ from memexplore.torch_internals.state import (
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
 from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, streams, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
-from memexplore.virtual_gpu.distributed import launch
+from memexplore.virtual_gpu.distributed import accelerate_state, launch
 from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.distributed.ranks import Rank
 from memexplore.virtual_gpu.files import session
@@ -200,6 +200,7 @@ class VirtualGpu:
             *threads.Threads(self.mode, renaming).patches(),
             *processes.patches(),
             *distributed.patches(self.mode),
+            *([accelerate_state.cleared()] if launched else []),
             *session.patches(),
             Call(renaming.__enter__),
             Call(self.mode.__enter__),

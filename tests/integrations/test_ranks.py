@@ -11,7 +11,7 @@ import pytest
 import pytorch_lightning
 import torch
 import transformers
-from accelerate.state import PartialState
+from accelerate.state import AcceleratorState
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -30,11 +30,14 @@ LAYER = 64 * 64 * 4
 
 @pytest.fixture(autouse=True)
 def last_rank(request: pytest.FixtureRequest) -> Iterator[None]:
+    # As a program may have trained on the CPU before.
+    own = dict(accelerate.Accelerator(cpu=True).state.__dict__)
     before = dict(os.environ)
     with mx.virtual("H100", world=WORLD, rank=WORLD - 1):
         yield
     # What the libraries set is not there for the next block.
-    assert not PartialState._shared_state
+    assert accelerate.Accelerator(cpu=True).state.__dict__ == own
+    AcceleratorState._reset_state(reset_partial_state=True)
     assert {name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))} <= before.keys()
 
 

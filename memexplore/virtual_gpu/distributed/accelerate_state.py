@@ -1,6 +1,7 @@
 """accelerate's own record of this process (rank, world, device, plugins), which it keeps for the life of the process.
 
-Out: a patch that restores what accelerate had recorded before the virtual GPU was turned on, or that it had nothing.
+Out: a patch that restores what accelerate had recorded before the virtual GPU was turned on, or that it had nothing,
+and one that forgets it for a rank: accelerate would take the size of the group that it recorded first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from memexplore.virtual_gpu.patches.install import Keep
+from memexplore.virtual_gpu.patches.install import Call, Keep, Patch
 
 _MODULE = "accelerate.state"
 _CLASSES = ("PartialState", "AcceleratorState", "GradientState")
@@ -22,6 +23,16 @@ _VARIABLES = ("ACCELERATE_", "FSDP_")
 def patch() -> Keep:
     """Return the patch; it does not import accelerate."""
     return Keep(_read, _write)
+
+
+def cleared() -> Patch:
+    """Return a patch with which a rank begins without a record; `patch` restores that of the process."""
+    return Call(_clear)
+
+
+def _clear() -> None:
+    for table in _tables().values():
+        table.clear()
 
 
 def _tables() -> dict[str, dict[str, Any]]:

@@ -102,7 +102,10 @@ def fake_mode() -> FakeTensorMode:
 
 def plain_fake_mode() -> FakeTensorMode:
     """Return a new fake mode for code that needs torch's own fake tensors, which looks for no GPU."""
-    return _Mode()
+    mode = _Mode()
+    # The cache is that of all modes of the process, and keeps the index of the GPU of the first rank for `cuda`.
+    mode.cache_enabled = False
+    return mode
 
 
 class VirtualTensor(FakeTensor):

@@ -313,3 +313,13 @@ def test_ranks_with_equal_meshes_run_after_each_other():
             held.append((doubled.to_local().shape[0], doubled.device_mesh is mesh))
     # Of 3 rows, the first of two ranks has 2.
     assert held == [(2, True), (1, True)]
+
+
+def test_shardings_are_computed_on_the_gpu_of_the_rank():
+    # The bias has the same shape for both ranks, the weight has not.
+    for rank, inputs in ((7, 32), (0, 64)):
+        with mx.virtual("H100", world=8, rank=rank):
+            torch.cuda.set_device(rank)
+            mesh = dist.init_device_mesh("cuda", (8,))
+            layer = parallelize_module(nn.Linear(inputs, 256).cuda(), mesh, ColwiseParallel())
+            assert layer(torch.ones(16, inputs, device="cuda")).shape == (16, 32)
