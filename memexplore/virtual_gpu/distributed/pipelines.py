@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memexplore.torch_internals.pipelines import FAKE_TENSOR, VOTE, has_own_shapes
+from memexplore.torch_internals.pipelines import FAKE_TENSOR, IS_FAKE_TENSOR, VOTE, has_own_shapes
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
@@ -21,7 +21,13 @@ def patches() -> list[Patch]:
         found.append(Replace(VOTE.owner, VOTE.name, _vote(VOTE.value)))
     if hasattr(*FAKE_TENSOR):
         found.append(Replace(FAKE_TENSOR.owner, FAKE_TENSOR.name, _other_than_virtual(FAKE_TENSOR.value)))
+    if hasattr(*IS_FAKE_TENSOR):
+        found.append(Replace(IS_FAKE_TENSOR.owner, IS_FAKE_TENSOR.name, _not_of_virtual(IS_FAKE_TENSOR.value)))
     return found
+
+
+def _not_of_virtual(is_fake_tensor: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: is_fake_tensor(value) and not isinstance(value, VirtualTensor)
 
 
 def _vote(original: Callable[..., Any]) -> Callable[..., Any]:

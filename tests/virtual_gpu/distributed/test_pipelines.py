@@ -22,11 +22,14 @@ WIDTH, ROWS, BATCHES = 256, 128, 8
 UNIT = ROWS * WIDTH * 4
 """Bytes of a tensor between two stages; a weight of WIDTH x WIDTH numbers is two of them."""
 WEIGHT = 2
+RECEIVED = int(tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15))
+"""Torch 2.15 requests what a stage receives in each step, earlier releases once, before the step that is measured."""
 
 
 def peak(schedule: Any, rank: int, stages: int = 1) -> float:
     """Return what the second step of a rank of 4 adds at its peak, in units of a tensor between two stages."""
-    with mx.virtual("H100", world=4, rank=rank):
+    # Torch 2.15 requests cuBLAS workspaces in every backward.
+    with mx.virtual("H100", world=4, rank=rank, release="2.13"):
         dist.init_process_group("nccl")
         device = torch.device("cuda", torch.cuda.current_device())
         numbers = [rank, 7 - rank] if "V" in schedule.__name__ else [rank + 4 * count for count in range(stages)]
@@ -60,13 +63,15 @@ def test_gpipe_holds_the_activations_of_all_micro_batches(rank):
     # The layer and its GELU keep a tensor each for 8 micro-batches. The peak is the backward of the second one, which
     # adds a gradient of the weight to that of the first (two weights): the first one's 2 tensors are free, the gradient
     # behind GELU is there, and on later ranks two gradients of inputs, one of them being sent.
-    assert peak(schedules.ScheduleGPipe, rank) == 2 * WEIGHT + 2 * BATCHES - 2 + 1 + (2 if rank else 0)
+    received = RECEIVED * (BATCHES - 1)
+    assert peak(schedules.ScheduleGPipe, rank) == 2 * WEIGHT + 2 * BATCHES - 2 + 1 + (2 + received if rank else 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_1f1b_holds_the_activations_of_as_many_micro_batches_as_stages_follow(rank):
     # 4 - rank micro-batches are between forward and backward.
-    assert peak(schedules.Schedule1F1B, rank) == 2 * WEIGHT + 2 * (4 - rank) + 1 + (2 if rank else 0)
+    received = RECEIVED * (4 - rank)
+    assert peak(schedules.Schedule1F1B, rank) == 2 * WEIGHT + 2 * (4 - rank) + 1 + (2 + received if rank else 0)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -131,5 +136,5 @@ def test_the_command_runs_other_ranks_for_the_shapes_that_they_send(tmp_path):
     ended = subprocess.run([*command, str(script)], capture_output=True, text=True, env=dict(os.environ))
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["outcome"] == "fits"
-    # A buffer is received: its shape came from the process of rank 0.
-    assert "SHAPE [128, 1024] False" in ended.stderr
+    # What is received has the shape that came from the process of rank 0; torch 2.15 keeps no buffer after the step.
+    assert f"SHAPE [128, 1024] {bool(RECEIVED)}" in ended.stderr
