@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.distributed.pipelining import Pipe
+
 from memexplore.torch_internals.pipelines import FAKE_TENSOR, IS_FAKE_TENSOR, VOTE, has_own_shapes
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+_TRACES = (2, 13)
+"""The first of the tested releases whose `torch.export` does not abort the process on tensors of a virtual GPU."""
 
 
 def patches() -> list[Patch]:
@@ -23,7 +29,16 @@ def patches() -> list[Patch]:
         found.append(Replace(FAKE_TENSOR.owner, FAKE_TENSOR.name, _other_than_virtual(FAKE_TENSOR.value)))
     if hasattr(*IS_FAKE_TENSOR):
         found.append(Replace(IS_FAKE_TENSOR.owner, IS_FAKE_TENSOR.name, _not_of_virtual(IS_FAKE_TENSOR.value)))
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _TRACES:
+        found.append(Replace(Pipe, "from_tracing", staticmethod(_refuse_to_trace)))
     return found
+
+
+def _refuse_to_trace(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        f"torch {torch.__version__} cannot trace a model on a virtual GPU: install torch 2.13 or newer, or split the "
+        "model yourself and make each PipelineStage from its part"
+    )
 
 
 def _not_of_virtual(is_fake_tensor: Callable[[Any], bool]) -> Callable[[Any], bool]:

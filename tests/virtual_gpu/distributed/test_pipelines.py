@@ -84,6 +84,15 @@ def test_schedules_with_two_stages_on_a_rank_run(name, rank):
     assert 4 * WEIGHT + 2 <= added <= 4 * WEIGHT + 2 * 2 * BATCHES + 16
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.11"), reason="later releases trace the model")
+def test_a_model_that_cannot_be_traced_is_refused():
+    with mx.virtual("H100", world=2):
+        dist.init_process_group("nccl")
+        with pytest.raises(RuntimeError, match=r"install torch 2\.13 or newer"):
+            pipeline(nn.Sequential(nn.Linear(8, 8)), (torch.ones(4, 8),))
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="torch.export of 2.11 aborts the process")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stage_split_from_a_model_is_moved_to_the_gpu(rank):
     with mx.virtual("H100", world=2, rank=rank):
