@@ -152,6 +152,17 @@ def test_a_program_may_put_all_new_tensors_on_the_gpu(device: str, monkeypatch: 
     assert layer(torch.ones(3, 4)).shape == (3, 2)
 
 
+def test_functions_that_a_program_replaced_do_not_change_what_an_op_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's shape rule of `ones` calls `torch.empty`; its result is kept for later calls of `ones`."""
+    empty = torch.empty
+    with mx.virtual("T4"):
+        with monkeypatch.context() as replaced:
+            replaced.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).bfloat16())
+            assert torch.ones(77, 3, device="cuda").dtype is torch.float32
+            assert torch.empty(1).dtype is torch.bfloat16
+        assert torch.ones(77, 3, device="cuda").dtype is torch.float32
+
+
 def test_anomaly_detection_raises_no_error(device: str) -> None:
     model = nn.Linear(4, 2).to(device)
     with torch.autograd.set_detect_anomaly(True):

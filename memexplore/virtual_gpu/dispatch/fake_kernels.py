@@ -20,6 +20,7 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.virtual_gpu.dispatch import device_mixing, shape_rules, unsupported
 from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.tensors import real_tensors
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor, fake_mode
 
 _VIEW = torch.ops.aten.view.default
@@ -37,14 +38,15 @@ def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tenso
     """
     replacement = table.find(func, table.Kind.FAKE)
     try:
-        if replacement is not None:
-            result, stand_ins = replacement(*args, **kwargs), tensors
-        elif shape_rules.runs_on_meta(func, tensors):
-            stand_ins = [shape_rules.meta_stand_in(tensor) for tensor in tensors]
-            args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
-            result = func(*args, **kwargs)
-        else:
-            result, stand_ins = execute(func, types, args, kwargs, tensors)
+        with real_tensors.original_functions():
+            if replacement is not None:
+                result, stand_ins = replacement(*args, **kwargs), tensors
+            elif shape_rules.runs_on_meta(func, tensors):
+                stand_ins = [shape_rules.meta_stand_in(tensor) for tensor in tensors]
+                args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
+                result = func(*args, **kwargs)
+            else:
+                result, stand_ins = execute(func, types, args, kwargs, tensors)
         _refuse_layouts(result)
     except (
         NotImplementedError,
