@@ -84,3 +84,20 @@ def main_module() -> Iterator[None]:
     before = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = before
+
+
+@pytest.fixture(autouse=True)
+def modes_of_torch() -> Iterator[None]:
+    """Fail the test that leaves a mode of torch changed, rather than a later test of the same process."""
+    before = _modes()
+    yield
+    after = _modes()
+    assert after == (before or after)
+
+
+def _modes() -> tuple[object, ...] | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "is_autocast_enabled"):
+        return None
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return autocast, torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_float32_matmul_precision()
