@@ -131,12 +131,8 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
     return min((one.status for one in runs), key=_severity)
 
 
-def command(options: argparse.Namespace, arguments: list[str], rank: int) -> list[str]:
-    """Return the command line that runs one rank with the options of `memexplore run` and writes no files."""
-    return _command(options, arguments, rank, [])
-
-
-def _command(options: argparse.Namespace, arguments: list[str], rank: int, files: list[str]) -> list[str]:
+def command(options: argparse.Namespace, arguments: list[str], rank: int, files: Sequence[str] = ()) -> list[str]:
+    """Return the command line that runs one rank with the options of `memexplore run`; `files` are those it writes."""
     words = [sys.executable, "-m", "memexplore", "run", "--json", "--world", str(options.world), "--rank", str(rank)]
     for name in ("gpu", "release", "os", "values"):
         if (value := getattr(options, name)) is not None:
@@ -152,7 +148,7 @@ def _run(rank: int, options: argparse.Namespace, arguments: list[str], folder: p
         files += ["-o", str(_tape(folder, rank))]
     if options.html is not None:
         files += ["--html", str(_page(folder, rank))]
-    words = _command(options, arguments, rank, files)
+    words = command(options, arguments, rank, files)
     ended = subprocess.run(words, capture_output=True, text=True, errors="replace")
     try:
         summary = json.loads(ended.stdout)

@@ -24,7 +24,8 @@ from memexplore.codegen.region import NORMS, REGION, REGION_IMPORTS, SEGMENTS
 from memexplore.knobs.checkpoints import norms
 from memexplore.knobs.checkpoints.blocks import has_weights
 from memexplore.knobs.checkpoints.pieces import Piece, follows, pieces_of, segments_of
-from memexplore.knobs.knobs import Checkpoint, CheckpointKind
+from memexplore.knobs.choices import CheckpointKind
+from memexplore.knobs.knobs import Checkpoint
 from memexplore.torch_internals.modules import BatchNorm, children_of
 
 _IN_PIECES = """\

@@ -18,19 +18,10 @@ from memexplore.codegen.model import model_lines
 from memexplore.codegen.several_gpus import start_lines, wrap_lines
 from memexplore.knobs import adapters
 from memexplore.knobs.apply import of_model
+from memexplore.knobs.choices import InPlace, MemoryFormat, Mode, Optimizer, Precision, Strategy, Update, ZeroGrad
 from memexplore.knobs.conflicts import conflicts
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import (
-    InPlace,
-    Knobs,
-    MemoryFormat,
-    Mode,
-    Optimizer,
-    Precision,
-    Strategy,
-    Update,
-    ZeroGrad,
-)
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import several, strategy_of
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.steps import batches, optimizers

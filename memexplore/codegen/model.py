@@ -11,9 +11,10 @@ from torch import nn
 
 from memexplore.codegen.checkpoints import checkpoint_lines
 from memexplore.knobs import adapters
+from memexplore.knobs.choices import InPlace, MemoryFormat, Mode, Offload, Precision
 from memexplore.knobs.inplace.activations import Form
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import InPlace, Knobs, MemoryFormat, Mode, Offload, Precision
+from memexplore.knobs.knobs import Knobs
 
 _ADAPTED = """\
 class Adapted(torch.nn.Module):

@@ -12,7 +12,8 @@ from typing import Any, TypeGuard
 
 from memexplore.codegen.edits import Edits
 from memexplore.codegen.own_loop import OwnLoop
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.choices import Precision
+from memexplore.knobs.knobs import Knobs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

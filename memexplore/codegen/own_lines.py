@@ -20,8 +20,9 @@ from memexplore.codegen.model import model_lines
 from memexplore.codegen.own_code import Change, OwnCode, assigns, is_stored, names
 from memexplore.codegen.own_loop import Role, Unclear, find_loop, roles_of, statement_place
 from memexplore.codegen.own_step import change_step
+from memexplore.knobs.choices import Mode, Optimizer, Update
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import Knobs, Mode, Optimizer, Update
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import several
 from memexplore.steps import optimizers
 

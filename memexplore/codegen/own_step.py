@@ -12,7 +12,7 @@ import torch
 
 from memexplore.codegen.own_code import Change, assigns, fixed_names, is_stored, is_zero_grad, names
 from memexplore.codegen.own_loop import Unclear, statement_place
-from memexplore.knobs.knobs import MemoryFormat, Precision, ZeroGrad
+from memexplore.knobs.choices import MemoryFormat, Precision, ZeroGrad
 from memexplore.knobs.precision import AUTOCAST
 
 

@@ -16,14 +16,6 @@ from memexplore.knobs.layouts import DIMENSIONS, FSDP, layout_of, several, strat
 from memexplore.steps import tensor_parallel
 from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
-_STYLES = {
-    "colwise": "ColwiseParallel()",
-    "rowwise": "RowwiseParallel()",
-    "colwise_rep": "ColwiseParallel(output_layouts=Replicate())",
-    "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
-    "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
-}
-"""Style of a plan of transformers -> the style of torch, as `tensor_parallel.share_layers` takes it."""
 _POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.{})"
 
 
@@ -82,11 +74,18 @@ def _shared_layers(model: nn.Module | None) -> Iterator[str]:
     plan = {} if model is None else tensor_parallel.plan_of(model)
     yield "from torch.distributed.tensor import Replicate"
     yield "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module"
-    entries = [f"    {pattern!r}: {_STYLES[style]}," for pattern, style in plan.items() if style in _STYLES]
+    entries = [
+        f"    {pattern!r}: {_style(style)}," for pattern, style in plan.items() if style in tensor_parallel.STYLES
+    ]
     yield "\n".join(
         ["plan = {", *(entries or ["    # the styles of your layers, such as model.tp_plan has them"]), "}"]
     )
     yield 'parallelize_module(model, mesh["tensor"], plan)'
+
+
+def _style(name: str) -> str:
+    kind, replicated = tensor_parallel.STYLES[name]
+    return f"{kind}({f'{replicated}=Replicate()' if replicated else ''})"
 
 
 def _sharded(model: nn.Module | None, knobs: Knobs, dimensions: tuple[str, ...], of: int) -> Iterator[str]:

@@ -12,11 +12,13 @@ from torch import nn
 
 from memexplore.knobs import adapters, precision
 from memexplore.knobs.checkpoints.checkpointing import set_checkpoints
+from memexplore.knobs.choices import Mode, Precision
 from memexplore.knobs.facts import Change, Note, NoteKind
 from memexplore.knobs.forward import change_inputs, device_of, run_forward_inside
 from memexplore.knobs.inplace.in_place import set_in_place
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import Checkpoint, Knobs, Mode, Precision
+from memexplore.knobs.knobs import Checkpoint, Knobs
+from memexplore.knobs.layouts import ON_ONE_GPU
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.scope import Off, Reach, inside, open_scope
 from memexplore.knobs.undo import UndoLog, undone_after
@@ -31,11 +33,7 @@ LOOP_FIELDS = (
     "input_size",
     "settings",
     "gpu",
-    "gpus",
-    "strategy",
-    "tensor_parallel",
-    "fsdp_precision",
-    "fsdp_offload",
+    *ON_ONE_GPU,
     "variables",
 )
 """Fields of `Knobs` that concern the training loop or the machine, and not the model."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memexplore.knobs import layouts
-from memexplore.knobs.knobs import Knobs, Mode, Optimizer, Precision, Update, ZeroGrad
+from memexplore.knobs.choices import Mode, Optimizer, Precision, Update, ZeroGrad
+from memexplore.knobs.knobs import Knobs
 
 
 def conflicts(knobs: Knobs) -> list[str]:

@@ -14,73 +14,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.knobs.choices import (
-    CheckpointKind as CheckpointKind,
-)
-from memexplore.knobs.choices import (
-    FsdpOffload as FsdpOffload,
-)
-from memexplore.knobs.choices import (
-    FsdpOffloadText as FsdpOffloadText,
-)
-from memexplore.knobs.choices import (
-    FsdpPrecision as FsdpPrecision,
-)
-from memexplore.knobs.choices import (
-    FsdpPrecisionText as FsdpPrecisionText,
-)
-from memexplore.knobs.choices import (
-    InPlace as InPlace,
-)
-from memexplore.knobs.choices import (
-    InPlaceText as InPlaceText,
-)
-from memexplore.knobs.choices import (
-    MemoryFormat as MemoryFormat,
-)
-from memexplore.knobs.choices import (
-    MemoryFormatText as MemoryFormatText,
-)
-from memexplore.knobs.choices import (
-    Mode as Mode,
-)
-from memexplore.knobs.choices import (
-    ModeText as ModeText,
-)
-from memexplore.knobs.choices import (
-    Offload as Offload,
-)
-from memexplore.knobs.choices import (
-    OffloadText as OffloadText,
-)
-from memexplore.knobs.choices import (
-    Optimizer as Optimizer,
-)
-from memexplore.knobs.choices import (
-    OptimizerText as OptimizerText,
-)
-from memexplore.knobs.choices import (
-    Precision as Precision,
-)
-from memexplore.knobs.choices import (
-    PrecisionText as PrecisionText,
-)
-from memexplore.knobs.choices import (
-    Strategy as Strategy,
-)
-from memexplore.knobs.choices import (
-    StrategyText as StrategyText,
-)
-from memexplore.knobs.choices import (
-    Update as Update,
-)
-from memexplore.knobs.choices import (
-    UpdateText as UpdateText,
-)
-from memexplore.knobs.choices import (
-    ZeroGrad as ZeroGrad,
-)
-from memexplore.knobs.choices import (
-    ZeroGradText as ZeroGradText,
+    CheckpointKind,
+    FsdpOffload,
+    FsdpOffloadText,
+    FsdpPrecision,
+    FsdpPrecisionText,
+    InPlace,
+    InPlaceText,
+    MemoryFormat,
+    MemoryFormatText,
+    Mode,
+    ModeText,
+    Offload,
+    OffloadText,
+    Optimizer,
+    OptimizerText,
+    Precision,
+    PrecisionText,
+    Strategy,
+    StrategyText,
+    Update,
+    UpdateText,
+    ZeroGrad,
+    ZeroGradText,
 )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from memexplore.knobs.knobs import FsdpOffload, FsdpPrecision, Knobs, Precision, Strategy, Update
+from memexplore.knobs.choices import FsdpOffload, FsdpPrecision, Precision, Strategy, Update
+from memexplore.knobs.knobs import Knobs
 from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
 FSDP = (Strategy.FSDP2, Strategy.FSDP2_NO_RESHARD, Strategy.HSDP)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.facts import Change, Note, NoteKind
 from memexplore.knobs.forward import change_inputs, device_of, run_forward_inside
-from memexplore.knobs.knobs import Precision
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.scope import Off, Scope, inside, open_scope
 from memexplore.knobs.undo import UndoLog

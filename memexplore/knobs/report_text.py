@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
+from memexplore.knobs.choices import CheckpointKind, InPlace, Mode, Precision, Strategy, Update
 from memexplore.knobs.facts import Change, Note, NoteKind, Unit
-from memexplore.knobs.knobs import CheckpointKind, InPlace, Mode, Precision, Strategy, Update
 
 
 def change_text(change: Change) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.conflicts import conflicts
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.layouts import ON_ONE_GPU
 from memexplore.knobs.precision import AUTOCAST
 
 _LOADER = "comes from the loop's data loader"
@@ -21,7 +23,7 @@ _ALWAYS = {
     "settings": "The allocator reads its settings once in a process: set PYTORCH_CUDA_ALLOC_CONF and start again.",
     "gpu": "The model is on its device: choose another one and start again.",
     **dict.fromkeys(
-        ("gpus", "strategy", "tensor_parallel", "fsdp_precision", "fsdp_offload"),
+        ON_ONE_GPU,
         "The processes of the loop are running: start it again on other GPUs with torchrun.",
     ),
     "variables": "Variables belong to a notebook cell: run the cell again with other values.",

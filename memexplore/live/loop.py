@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.forward import device_of
-from memexplore.knobs.knobs import Precision
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.live.control import Control
 from memexplore.live.parts import parts_of, samples_of

@@ -25,7 +25,8 @@ import torch
 from memexplore import targets
 from memexplore.analysis.curves import by_category
 from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs.knobs import Knobs, Optimizer, Update
+from memexplore.knobs.choices import Optimizer, Update
+from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
 from memexplore.live.gradient_buckets import Buckets
 from memexplore.live.observed import ObservedCall

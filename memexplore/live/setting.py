@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from memexplore.knobs.apply import apply_until_restored
+from memexplore.knobs.choices import CheckpointKind
 from memexplore.knobs.forward import wrap_forward
-from memexplore.knobs.knobs import Checkpoint, CheckpointKind, Knobs
+from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog
 from memexplore.steps.training_loop import knobs_to_apply

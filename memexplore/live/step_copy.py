@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.choices import Precision
+from memexplore.knobs.knobs import Knobs
 from memexplore.live.gradient_buckets import Buckets, Held
 from memexplore.live.noted_calls import WATCHED_CALL
 from memexplore.live.observed import ObservedCall, TensorLike

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memexplore.knobs.knobs import CheckpointKind, Knobs
+from memexplore.knobs.choices import CheckpointKind
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.report import ApplyReport
 from memexplore.notebook.explorer_state import State
 from memexplore.notebook.knob import Knob

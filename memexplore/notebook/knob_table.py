@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memexplore import gpu_catalogue, targets
-from memexplore.knobs.knobs import (
-    Checkpoint,
+from memexplore.knobs.choices import (
     CheckpointKind,
     InPlace,
-    Knobs,
     MemoryFormat,
     Mode,
     Offload,
@@ -19,6 +17,7 @@ from memexplore.knobs.knobs import (
     Update,
     ZeroGrad,
 )
+from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.notebook import allocator_settings
 from memexplore.notebook.knob import Knob, Option, numbers
 from memexplore.notebook.several_gpus_knobs import several_gpus_knobs, why_not_several

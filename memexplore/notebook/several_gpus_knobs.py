@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memexplore.knobs.knobs import FsdpOffload, FsdpPrecision, Knobs, Strategy
+from memexplore.knobs.choices import FsdpOffload, FsdpPrecision, Strategy
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import FSDP, ON_ONE_GPU
 from memexplore.knobs.report_text import STRATEGY_NAMES
 from memexplore.notebook.knob import Knob, Option, numbers

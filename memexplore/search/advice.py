@@ -13,7 +13,8 @@ from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import budget, short_name
 from memexplore.figures.values import form
 from memexplore.knobs import layouts
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.choices import Precision
+from memexplore.knobs.knobs import Knobs
 from memexplore.rented_gpus import RentedSet
 from memexplore.search.candidates import LargestBatch
 from memexplore.search.results_table import Line, html_table, sent_cells, sent_columns, text_table

@@ -11,7 +11,8 @@ from typing import Any
 
 from memexplore import gpu_catalogue, rented_gpus, targets
 from memexplore.capture import release_or_installed
-from memexplore.knobs.knobs import CheckpointKind, Knobs
+from memexplore.knobs.choices import CheckpointKind
+from memexplore.knobs.knobs import Knobs
 from memexplore.search import batch_search, candidates, combinations
 from memexplore.search.advice import Advice, Option, Rented, misses_little
 from memexplore.search.candidates import Candidate, LargestBatch
@@ -125,10 +126,9 @@ def advise(
                 raise log.errors[Knobs()]
             _search(log, step, candidates.single_candidates(step, device, base), budget)
             larger, on_largest = smallest_larger_gpu(log, release)
-            several = fewest_gpus(log)
-            rented, set_to_rent = cheapest_rented(log, sets, release)
-            elsewhere = list(dict.fromkeys([*several, *rented, *larger]))
-            options, largest = _with_largest_batches(log, elsewhere)
+            several, rented = fewest_gpus(log), cheapest_rented(log, sets, release)
+            elsewhere = dict.fromkeys((several, rented and rented[0], *larger))
+            options, largest = _with_largest_batches(log, [knobs for knobs in elsewhere if knobs is not None])
         except KeyboardInterrupt:
             if Knobs() not in log.outcomes:
                 raise
@@ -140,8 +140,9 @@ def advise(
         if show is not None:
             show(None)
     source = rented_gpus.SOURCE if prices is None else "prices as given"
-    found_set = None if set_to_rent is None else Rented(rented[0], set_to_rent, source)
-    return dataclasses.replace(_advice(log, options, largest, on_largest), rented=found_set)
+    return dataclasses.replace(
+        _advice(log, options, largest, on_largest), rented=None if rented is None else Rented(*rented, source)
+    )
 
 
 def _advice(

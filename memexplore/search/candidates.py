@@ -15,7 +15,8 @@ from torch import nn
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import micro_batch_notes
 from memexplore.knobs.checkpoints.blocks import repeated
-from memexplore.knobs.knobs import Checkpoint, CheckpointKind, Knobs, Optimizer, Precision, Update
+from memexplore.knobs.choices import CheckpointKind, Optimizer, Precision, Update
+from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memexplore.analysis.tradeoffs import frontier
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.conflicts import conflicts
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.knobs import Knobs
 from memexplore.search.candidates import Candidate
 from memexplore.search.estimates import ACTIVATION_FIELDS, SearchPoint, cannot_fit, combined
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from memexplore.analysis.curves import by_category, curve
-from memexplore.knobs.knobs import Knobs, Optimizer, Precision, Update
+from memexplore.knobs.choices import Optimizer, Precision, Update
+from memexplore.knobs.knobs import Knobs
 from memexplore.tape import Category, Phase, Tape
 
 

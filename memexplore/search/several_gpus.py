@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from memexplore import gpu_catalogue
 from memexplore.capture import release_or_installed
-from memexplore.knobs.knobs import Knobs, Strategy
+from memexplore.knobs.choices import Strategy
+from memexplore.knobs.knobs import Knobs
 from memexplore.rented_gpus import RentedSet
 from memexplore.search import candidates
 from memexplore.search.run_log import RunLog
@@ -21,8 +22,8 @@ _FEWEST_ACTIVATIONS = 4
 """Other kernels need no less than this fraction of the bytes of activations."""
 
 
-def fewest_gpus(log: RunLog) -> list[Knobs]:
-    """Return the setting with the fewest GPUs of the given kind on which the step fits, sharded, as a list.
+def fewest_gpus(log: RunLog) -> Knobs | None:
+    """Return the setting with the fewest GPUs of the given kind on which the step fits, sharded; None without one.
 
     The step as written comes first. Where it fits no node, the setting that trains the same in the least memory is
     tried, then checkpointing of every block, unless these fit one GPU.
@@ -31,16 +32,14 @@ def fewest_gpus(log: RunLog) -> list[Knobs]:
         for count in _COUNTS:
             setting = _sharded(knobs, count)
             if _least(log, knobs, count) <= log.gpu.capacity and _fits(log, setting):
-                return [setting]
-    return []
+                return setting
+    return None
 
 
-def cheapest_rented(
-    log: RunLog, sets: Sequence[RentedSet], release: str | None
-) -> tuple[list[Knobs], RentedSet | None]:
-    """Return the cheapest of the sets on which the step fits, and its setting as a list.
+def cheapest_rented(log: RunLog, sets: Sequence[RentedSet], release: str | None) -> tuple[Knobs, RentedSet] | None:
+    """Return the cheapest of the sets on which the step fits, and the setting there; None without one.
 
-    On several GPUs the step is sharded. The settings are those of `fewest_gpus`.
+    `sets` are in ascending price. On several GPUs the step is sharded. The settings are those of `fewest_gpus`.
     """
     for knobs in _to_shard(log):
         failed: dict[str, int] = {}
@@ -53,9 +52,9 @@ def cheapest_rented(
             if each.gpus <= failed.get(gpu.key, 0) or _least(log, knobs, each.gpus, kernels) > gpu.capacity:
                 continue
             if _fits(log, setting):
-                return [setting], each
+                return setting, each
             failed[gpu.key] = each.gpus
-    return [], None
+    return None
 
 
 def _to_shard(log: RunLog) -> Iterable[Knobs]:

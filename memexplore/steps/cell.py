@@ -21,6 +21,7 @@ from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import apply_to_step, training_loop_scope
 from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.layouts import ON_ONE_GPU
 from memexplore.knobs.model_state import (
     Gradients,
     preserve_model_state,
@@ -50,11 +51,8 @@ _UNAVAILABLE = {
     "mode": "a cell calls backward itself",
     "frozen": "a cell makes its optimizer before its model is first called",
     "lora": "a cell makes its optimizer before its model is first called",
+    **dict.fromkeys(ON_ONE_GPU, "a cell wraps its model itself"),
     "gpus": "a cell makes its process group itself: mx.Step runs on several GPUs",
-    "strategy": "a cell wraps its model itself",
-    "tensor_parallel": "a cell wraps its model itself",
-    "fsdp_precision": "a cell wraps its model itself",
-    "fsdp_offload": "a cell wraps its model itself",
 }
 _SEQUENCES = (ast.Tuple, ast.List)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from memexplore.knobs.knobs import Knobs, Optimizer, Update
+from memexplore.knobs.choices import Optimizer, Update
+from memexplore.knobs.knobs import Knobs
 from memexplore.torch_internals.state import OPTIMIZER_HOOKS
 
 KINDS: dict[Optimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

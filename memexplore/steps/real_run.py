@@ -18,8 +18,9 @@ import torch
 
 from memexplore import capture
 from memexplore.knobs.apply import apply_to_step
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states, preserve_weight_storage
 from memexplore.knobs.report import ApplyReport
 from memexplore.recorder import isolation

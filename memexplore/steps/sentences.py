@@ -13,8 +13,9 @@ from memexplore import gpu_catalogue
 from memexplore.analysis import curves
 from memexplore.analysis.verdict import failed_request
 from memexplore.gpu_links import links_of
+from memexplore.knobs.choices import CheckpointKind, FsdpOffload, FsdpPrecision, InPlace, Mode, Precision
 from memexplore.knobs.facts import Change
-from memexplore.knobs.knobs import CheckpointKind, FsdpOffload, FsdpPrecision, InPlace, Knobs, Mode, Precision
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import ON_ONE_GPU
 from memexplore.knobs.report_text import STRATEGY_NAMES, change_text
 from memexplore.steps.out_of_memory import fits
@@ -67,8 +68,8 @@ def sentence(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None 
     """Return the effect of changed knobs on peak and FLOPs as one sentence.
 
     `whole` are the outcomes of both settings with unlimited memory; without them, the peak of a step that ran out of
-    memory is given as "over" what it reached. If one of the two trials was measured, the sentence says how the second
-    was obtained.
+    memory is given as "over" what it reached, and what several GPUs send is left out. If one of the two trials was
+    measured, the sentence says how the second was obtained.
 
     >>> from memexplore.knobs.report import ApplyReport
     >>> from memexplore.steps.cost import Cost
@@ -83,7 +84,8 @@ def sentence(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None 
     parts = [_peaks(before.tape, after.tape, whole), _flops(before, after, whole)]
     text = f"{change(before, after)}: " + ", ".join(part for part in parts if part)
     measured = Source.MEASURED in (before.tape.meta.source, after.tape.meta.source)
-    return f"{text} · {origin(after)}" if measured else text
+    link = link_sentence(whole[1]) if whole else ""
+    return " · ".join(filter(None, (text, link, origin(after) if measured else "")))
 
 
 def first_sentence(trial: Trial) -> str:

@@ -14,8 +14,14 @@ from torch import nn
 
 from memexplore.torch_internals.modules import buffers_of, parameters_of
 
-_STYLES = ("colwise", "rowwise", "colwise_rep", "colwise_gather_output", "embedding_rowwise")
-"""Styles of transformers' plans that torch's tensor parallelism has."""
+STYLES: dict[str, tuple[str, str]] = {
+    "colwise": ("ColwiseParallel", ""),
+    "rowwise": ("RowwiseParallel", ""),
+    "colwise_rep": ("ColwiseParallel", "output_layouts"),
+    "colwise_gather_output": ("ColwiseParallel", "output_layouts"),
+    "embedding_rowwise": ("RowwiseParallel", "input_layouts"),
+}
+"""Style of a plan of transformers -> class of torch.distributed.tensor.parallel and its replicated argument."""
 _HEADS = ("num_key_value_heads", "num_attention_heads")
 
 
@@ -40,7 +46,7 @@ def why_not(model: nn.Module, size: int | None = None) -> str:
     plan = plan_of(model)
     if not plan:
         return "the model has no tensor-parallel plan (tp_plan), which models of transformers have"
-    others = sorted(set(plan.values()) - set(_STYLES))
+    others = sorted(set(plan.values()) - STYLES.keys())
     if others:
         return f"the model's plan has the style {others[0]}, which torch's tensor parallelism does not have"
     config = getattr(model, "config", None)
@@ -56,26 +62,22 @@ def share_layers(model: nn.Module, mesh: Any) -> None:
 
     Raises ValueError for a model without a plan that can be followed.
     """
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor import Replicate, parallel
 
     reason = why_not(model, mesh.size())
     if reason:
         raise ValueError(f"tensor_parallel={mesh.size()}: {reason}")
 
-    def style(name: str) -> ParallelStyle:
-        if name in ("colwise_rep", "colwise_gather_output"):
-            return ColwiseParallel(output_layouts=Replicate())
-        if name == "embedding_rowwise":
-            return RowwiseParallel(input_layouts=Replicate())
-        return ColwiseParallel() if name == "colwise" else RowwiseParallel()
+    def style(name: str) -> Any:
+        kind, replicated = STYLES[name]
+        return getattr(parallel, kind)(**({replicated: Replicate()} if replicated else {}))
 
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in parameters_of(module).items():
             if parameter is not None:
                 places.setdefault(id(parameter), []).append((module, name))
-    parallelize_module(model, mesh, {pattern: style(name) for pattern, name in plan_of(model).items()})
+    parallel.parallelize_module(model, mesh, {pattern: style(name) for pattern, name in plan_of(model).items()})
     for (first, name), *others in places.values():
         for module, other in others:
             parameters_of(module)[other] = parameters_of(first)[name]

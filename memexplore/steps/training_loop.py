@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from memexplore.knobs.apply import micro_batch_notes, of_model, training_loop_scope
+from memexplore.knobs.choices import MemoryFormat, Mode, Precision, Update, ZeroGrad
 from memexplore.knobs.conflicts import conflicts
 from memexplore.knobs.facts import Change, Count, Unit
 from memexplore.knobs.forward import device_of
-from memexplore.knobs.knobs import Knobs, MemoryFormat, Mode, Precision, Update, ZeroGrad
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.precision import AUTOCAST
 from memexplore.knobs.report import ApplyReport
 from memexplore.steps import batches, optimizers

@@ -20,28 +20,25 @@ from memexplore.allocator.placement import system_of
 from memexplore.analysis.curves import peak
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import apply_to_step
+from memexplore.knobs.choices import InPlace, Optimizer, Precision, Update
 from memexplore.knobs.facts import Note, NoteKind
 from memexplore.knobs.inplace.legal import legal_sites, observed
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import InPlace, Knobs, Optimizer, Precision, Update
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import ON_ONE_GPU, several
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states
 from memexplore.knobs.report import ApplyReport
-from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.steps import optimizers, parallel, real_run, training_loop
 from memexplore.steps.cost import Cost, Meter, measuring
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
 from memexplore.steps.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, reusable_trace
+from memexplore.steps.weights_on_cpu import virtual_tensors_on_cpu
 from memexplore.tape import Meta, Os, Tape
 from memexplore.texts import encodable
-from memexplore.torch_internals.modules import buffers_of
-from memexplore.torch_internals.state import contents_key
 from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
-from memexplore.virtual_gpu.patches.module_moves import swap
 from memexplore.virtual_gpu.tensors import values
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
 STEPS = 2
 """The first step creates the optimizer's state, so only the second is like all later ones."""
@@ -277,7 +274,7 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
         capture.virtual(
             target.gpu, release=target.release, settings=str(target.settings), os=target.os, world=knobs.gpus
         ) as device,
-        _virtual_tensors_on_cpu(model),
+        virtual_tensors_on_cpu(model),
         parallel.own_tensors(knobs, model) as originals,
         contextlib.ExitStack() as stack,
     ):
@@ -347,7 +344,7 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
             _undisturbed(),
             preserve_model_state(model),
             capture.virtual(capture.unlimited(target.gpu), release=target.release),
-            _virtual_tensors_on_cpu(model),
+            virtual_tensors_on_cpu(model),
         ):
             model.to("cuda", torch.bfloat16 if knobs.precision is Precision.ALL_BF16 else None)
             # Outermost, or a call in a checkpointed forward is not recognised when it is recomputed.
@@ -369,32 +366,3 @@ def _undisturbed() -> Iterator[None]:
             yield
         finally:
             gc.unfreeze()
-
-
-def _virtual_tensors_on_cpu(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Exchange the virtual tensors of a model for ones on the CPU in the block, whatever virtual GPU they were on.
-
-    What an earlier virtual GPU holds of them costs nothing: it is placed only where it is used. Buffers are not
-    restored: enter `preserve_model_state` outside.
-    """
-
-    def exchange(log: UndoLog) -> None:
-        for weight in model.parameters():
-            if isinstance(weight, VirtualTensor):
-                other: torch.Tensor = torch.nn.Parameter(
-                    fake_cpu_tensor(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
-                )
-                log.add(_swap_back, weight, other, contents_key(weight))
-                swap(weight, other)
-        for module in model.modules():
-            for name, buffer in buffers_of(module).items():
-                if isinstance(buffer, VirtualTensor):
-                    buffers_of(module)[name] = fake_cpu_tensor(buffer.shape, buffer.dtype, buffer.stride())
-
-    return undone_after(exchange)
-
-
-def _swap_back(weight: torch.Tensor, holder: torch.Tensor, key: int) -> None:
-    if contents_key(weight) != key:
-        weight.grad = None
-        swap(weight, holder)

@@ -10,7 +10,8 @@ from torch import nn
 
 from memexplore.analysis.curves import curve
 from memexplore.analysis.verdict_content import verdict_content
-from memexplore.knobs.knobs import Knobs, Mode
+from memexplore.knobs.choices import Mode
+from memexplore.knobs.knobs import Knobs
 from memexplore.steps.outcome import Outcome, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
 from memexplore.codegen.lines import lines
-from memexplore.knobs.knobs import Knobs, Precision
+from memexplore.knobs.choices import Precision
+from memexplore.knobs.knobs import Knobs
 from memexplore.steps.step import Step
 from memexplore.steps.trial import traced
 from memexplore.tape import Action, Category, Tape

@@ -1,7 +1,7 @@
 """Published peaks of several GPUs beside what one rank of the virtual GPU allocates (docs/many_gpus.md).
 
-`python -m tests.fidelity.many_gpus` prints the table; with a folder that holds torchtitan at the commit
-`TORCHTITAN`, its `train.py` is run too.
+`python -m tests.fidelity.many_gpus` prints the table; with a folder that holds torchtitan at
+`torchtitan.COMMIT`, its `train.py` is run too.
 """
 
 from __future__ import annotations

@@ -131,6 +131,17 @@ class Block(nn.Module):
         return between + fed
 
 
+class LanguageModel(nn.Module):
+    """A stack of layers; its parts are attributes of the classes made from it."""
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x)
+        return self.head(x)
+
+
 class DecoderLm(nn.Module):
     def __init__(self, context: int, *, vocabulary=10_000, width=2560, inner=10_240, layers=32, heads=32):
         super().__init__()

@@ -209,7 +209,7 @@ class Layer(nn.Module):
         return x + inside
 
 
-class PositionLm(nn.Module):
+class PositionLm(models.LanguageModel):
     """A language model of 3.4 billion parameters, built on the GPU."""
 
     def __init__(self, context: int, width=2560, heads=32, inner=10_240, layers=32, vocabulary=10_000):
@@ -218,13 +218,6 @@ class PositionLm(nn.Module):
         self.layers = nn.ModuleList([Layer(width, heads, inner, context) for _ in range(layers)])
         self.norm = NormByLength(width)
         self.head = Linear(width, vocabulary)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.norm(x)
-        return self.head(x)
 
 
 class InPlaceAdamW(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.fidelity.models import Embedding, Linear, RmsNorm, SwiGlu, softmax
+from tests.fidelity.models import Embedding, LanguageModel, Linear, RmsNorm, SwiGlu, softmax
 
 VOCABULARY = 10_000
 
@@ -93,7 +93,7 @@ class Block(nn.Module):
         return between + fed
 
 
-class ShardedLm(nn.Module):
+class ShardedLm(LanguageModel):
     def __init__(self, context, width, layers, heads, inner):
         super().__init__()
         self.embedding = Embedding(VOCABULARY, width)
@@ -101,13 +101,6 @@ class ShardedLm(nn.Module):
         self.layers = nn.ModuleList(Block(width, heads, inner, self.rope) for _ in range(layers))
         self.norm = RmsNorm(width)
         self.head = Linear(width, VOCABULARY)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.norm(x)
-        return self.head(x)
 
 
 def log_softmax(x):

@@ -131,20 +131,13 @@ class Embedding(models.Embedding):
         return self.weight[tokens]
 
 
-class SmallLm(nn.Module):
+class SmallLm(models.LanguageModel):
     def __init__(self, *, vocabulary=10_000, context=256, width=512, layers=4, heads=16, inner=1344):
         super().__init__()
         self.embedding = Embedding(vocabulary, width)
         self.layers = nn.ModuleList([Block(width, heads, inner, context) for _ in range(layers)])
         self.norm = RmsNorm(width)
         self.head = models.Linear(width, vocabulary)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.norm(x)
-        return self.head(x)
 
 
 class Adam(torch.optim.Optimizer):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import memexplore as mx
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.inplace.in_place import in_place
 from memexplore.knobs.inplace.legal import legal_sites
 from memexplore.knobs.inplace.sites import Sites
-from memexplore.knobs.knobs import InPlace
 from memexplore.virtual_gpu.device import active
 
 

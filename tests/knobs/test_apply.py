@@ -17,8 +17,9 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.knobs.apply import apply
+from memexplore.knobs.choices import InPlace, MemoryFormat, Offload
 from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.knobs import InPlace, Knobs, MemoryFormat, Offload
+from memexplore.knobs.knobs import Knobs
 from tests.knobs.knob_sets import OTHER, SAME
 from tests.small_nets import Deep, everything, flat, gradients, images, step_of
 

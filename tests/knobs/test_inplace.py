@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.inplace.activations import Form
 from memexplore.knobs.inplace.in_place import in_place
 from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.knobs import InPlace
 from tests.knobs.inplace_steps import Net, assert_same_results, found, line_of, step
 
 THIS = "test_inplace.py"

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import memexplore as mx
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.inplace.in_place import in_place
 from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.knobs import InPlace
 from tests.knobs.inplace_steps import Net, assert_same_results, found, line_of, outcome, reasons, step
 
 THIS = "test_inplace_legal.py"

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import memexplore as mx
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.inplace.in_place import in_place
 from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.knobs import InPlace, Knobs
+from memexplore.knobs.knobs import Knobs
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 

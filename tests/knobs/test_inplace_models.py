@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.inplace.in_place import in_place
 from memexplore.knobs.inplace.legal import legal_sites, observed
-from memexplore.knobs.knobs import InPlace
 from tests.knobs.inplace_steps import Net, _sum, assert_same_results, found, reasons, step
 
 

@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore.knobs.conflicts import conflicts
-from memexplore.knobs.knobs import (
-    Checkpoint,
+from memexplore.knobs.choices import (
     CheckpointKind,
     InPlace,
-    Knobs,
     MemoryFormat,
     Mode,
     Offload,
@@ -26,6 +23,8 @@ from memexplore.knobs.knobs import (
     Update,
     ZeroGrad,
 )
+from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.knobs import Checkpoint, Knobs
 
 names = st.lists(st.from_regex(r"[a-z_]{1,8}(\.[a-z0-9_]{1,5}){0,2}", fullmatch=True), min_size=1, max_size=3).map(
     tuple

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from memexplore.knobs.choices import Strategy
 from memexplore.knobs.conflicts import conflicts
-from memexplore.knobs.knobs import Knobs, Strategy
+from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import Layout, layout_of, strategy_of
 
 

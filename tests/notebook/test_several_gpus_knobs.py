@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from memexplore.knobs.knobs import Knobs, Strategy
+from memexplore.knobs.choices import Strategy
+from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.several_gpus_knobs import several_gpus_knobs, why_not_several

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.facts import Change, Count, Unit
-from memexplore.knobs.knobs import Checkpoint, Knobs, Precision
+from memexplore.knobs.knobs import Checkpoint, Knobs
 from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
 from memexplore.steps.outcome import Outcome

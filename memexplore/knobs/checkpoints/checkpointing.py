@@ -15,9 +15,10 @@ from memexplore.knobs.checkpoints.pieces import Piece, by_parent, modules_in, pi
 from memexplore.knobs.checkpoints.recompute import again, without_cache
 from memexplore.knobs.checkpoints.site import Site, sequential_forward
 from memexplore.knobs.checkpoints.watch import Watch
+from memexplore.knobs.choices import CheckpointKind
 from memexplore.knobs.facts import Change, Count, NoteKind, Skipped, Unit
 from memexplore.knobs.forward import Wrapper, run_forward_inside, wrap_forward, wrap_innermost_forward
-from memexplore.knobs.knobs import Checkpoint, CheckpointKind
+from memexplore.knobs.knobs import Checkpoint
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.scope import Off, Reach, inside, open_scope
 from memexplore.knobs.undo import UndoLog, undone_after

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.facts import Change, Count, Note, NoteKind, Unit
 from memexplore.knobs.inplace.activations import Form
 from memexplore.knobs.inplace.fake_run import fake_run
 from memexplore.knobs.inplace.legal import legal_sites, observe_forwards
 from memexplore.knobs.inplace.sites import Sites
 from memexplore.knobs.inplace.switch import Switch, run_forwards_with, switch_activations
-from memexplore.knobs.knobs import InPlace
 from memexplore.knobs.report import ApplyReport
 from memexplore.knobs.undo import UndoLog, undone_after
 

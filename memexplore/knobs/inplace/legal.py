@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.inplace.activations import ActivationMode, CallSite, Form, has_flag, is_script
 from memexplore.knobs.inplace.check import Check
 from memexplore.knobs.inplace.sites import Site, Sites
 from memexplore.knobs.inplace.switch import run_forwards_with, switch_activations
 from memexplore.knobs.inplace.trace import Trace
-from memexplore.knobs.knobs import InPlace
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states, preserve_values
 from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.torch_internals.dispatch import FakeTensor, pytree

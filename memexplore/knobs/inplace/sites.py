@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from memexplore.knobs.choices import InPlace
 from memexplore.knobs.facts import Skipped
 from memexplore.knobs.inplace.activations import CallSite, Form
-from memexplore.knobs.knobs import InPlace
 
 
 @dataclasses.dataclass(frozen=True)
