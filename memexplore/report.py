@@ -90,11 +90,11 @@ for (const table of document.querySelectorAll("table.memexplore")) {
 """
 
 
-def html(tape: Tape, post_mortem: PostMortem | None = None) -> str:
+def html(tape: Tape, post_mortem: PostMortem | None = None, plotly: str | None = None) -> str:
     """Return a stand-alone HTML page: verdict, post-mortem, timeline, layers, tensors, lines, growth, blocks, sources.
 
-    The page contains plotly.js once (about 5 MB) and loads nothing. It follows the light or dark setting of the
-    browser; without JavaScript it shows the static image.
+    The page contains plotly.js (about 5 MB) and loads nothing, or loads it from the address `plotly`, which several
+    pages can share. It follows the light or dark setting of the browser; without JavaScript it shows the static image.
 
     >>> from memexplore.tape import Meta, Source, Tape
     >>> page = html(Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu")))
@@ -105,7 +105,9 @@ def html(tape: Tape, post_mortem: PostMortem | None = None) -> str:
     """
     verdict = verdict_content(tape)
     script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
-    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+    scripts = "'unsafe-inline'" if plotly is None else "'unsafe-inline' 'self' file:"
+    policy = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
+    library = f"<script>{get_plotlyjs()}</script>" if plotly is None else f'<script src="{escape(plotly)}"></script>'
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -135,7 +137,7 @@ def html(tape: Tape, post_mortem: PostMortem | None = None) -> str:
         f'<div class="wide">{categories_table(picture(tape))}</div>',
         "<h2>Sources and assumptions</h2>",
         _facts(tape),
-        f"<script>{get_plotlyjs()}</script><script>{script}</script></body></html>",
+        f"{library}<script>{script}</script></body></html>",
     ]
     return "\n".join(parts)
 

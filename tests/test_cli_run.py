@@ -158,9 +158,9 @@ def test_the_exit_status_says_how_the_program_ended(write, ending, status):
     assert memexplore("run", write(FITTING + ending + "\n"), "--gpu", "T4").returncode == status
 
 
-def test_the_readme_lists_every_exit_status():
-    readme = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-    table = readme.partition("| status | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+def test_the_documentation_lists_every_exit_status():
+    page = (pathlib.Path(__file__).parent.parent / "docs/fits.md").read_text()
+    table = page.partition("| status | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
     statuses = [line.split("|")[1].strip() for line in table.splitlines()]
     named = (options.FITS, options.ERROR, options.USAGE, options.OOM, options.NOT_KNOWN, options.INTERRUPTED)
     assert statuses == [*map(str, named), "any other"]

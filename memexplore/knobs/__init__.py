@@ -21,7 +21,7 @@ To add a knob:
 3. Text: `report_text._WRITERS` for the report of a change, `facts.NoteKind` and `report_text._NOTES` for a note, and
    `_VALUE_TEXTS` or `_FIELD_NOUNS` in `steps/sentences.py` if the value alone is not a readable phrase.
 4. A control in `notebook/knob_table.py` (`_model_knobs`), lines of code in `codegen/model.py`, and the list in
-   README.md. For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`); for a watched
+   docs/settings.md. For a cell that cannot have the knob, the reason in `steps/cell.py` (`_UNAVAILABLE`); for a watched
    loop that cannot switch it while it runs, in `live/locks.py`.
 5. A knob that can save memory: `search.candidates.single_candidates`, and its effect, about, in
    `search.estimates.estimated`. A knob that changes what is trained: `search.candidates.ALTERING`, and a sentence in

@@ -84,6 +84,7 @@ their folder, with small models and generated data: nothing is downloaded. **{pa
 
 Environment: Python {python}, torch {torch}, the extra `[test]` and `tests/scripts/requirements.txt`.
 
+<!-- not run: needs forty libraries -->
 ```bash
 python -m venv scripts && scripts/bin/pip install -e ".[test]" -r tests/scripts/requirements.txt
 scripts/bin/python -m tests.scripts            # all; with parts of names, only these: python -m tests.scripts pyg timm

@@ -1,0 +1,81 @@
+"""The notebooks, executed for the site: widgets become pages that need no kernel.
+
+In: the notebooks and folders to write to. Out: notebooks with outputs, and a page for each timeline that they show.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import pathlib
+
+import nbclient
+import nbformat
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+_HEIGHT = 720
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def execute(notebooks: list[pathlib.Path], course: pathlib.Path, views: pathlib.Path) -> None:
+    """Execute notebooks, two at a time, and write them with their outputs into `course`, their pages into `views`.
+
+    Raises nbclient.exceptions.CellExecutionError where a cell raises an error that it is not marked to raise.
+    """
+    from plotly.offline import get_plotlyjs
+
+    views.mkdir(parents=True)
+    course.mkdir(parents=True)
+    (views / "plotly.min.js").write_text(get_plotlyjs())
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for written in pool.map(lambda path: _execute(path, course, views), notebooks):
+            print(written.name, flush=True)
+
+
+def copy(notebooks: list[pathlib.Path], course: pathlib.Path) -> None:
+    """Write notebooks into `course` without executing them."""
+    course.mkdir(parents=True)
+    for path in notebooks:
+        (course / path.name).write_text(path.read_text())
+
+
+def show_pages(views: str, stem: str) -> None:
+    """Show each view and explorer of this kernel as a page of its tape, written into `views`, not as a widget."""
+    from IPython import get_ipython
+    from IPython.display import display
+
+    from memexplore.notebook.explorer import Explorer
+    from memexplore.notebook.view import View
+    from memexplore.report import html
+
+    numbers = itertools.count(1)
+
+    def show(widget: View | Explorer) -> None:
+        tape = (widget.view if isinstance(widget, Explorer) else widget).tape
+        name = f"{stem}_{next(numbers)}.html"
+        pathlib.Path(views, name).write_text(html(tape, plotly="plotly.min.js"))
+        style = f"width: 100%; height: {_HEIGHT}px; border: 1px solid #8886; border-radius: 4px"
+        frame = f'<iframe src="../views/{name}" loading="lazy" title="Timeline and tables" style="{style}"></iframe>'
+        display({"text/html": frame, "text/plain": repr(tape)}, raw=True)
+
+    formatter = get_ipython().display_formatter.ipython_display_formatter
+    formatter.for_type(View, show)
+    formatter.for_type(Explorer, show)
+
+
+def _execute(path: pathlib.Path, course: pathlib.Path, views: pathlib.Path) -> pathlib.Path:
+    notebook = nbformat.read(path, as_version=4)
+    prepare = f"import docs.executed as _executed\n_executed.show_pages({str(views)!r}, {path.stem!r})\ndel _executed"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(prepare))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute(env=environment)
+    del notebook.cells[0]
+    # Each stored widget has the scripts of its page, which the site does not show.
+    notebook.metadata.pop("widgets", None)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop(_WIDGET, None)
+    written = course / path.name
+    nbformat.write(notebook, written)
+    return written
