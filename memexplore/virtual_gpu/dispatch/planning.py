@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.dispatch import device_mixing, fake_kernels, plans, shape_rules, unsupported, work
+from memexplore.virtual_gpu.dispatch import (
+    argument_checks,
+    device_mixing,
+    fake_kernels,
+    plans,
+    shape_rules,
+    unsupported,
+    work,
+)
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, Requests
@@ -24,9 +32,10 @@ def make_plan(
 ) -> Plan:
     """Return the plan of an op.
 
-    Raises RuntimeError for tensors of two devices, and what the fake kernel raises.
+    Raises RuntimeError for tensors of two devices and arguments that the op refuses, and what the fake kernel raises.
     """
     device_mixing.check(func, tensors)
+    argument_checks.check(func, args)
     if any(isinstance(value, torch.dtype) and value in unsupported.QUANTIZED for value in (*args, *kwargs.values())):
         raise unsupported.not_simulated(func, "a quantized tensor")
     rule = table.find(func, Kind.PLAN)

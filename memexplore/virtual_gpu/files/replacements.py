@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import errno
 import functools
+import glob
 import io
 import itertools
 import operator
@@ -68,11 +69,19 @@ def rows(overlay: Overlay) -> list[Replace]:
         *(row for name in ("_builtin_open", "bltn_open") for row in imported(name, builtins.open, opened)),
         *imported("rmtree", shutil.rmtree, _rmtree(overlay, shutil.rmtree)),
         *(Replace(os, name, function) for name, function in functions.items()),
+        *_kept_by_pathlib(functions),
         # `shutil` copies permissions of links only with functions in this set.
         Replace(os, "supports_follow_symlinks", os.supports_follow_symlinks | followed),
         # Names that other modules imported from shutil: without folders as numbers every call names a path.
         Replace(shutil, "_use_fd_functions", False),
     ]
+
+
+def _kept_by_pathlib(functions: dict[str, Callable[..., Any]]) -> list[Replace]:
+    """Return replacements of the functions of `os` that the class behind `Path.glob` has from Python 3.13 on."""
+    kept = getattr(glob, "_StringGlobber", None)
+    names = () if kept is None else (name for name in ("lstat", "scandir") if name in vars(kept))
+    return [Replace(kept, name, staticmethod(functions[name])) for name in names]
 
 
 def imported(name: str, original: Any, replacement: Any) -> list[Replace]:

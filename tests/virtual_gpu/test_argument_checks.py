@@ -1,0 +1,64 @@
+"""Arguments that an op refuses: the error of torch on the CPU, on the virtual GPU too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import memexplore as mx
+
+Work = Callable[[str], object]
+
+
+def row(device: str) -> torch.Tensor:
+    """Return a row that is repeated three times in the same memory."""
+    return torch.ones(4, device=device).expand(3, 4)
+
+
+REFUSED: dict[str, Work] = {
+    "add": lambda device: row(device).add_(1),
+    "copy": lambda device: row(device).copy_(torch.zeros(3, 4, device=device)),
+    "slice": lambda device: row(device).__setitem__(slice(0, 2), torch.zeros(2, 4, device=device)),
+    "relu": lambda device: F.relu(row(device), inplace=True),
+    "normal": lambda device: row(device).normal_(),
+    "clamp": lambda device: row(device).clamp_(0, 1),
+    "scatter": lambda device: row(device).scatter_(0, torch.zeros(1, 4, dtype=torch.long, device=device), 1.0),
+    "index add": lambda device: row(device).index_add_(
+        0, torch.zeros(1, dtype=torch.long, device=device), torch.ones(1, 4, device=device)
+    ),
+    "leaky relu": lambda device: (
+        F.leaky_relu(2 * torch.ones(3, device=device, requires_grad=True), -0.1, inplace=True).sum().backward()
+    ),
+}
+ACCEPTED: dict[str, Work] = {
+    "fill": lambda device: row(device).fill_(2),
+    "zero": lambda device: row(device).zero_(),
+    "one row": lambda device: torch.ones(4, device=device).expand(1, 4).add_(1),
+    "no element": lambda device: torch.ones(0, device=device).expand(3, 0).add_(1),
+    "leaky relu out of place": lambda device: (
+        F.leaky_relu(torch.ones(3, device=device, requires_grad=True), -0.1).sum().backward()
+    ),
+}
+
+
+def message(work: Work, device: str) -> str:
+    with pytest.raises(RuntimeError) as error:
+        work(device)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("work", REFUSED.values(), ids=REFUSED)
+def test_the_error_is_that_of_the_cpu(work: Work) -> None:
+    expected = message(work, "cpu")
+    with mx.virtual("T4"):
+        assert message(work, "cuda") == expected
+
+
+@pytest.mark.parametrize("work", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_the_cpu_accepts_runs(work: Work) -> None:
+    work("cpu")
+    with mx.virtual("T4"):
+        work("cuda")
