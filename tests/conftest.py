@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -87,12 +88,14 @@ def main_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def modes_of_torch() -> Iterator[None]:
-    """Fail the test that leaves a mode of torch changed, rather than a later test of the same process."""
+def modes_of_the_process() -> Iterator[None]:
+    """Fail the test that leaves a mode of torch or frozen objects, rather than a later test of the same process."""
     before = _modes()
     yield
     after = _modes()
     assert after == (before or after)
+    # Python 3.12 begins with some 400.
+    assert gc.get_freeze_count() < 1000
 
 
 def _modes() -> tuple[object, ...] | None:

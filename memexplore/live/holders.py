@@ -155,8 +155,9 @@ def _follow(ways: Sequence[_Way]) -> None:
     """Follow all open ways by one object, in one walk over all objects."""
     values = {id(way.value): way.value for way in ways if way.is_open}
     holding: dict[int, list[Any]] = {key: [] for key in values}
-    referrers = gc.get_referrers(*values.values())
-    own = {id(values), id(referrers), *map(id, holding.values())}
+    objects = tuple(values.values())
+    referrers = gc.get_referrers(*objects)
+    own = {id(values), id(objects), id(referrers), *map(id, holding.values())}
     for each in referrers:
         if id(each) not in own:
             # Before `_holds`, which gives an instance a dictionary that holds its attributes in its place.

@@ -40,6 +40,8 @@ from memexplore.units import size_text
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.tensors import values
 
+_FROZEN_AT_START = 1000
+"""Python 3.12 has frozen some 400 objects when a program begins; `gc.freeze()` freezes thousands."""
 STEPS = 2
 """The first step creates the optimizer's state, so only the second is like all later ones."""
 
@@ -358,11 +360,11 @@ def _sites(step: Step, knobs: Knobs, target: VirtualGpu) -> Sites | None:
 def _undisturbed() -> Iterator[None]:
     """Keep the random states, and keep the garbage collector from scanning older objects (150 ms of a 200 ms run)."""
     with preserve_random_states():
-        if gc.get_freeze_count():  # the caller has frozen objects, which unfreeze() would give back
+        if gc.get_freeze_count() > _FROZEN_AT_START:  # by the caller: unfreeze() would give them back
             yield
             return
-        gc.freeze()
         try:
+            gc.freeze()
             yield
         finally:
             gc.unfreeze()

@@ -47,6 +47,15 @@ def test_a_list_of_an_object_is_named_by_its_attribute():
     assert holders([storages], 60) == [f"{__file__}:{line_of('self.history.append')} self.history.append(tensor)"]
 
 
+def test_a_holder_that_is_older_than_the_search_is_named():
+    """The search calls a function with the tensor, whose tuple of arguments is younger: it is no holder."""
+    trainer = Trainer()
+    trainer.keep(torch.ones(1003))
+    gc.collect()
+    storages = [trainer.history[0].untyped_storage()]
+    assert holders([storages], 60) == [f"{__file__}:{line_of('self.history.append')} self.history.append(tensor)"]
+
+
 def test_a_local_variable_without_a_line_that_stores_is_named():
     alone = torch.ones(1002)
     storages = [alone.untyped_storage()]
