@@ -173,6 +173,14 @@ def _search(connection: Connection) -> None:
     # An interrupt of a notebook reaches the whole process group; the parent stops the search itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_when_terminated()
+    try:
+        _answer(connection)
+    finally:
+        # The functions that torch runs at exit come next: Python would print an exception that is raised in them.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _answer(connection: Connection) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
