@@ -38,7 +38,7 @@ def suggestions(tape: Tape, found: Finding) -> tuple[Suggestion, ...]:
     if found.cause is Cause.ANOTHER_PROCESS:
         result.append(_other_process(found))
     cures = found.cause in (Cause.LEAK, Cause.HELD)
-    result += [_of_group(group)._replace(fits=cures and group.rows == found.held[0].rows) for group in found.held]
+    result += [_of_group(tape, group)._replace(fits=cures and group.rows == found.held[0].rows) for group in found.held]
     if found.cause is Cause.TOO_MUCH:
         result = [*_of_need(tape), *result]
         if found.fits_expandable:
@@ -66,7 +66,7 @@ def _other_process(found: Finding) -> Suggestion:
     )
 
 
-def _of_group(group: Held) -> Suggestion:
+def _of_group(tape: Tape, group: Held) -> Suggestion:
     name, names = group.holder.split(", ")[0], group.holder.replace(", ", "`, `")
     text, code = {
         What.GROWS: _of_growing(group),
@@ -93,12 +93,21 @@ def _of_group(group: Held) -> Suggestion:
             "%memoom free --out",
         ),
         What.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
-        What.OTHER_CELL: (
-            f"Delete `{names}` if it is not used any more: this cell does not use it.",
-            f"del {group.holder}",
-        ),
+        What.OTHER_CELL: _of_other_cell(tape, group),
     }[group.what]
     return Suggestion(text, code, group.size, False)
+
+
+def _of_other_cell(tape: Tape, group: Held) -> tuple[str, str]:
+    holder = group.holder
+    optimizer = holder.removesuffix(".state")
+    if optimizer != holder and (tape.category[list(group.rows)] == Category.OPTIMIZER_STATE).all():
+        return (
+            f"This cell does not use `{holder}`: save and empty it, and load it before training goes on.",
+            f'torch.save({optimizer}.state_dict(), "{optimizer}.pt"); {holder}.clear()',
+        )
+    names = holder.replace(", ", "`, `")
+    return f"Delete `{names}` if it is not used any more: this cell does not use it.", f"del {holder}"
 
 
 def _of_growing(group: Held) -> tuple[str, str]:
@@ -123,7 +132,9 @@ def _of_need(tape: Tape) -> list[Suggestion]:
     if foreach is not None:
         result.append(foreach)
     shares = {kind: int(sizes[tape.category[rows] == kind].sum()) for kind in Category}
-    less = _WEIGHTS if _has_no_state(tape) else _STATE
+    evaluates = _evaluates(tape, rows)
+    less = _WEIGHTS_IN_16_BITS if evaluates else _WEIGHTS if _has_no_state(tape) else _STATE
+    smaller = _RESULTS if evaluates else _BATCH
     if tape.phase[last] == Phase.OPTIMIZER and foreach is None:
         result.append(less)
     layer = _dominating(tape, rows, sizes)
@@ -131,7 +142,7 @@ def _of_need(tape: Tape) -> list[Suggestion]:
         result.insert(0, layer)
     of_model = sum(shares[kind] for kind in (*_OF_LAYER, Category.BUFFER))
     of_batch = shares[Category.ACTIVATION] + shares[Category.TEMPORARY] + shares[Category.INPUT]
-    by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), _BATCH), (of_model, less)]
+    by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), smaller), (of_model, less)]
     result += [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each not in result]
     return result
 
@@ -158,6 +169,25 @@ _WEIGHTS = Suggestion(
 _BATCH = Suggestion(
     "Take a smaller batch or micro-batches, checkpoint the activations, or train in mixed precision.", "", 0, False
 )
+_RESULTS = Suggestion(
+    "Take a smaller batch, keep results on the CPU, or run the model in 16 bits.",
+    "results.append(output.cpu())",
+    0,
+    False,
+)
+_WEIGHTS_IN_16_BITS = Suggestion("Keep the weights in 16 bits.", "model.to(torch.bfloat16)", 0, False)
+
+
+def _evaluates(tape: Tape, rows: Rows) -> bool:
+    """Return whether a forward pass fails that keeps nothing for a backward pass, as under `torch.no_grad()`."""
+    last = len(tape) - 1
+    made = rows[(tape.step[rows] == tape.step[last]) & (tape.phase[rows] == Phase.FORWARD) & (rows < last)]
+    kinds = tape.category[made]
+    return bool(
+        tape.phase[last] == Phase.FORWARD
+        and (kinds == Category.TEMPORARY).any()
+        and not (tape.category[rows] == Category.ACTIVATION).any()
+    )
 
 
 def _has_no_state(tape: Tape) -> bool:

@@ -40,3 +40,17 @@ def test_an_optimizer_without_state_is_not_replaced() -> None:
 
 def test_before_the_first_update_the_state_is_unknown() -> None:
     assert any(text.startswith(LESS_STATE) for text in suggested(torch.optim.SGD, 0))
+
+
+def test_a_forward_pass_without_gradients_is_not_to_be_checkpointed() -> None:
+    with memexplore.virtual("64MiB"), capture.record() as recording, pytest.raises(torch.OutOfMemoryError):
+        model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024)).cuda()
+        results = []
+        with torch.no_grad():
+            while True:
+                results.append(model(torch.zeros(1 << 11, 1024, device="cuda")))
+    found = post_mortem(recording.tape)
+    assert found is not None
+    texts = [one.text for one in found.suggestions]
+    assert "Take a smaller batch, keep results on the CPU, or run the model in 16 bits." in texts
+    assert not any("checkpoint" in text or "optimizer" in text for text in texts)
