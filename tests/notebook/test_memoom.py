@@ -106,17 +106,6 @@ def test_output_of_the_notebook_is_named(on_gpu: Shell, found: list[PostMortem])
     on_gpu.run('x = torch.empty(200 << 20, dtype=torch.uint8, device="cuda")').raise_error()
 
 
-def test_the_state_of_an_optimizer_is_to_be_saved_before_it_is_emptied(on_gpu: Shell, found: list[PostMortem]) -> None:
-    on_gpu.run("model = torch.nn.Linear(2048, 2048).cuda(); optimizer = torch.optim.AdamW(model.parameters())")
-    on_gpu.run("model(torch.zeros(8, 2048, device='cuda')).sum().backward(); optimizer.step(); optimizer.zero_grad()")
-    on_gpu.run("with torch.no_grad():\n    model(torch.zeros(1 << 14, 2048, device='cuda'))")
-    (post_mortem,) = found
-    (suggestion,) = [one for one in post_mortem.suggestions if "`optimizer.state`" in one.text]
-    # Both moments of a layer with 2048 x 2048 weights, and of its bias.
-    assert 2 * 16 * MIB <= suggestion.frees < 2 * 16 * MIB + MIB
-    assert suggestion.code == 'torch.save(optimizer.state_dict(), "optimizer.pt"); optimizer.state.clear()'
-
-
 def test_frames_of_an_earlier_error_are_named(on_gpu: Shell, found: list[PostMortem]) -> None:
     on_gpu.run(HELD_BY_FRAME)
     on_gpu.run('x = torch.empty(200 << 20, dtype=torch.uint8, device="cuda")')
