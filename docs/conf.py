@@ -27,8 +27,3 @@ myst_enable_extensions = ["dollarmath"]
 # The notebooks are executed by `python -m docs` before Sphinx reads them.
 nb_execution_mode = "off"
 nb_merge_streams = True
-nb_mime_priority_overrides = [
-    ("html", "text/html", 0),
-    ("html", "application/vnd.jupyter.widget-view+json", None),
-]
-suppress_warnings = ["mystnb.unknown_mime_type"]

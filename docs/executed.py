@@ -1,4 +1,4 @@
-"""The notebooks, executed for the site: widgets become pages that need no kernel.
+"""The notebooks, executed for the site: widgets become pages that need no kernel, and figures of plotly HTML.
 
 In: the notebooks and folders to write to. Out: notebooks with outputs, and a page for each timeline that they show.
 """
@@ -12,10 +12,14 @@ import pathlib
 
 import nbclient
 import nbformat
+import plotly.io
+from plotly.offline import get_plotlyjs
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 _HEIGHT = 720
+_LIBRARY = "plotly.min.js"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+_FIGURE = "application/vnd.plotly.v1+json"
 
 
 def execute(notebooks: list[pathlib.Path], course: pathlib.Path, views: pathlib.Path) -> None:
@@ -23,11 +27,9 @@ def execute(notebooks: list[pathlib.Path], course: pathlib.Path, views: pathlib.
 
     Raises nbclient.exceptions.CellExecutionError where a cell raises an error that it is not marked to raise.
     """
-    from plotly.offline import get_plotlyjs
-
     views.mkdir(parents=True)
     course.mkdir(parents=True)
-    (views / "plotly.min.js").write_text(get_plotlyjs())
+    (views / _LIBRARY).write_text(get_plotlyjs())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for written in pool.map(lambda path: _execute(path, course, views), notebooks):
             print(written.name, flush=True)
@@ -54,7 +56,7 @@ def show_pages(views: str, stem: str) -> None:
     def show(widget: View | Explorer) -> None:
         tape = (widget.view if isinstance(widget, Explorer) else widget).tape
         name = f"{stem}_{next(numbers)}.html"
-        pathlib.Path(views, name).write_text(html(tape, plotly="plotly.min.js"))
+        pathlib.Path(views, name).write_text(html(tape, plotly=_LIBRARY))
         style = f"width: 100%; height: {_HEIGHT}px; border: 1px solid #8886; border-radius: 4px"
         frame = f'<iframe src="../views/{name}" loading="lazy" title="Timeline and tables" style="{style}"></iframe>'
         display({"text/html": frame, "text/plain": repr(tape)}, raw=True)
@@ -73,9 +75,16 @@ def _execute(path: pathlib.Path, course: pathlib.Path, views: pathlib.Path) -> p
     del notebook.cells[0]
     # Each stored widget has the scripts of its page, which the site does not show.
     notebook.metadata.pop("widgets", None)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            output.get("data", {}).pop(_WIDGET, None)
+    library: str | bool = f"../views/{_LIBRARY}"
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        # A widget is followed by its still picture, an output of its own.
+        cell.outputs = [output for output in cell.outputs if _WIDGET not in output.get("data", {})]
+        for output in cell.outputs:
+            figure = output.get("data", {}).pop(_FIGURE, None)
+            if figure is not None:
+                text = plotly.io.to_html(figure, include_plotlyjs=library, full_html=False, validate=False)
+                output.data["text/html"] = text
+                library = False  # a page needs it once
     written = course / path.name
     nbformat.write(notebook, written)
     return written

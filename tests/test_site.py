@@ -52,6 +52,20 @@ def test_the_api_has_every_public_name(site: pathlib.Path) -> None:
     assert missing == []
 
 
+def test_figures_of_plotly_need_no_kernel(tmp_path: pathlib.Path) -> None:
+    from docs import executed
+
+    source = "import plotly.express as px\npx.bar(x=[1, 2], y=[3, 4])"
+    cells = [nbformat.v4.new_code_cell(source), nbformat.v4.new_code_cell(source)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "shown.ipynb")
+    executed.execute([tmp_path / "shown.ipynb"], tmp_path / "course", tmp_path / "views")
+    shown = nbformat.read(tmp_path / "course/shown.ipynb", as_version=4).cells
+    texts = [cell.outputs[0].data["text/html"] for cell in shown]
+    assert [text.count("Plotly.newPlot") for text in texts] == [1, 1]
+    # plotly.js has 5 MB: a page loads it once.
+    assert [text.count('src="../views/plotly.min.js"') for text in texts] == [1, 0]
+
+
 def test_an_executed_notebook_shows_a_page_in_place_of_a_widget(tmp_path: pathlib.Path) -> None:
     from docs import executed
 
