@@ -93,12 +93,12 @@ def _of_group(tape: Tape, group: Held) -> Suggestion:
             "%memoom free --out",
         ),
         What.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
-        What.OTHER_CELL: _of_other_cell(tape, group),
+        What.OTHER_CELL: _of_other_cell(tape, group, names),
     }[group.what]
     return Suggestion(text, code, group.size, False)
 
 
-def _of_other_cell(tape: Tape, group: Held) -> tuple[str, str]:
+def _of_other_cell(tape: Tape, group: Held, names: str) -> tuple[str, str]:
     holder = group.holder
     optimizer = holder.removesuffix(".state")
     if optimizer != holder and (tape.category[list(group.rows)] == Category.OPTIMIZER_STATE).all():
@@ -106,7 +106,6 @@ def _of_other_cell(tape: Tape, group: Held) -> tuple[str, str]:
             f"This cell does not use `{holder}`: save and empty it, and load it before training goes on.",
             f'torch.save({optimizer}.state_dict(), "{optimizer}.pt"); {holder}.clear()',
         )
-    names = holder.replace(", ", "`, `")
     return f"Delete `{names}` if it is not used any more: this cell does not use it.", f"del {holder}"
 
 
