@@ -6,6 +6,7 @@ What Python frees after a failed request is no part of the program's memory: dra
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from typing import Any, NamedTuple
 
@@ -15,6 +16,14 @@ from numpy.typing import NDArray
 from memexplore.analysis.curves import Rows, cached_by_tape, curve
 from memexplore.analysis.verdict import failed_request
 from memexplore.tape import COLUMNS, Action, Ending, Tape
+
+
+class Picture(enum.StrEnum):
+    """Picture of a run that ended out of memory."""
+
+    WITH_ROOM = "with room"
+    """The whole run, as if there were room."""
+    AS_IT_HAPPENED = "as it happened"
 
 
 def with_whole(tape: Tape, unlimited: Tape) -> Tape:

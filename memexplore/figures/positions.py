@@ -35,12 +35,19 @@ class XAxis(enum.StrEnum):
     """Visits of layers, with equal widths: rows of the same layer and phase, one after the other."""
 
 
+class EqualSteps(enum.StrEnum):
+    """Where equal steps are drawn."""
+
+    FOLDED = "folded"
+    """All in one place, that of the first."""
+    APART = "apart"
+
+
 class XChoice(NamedTuple):
     """Choice of a horizontal axis."""
 
     axis: XAxis = XAxis.EVENT
-    folds: bool = True
-    """Whether equal steps share one place."""
+    equal: EqualSteps = EqualSteps.FOLDED
 
 
 DEFAULT_X = XChoice()
@@ -168,7 +175,8 @@ def _computed(tape: Tape, choice: XChoice) -> Positions:
     count = len(tape)
     if choice.axis is XAxis.TIME and not has_clock(tape):
         choice = choice._replace(axis=XAxis.EVENT)
-    folds = equal_steps(tape) if choice.folds and choice.axis is not XAxis.TIME else ()
+    can_fold = choice.equal is EqualSteps.FOLDED and choice.axis is not XAxis.TIME
+    folds = equal_steps(tape) if can_fold else ()
     if count < 2:
         ends = np.array([0.0, max(count - 1.0, 1.0)])
         return Positions(ends, ends, choice, ())

@@ -19,9 +19,9 @@ from IPython.display import display
 
 from memexplore.analysis import curves, tables
 from memexplore.analysis.layer_rows import layers_in
-from memexplore.analysis.picture import picture
+from memexplore.analysis.picture import Picture, picture
 from memexplore.figures.alignment import matching_row, matching_window
-from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice
+from memexplore.figures.positions import DEFAULT_X, EqualSteps, XAxis, XChoice
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
 from memexplore.notebook import view_content
@@ -47,8 +47,8 @@ class Screen(NamedTuple):
     window: Window = None
     width: int | None = None
     """Width of the timeline in pixels, None before a browser has reported it."""
-    happened: bool = False
-    """Whether a run out of memory is drawn as it happened, not as if there were room."""
+    picture: Picture = Picture.WITH_ROOM
+    """Which run is drawn of one that ended out of memory."""
     x: XChoice = DEFAULT_X
     """Horizontal axis of the timeline."""
 
@@ -109,7 +109,7 @@ class View(anywidget.AnyWidget):
     @property
     def drawn(self) -> Tape:
         """The tape drawn, which has the row `cursor`: a run that did not fit is drawn as if there were room."""
-        return self._tape if self._screen.happened else picture(self._tape)
+        return self._tape if self._screen.picture is Picture.AS_IT_HAPPENED else picture(self._tape)
 
     @property
     def before(self) -> Tape | None:
@@ -294,12 +294,12 @@ class View(anywidget.AnyWidget):
         if kind == "timeline":
             window = request["window"]
             window = (window[0], window[1]) if window else None
-            x = XChoice(XAxis(request.get("axis", XAxis.EVENT)), request.get("folds", True))
+            x = XChoice(XAxis(request.get("axis", XAxis.EVENT)), EqualSteps(request.get("equal", EqualSteps.FOLDED)))
             self._screen = self._screen._replace(window=window, width=request.get("width"), x=x)
             self._reply(request, timeline=view_content.timeline_content(self._scene()))
         elif kind == "picture":
             old = self.drawn
-            self._screen = self._screen._replace(happened=bool(request["happened"]))
+            self._screen = self._screen._replace(picture=Picture(request["picture"]))
             self._redraw(old)
             self.send_details()
         elif kind == "blocks":

@@ -17,7 +17,7 @@ from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import timeline
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.highlight import highlight
-from memexplore.figures.positions import DEFAULT_X, XAxis, XChoice, equal_steps, has_clock, positions
+from memexplore.figures.positions import DEFAULT_X, EqualSteps, XAxis, XChoice, equal_steps, has_clock, positions
 from memexplore.figures.timeline import hover_fields, outline_trace, timeline_traces, trace_by_name
 from memexplore.figures.timeline_layout import DEFAULT_WIDTH, Surface, Window
 from memexplore.notebook.cursor_details import cursor_text, growth_table, layer_tree, live_lines, live_tensors
@@ -161,7 +161,7 @@ def _axis(scene: Scene) -> dict[str, Any]:
             {"value": str(axis), "disabled": _NO_CLOCK if axis is XAxis.TIME and not has_clock(scene.tape) else ""}
             for axis in XAxis
         ],
-        "is_folded": scene.x.folds,
+        "is_folded": scene.x.equal is EqualSteps.FOLDED,
         "can_fold": places.choice.axis is not XAxis.TIME and bool(equal_steps(scene.tape)),
     }
 

@@ -11,14 +11,23 @@ from hypothesis import strategies as st
 
 from memexplore.figures.hover import hover_texts
 from memexplore.figures.labels import Box, Label, Spot, box_of, placed
-from memexplore.figures.positions import XAxis, XChoice, axis_ticks, equal_steps, has_clock, layer_visits, positions
+from memexplore.figures.positions import (
+    EqualSteps,
+    XAxis,
+    XChoice,
+    axis_ticks,
+    equal_steps,
+    has_clock,
+    layer_visits,
+    positions,
+)
 from memexplore.figures.scale import scale
 from memexplore.figures.timeline import OVER_CAPACITY, timeline, timeline_arrays
 from memexplore.figures.timeline_layout import HEIGHT, MARGINS, Plot, plot_labels, shown_bands, window_layout
 from memexplore.tape import Category, Ending, Phase, Source, Tape
 from tests.sample_tapes import GIB, T4, Program, big_tape, oom_tape, small_tape, training_tape
 
-CHOICES = [XChoice(axis, folds) for axis in XAxis for folds in (True, False)]
+CHOICES = [XChoice(axis, equal) for axis in XAxis for equal in EqualSteps]
 
 
 def steps_of(sizes: list[int], *, leak: int = 0) -> Tape:
@@ -43,7 +52,7 @@ def test_set_up_takes_a_twentieth() -> None:
 
 def test_short_set_up_keeps_its_width() -> None:
     tape = steps_of([8] * 2 + [16] * 40)
-    assert positions(tape, XChoice(folds=False)).x([0, 1, 50]).tolist() == [0, 1, 50]
+    assert positions(tape, XChoice(equal=EqualSteps.APART)).x([0, 1, 50]).tolist() == [0, 1, 50]
 
 
 def test_equal_steps_share_the_place_of_the_first() -> None:

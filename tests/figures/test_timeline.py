@@ -246,7 +246,7 @@ def test_outline_at_folded_steps_is_the_last_of_them():
     (fold,) = equal_steps(tape)
     size = np.where(tape.step == 5, 2 * tape.size, tape.size)
     before = tape.replace(size=size)
-    outline = outline_trace(before, tape, points=5000, x=XChoice(folds=True))
+    outline = outline_trace(before, tape, points=5000, x=XChoice())
     # steps 2 to 5 have the place of step 2; only step 5 of the other tape, which is higher, is drawn there
     assert len(outline["x"]) == len(tape) - (fold.hidden[1] - fold.hidden[0])
     assert np.all(np.diff(outline["x"]) > 0)
@@ -256,7 +256,7 @@ def test_outline_at_folded_steps_is_the_last_of_them():
 def test_outline_has_no_points_of_folded_steps():
     tape = training_tape(steps=5)
     (fold,) = equal_steps(tape)
-    outline = outline_trace(tape, tape, points=5000, x=XChoice(folds=True))
+    outline = outline_trace(tape, tape, points=5000, x=XChoice())
     # the rows of steps 3 to 5 have no place: drawn at the end of step 2 they were a vertical line
     assert len(outline["x"]) == len(tape) - (fold.hidden[1] - fold.hidden[0])
     assert np.all(np.diff(outline["x"]) > 0)

@@ -233,7 +233,7 @@ def test_run_that_did_not_fit_is_drawn_as_if_there_were_room(monkeypatch: pytest
     assert browser.view.cursor == curves.peak(browser.view.drawn)[1]
     # the row of the request that fails is added
     assert len(browser.view.drawn) == len(whole) + 1
-    answer, details = browser.request(type="picture", happened=True)
+    answer, details = browser.request(type="picture", picture="as it happened")
     assert (answer["type"], answer["pictures"]["drawn"], details["type"]) == ("tape", 1, "details")
     assert browser.view.drawn.equals(died)
     assert browser.view.cursor == curves.peak(died)[1]
@@ -243,20 +243,20 @@ def test_cursor_after_the_stop_is_at_the_peak_of_what_happened(monkeypatch: pyte
     died, whole = unwound_tape(), training_tape(steps=1)
     browser = Browser(view(with_whole(died, whole)), monkeypatch)
     browser.view.cursor = 1  # before the stop: the same row of both
-    browser.request(type="picture", happened=True)
+    browser.request(type="picture", picture="as it happened")
     assert browser.view.cursor == 1
     last = len(died) - 1
     browser.view.cursor = last
     assert "unwinding" in cursor_text(died, last)
-    browser.request(type="picture", happened=False)
+    browser.request(type="picture", picture="with room")
     assert browser.view.cursor == curves.peak(browser.view.drawn)[1]
     browser.view.cursor = len(browser.view.drawn) - 1  # a row that the run did not reach
-    browser.request(type="picture", happened=True)
+    browser.request(type="picture", picture="as it happened")
     assert browser.view.cursor == curves.peak(died)[1]
 
 
 def test_axis_is_chosen_by_a_request(browser: Browser) -> None:
-    (answer,) = browser.request(type="timeline", window=None, number=1, axis="layer", folds=False)
+    (answer,) = browser.request(type="timeline", window=None, number=1, axis="layer", equal="apart")
     assert answer["timeline"]["axis"]["chosen"] == "layer"
     assert answer["timeline"]["layout"]["xaxis"]["title"]["text"] == "layer"
 

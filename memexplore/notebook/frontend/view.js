@@ -46,7 +46,7 @@ export class View {
     this.detailsTape = 0; // number of the tape whose details are drawn
     /** @type {number | undefined} */
     this.labelledWidth = undefined; // width for which the kernel chose the labels
-    this.axis = { axis: "event", folds: true }; // of the timeline
+    this.axis = { axis: "event", equal: "folded" }; // of the timeline
     /** @type {[Message, any][]} */
     this.early = []; // messages before plotly.js has loaded
     this.kernel = new Kernel(model, root, {
@@ -91,7 +91,7 @@ export class View {
       onAxis: (axis, folds) => this.chooseAxis(axis, folds),
       onPicture: (happened) => {
         this.seen.clear();
-        this.request("picture", { happened }, "tape");
+        this.request("picture", { picture: happened ? "as it happened" : "with room" }, "tape");
       },
     });
     this.details = new Details(this.context, this.tabs, {
@@ -360,7 +360,7 @@ export class View {
    * @param {boolean} folds
    */
   chooseAxis(axis, folds) {
-    this.axis = { axis, folds };
+    this.axis = { axis, equal: folds ? "folded" : "apart" };
     this.requestTimeline();
   }
 
