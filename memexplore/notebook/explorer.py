@@ -10,6 +10,7 @@ from IPython.display import display
 from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import explorer_message, explorer_state, tabs
+from memexplore.notebook.cancelled_runs import RunCancelled, failing_knob, run_ahead, run_unless_events_wait
 from memexplore.notebook.explorer_message import against_text, reason_text
 from memexplore.notebook.explorer_search import Search, StartSearch
 from memexplore.notebook.explorer_state import State
@@ -18,13 +19,13 @@ from memexplore.notebook.knob import Knob
 from memexplore.notebook.knob_table import why_not_now
 from memexplore.notebook.layers import Layers
 from memexplore.notebook.main_thread import MainThread
-from memexplore.notebook.results import Result, Run, RunCancelled, failing_knob, forget_old, run_ahead
+from memexplore.notebook.results import Result, Run, forget_old
 from memexplore.notebook.view import View
 from memexplore.steps import sentences
 from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 
-_SECONDS_BEFORE_PREFETCH = 0.3
+_SECONDS_BEFORE_PREFETCH, _SECONDS_BETWEEN_RUNS = 0.3, 0.03
 
 
 class Explorer:
@@ -97,7 +98,7 @@ class Explorer:
     @property
     def trial(self) -> Trial:
         """The run shown: knobs, tape, report of applying the knobs, and cost."""
-        self._finish(self._shown)
+        self._finish()
         return self._shown.trial
 
     @property
@@ -314,19 +315,18 @@ class Explorer:
         self.view.send_details()
         yield
         self.view.put_tabs(self._tabs(result))
-        yield
-        self._finish(result)
+        if not self._thread.is_kernel:
+            self._finish()
         yield
         if self._static_displays:
             output = self.view.static_output(self._sentence())
             for shown in self._static_displays:
                 shown.update(output, raw=True)
-            yield
         self._thread.run_after(_SECONDS_BEFORE_PREFETCH, lambda: self._prefetch(result))
 
-    def _finish(self, result: Result) -> None:
+    def _finish(self) -> None:
         """Run a setting that does not fit to its end, if its picture was drawn without that."""
-        if result is not self._shown or not result.is_unfinished:
+        if not (result := self._shown).is_unfinished:
             return
         finished = result.finished(self._finish_step(result.trial.knobs))
         with self.view.lock:
@@ -334,13 +334,13 @@ class Explorer:
             self.view.finish(finished.trial.tape)
 
     def _prefetch(self, result: Result) -> None:
-        """Run a neighbour of the setting shown, until an event arrives for the main thread."""
-        knob = self._last_knob
-        if knob is None or result.trial.knobs != self._shown.trial.knobs or self._is_requested:
+        """Run the setting shown to its end, and then a neighbour, until an event arrives for the main thread."""
+        if result.trial.knobs != self._shown.trial.knobs or self._is_requested:
             return
-        settings = self._neighbours(knob, result.trial.knobs)
-        if run_ahead(settings, self._results, self._run_step, self._thread):
-            self._thread.run_after(_SECONDS_BEFORE_PREFETCH / 10, lambda: self._prefetch(result))
+        is_finished = run_unless_events_wait(self._finish, self._thread)
+        settings = self._neighbours(self._last_knob, result.trial.knobs) if self._last_knob and is_finished else []
+        if not is_finished or run_ahead(settings, self._results, self._run_step, self._thread):
+            self._thread.run_after(_SECONDS_BETWEEN_RUNS, lambda: self._prefetch(result))
 
     def _reasons(self, knobs: Knobs) -> dict[str, str]:
         """Return why knobs cannot be set now, by name."""

@@ -36,13 +36,22 @@ class MainThread:
             loop = self._loop
             loop.add_callback(lambda: loop.call_later(seconds, action))
 
+    @property
+    def sees_events(self) -> bool:
+        """Whether `has_pending_events` can see events: with an event loop that has a selector, on the main thread."""
+        return self._selector is not None and threading.current_thread() is threading.main_thread()
+
+    @property
+    def _selector(self) -> Any:
+        return getattr(getattr(self._loop, "asyncio_loop", None), "_selector", None)
+
     def has_pending_events(self) -> bool:
         """Return whether an event, such as a message from the browser, waits for the main thread.
 
         Polls the selector of the event loop, which removes no event from its queue. True in another thread, and with an
         event loop without a selector.
         """
-        selector = getattr(getattr(self._loop, "asyncio_loop", None), "_selector", None)
+        selector = self._selector
         return selector is None or threading.current_thread() is not threading.main_thread() or bool(selector.select(0))
 
 

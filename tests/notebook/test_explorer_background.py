@@ -12,6 +12,7 @@ from memexplore.notebook import results, tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.main_thread import MainThread
+from memexplore.steps.outcome import run_outcome
 from tests.notebook.explorer_actions import Loop, row, send, step, turn
 
 
@@ -73,6 +74,26 @@ def test_prefetch_runs_a_neighbour_and_stops_at_an_event(shown: Explorer, monkey
     assert Knobs(batch=8) not in shown._results
     turn(shown, "batch", "8")
     assert shown.trial.knobs == Knobs(batch=8)
+
+
+def test_run_to_the_end_of_a_setting_that_does_not_fit_stops_at_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, loop = explore(step(), gpu="200MiB"), Loop()
+    monkeypatch.setattr(shown._thread, "_loop", loop)
+    monkeypatch.setattr(MainThread, "sees_events", True)
+    # idle at first, then an event arrives during the run
+    answers = iter([False, False, False, *[True] * 20])
+    asked = []
+    monkeypatch.setattr(MainThread, "has_pending_events", lambda _: asked.append(1) or next(answers, False))
+    shown.knobs = Knobs(batch=1 << 17)
+    loop.pass_time(1)
+    loop.pass_time(0.3)
+    assert len(asked) == 4
+    assert shown._shown.is_unfinished
+    while shown._shown.is_unfinished:
+        loop.pass_time(0.3)
+    assert next(answers, None) is None
+    expected = run_outcome(step(), Knobs(batch=1 << 17), gpu="200MiB")[0]
+    assert shown._shown.trial.tape.replace(stacks=()).equals(expected.tape.replace(stacks=()))
 
 
 def test_messages_agree_with_what_is_drawn(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
