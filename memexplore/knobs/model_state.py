@@ -55,9 +55,10 @@ def _record_state(log: UndoLog, modules: list[nn.Module], gradients: Gradients) 
         log.add(_restore_gradient, weight, weight.grad, weight.requires_grad)
     for module in modules:
         # Restored in reverse order: the attributes before the content of the containers among them.
-        for value in vars(module).values():
-            if type(value) in _CONTAINERS:
-                log.add(refill, value, value.copy())
+        containers = [value for value in vars(module).values() if type(value) in _CONTAINERS]
+        log.add(_empty, [value for value in containers if not value])
+        for value in filter(None, containers):
+            log.add(refill, value, value.copy())
         log.add(refill, vars(module), dict(vars(module)))
     if gradients is Gradients.NONE:
         for weight in weights:
@@ -69,6 +70,13 @@ def _restore_gradient(weight: torch.Tensor, gradient: torch.Tensor | None, requi
     if weight.grad is not gradient:
         weight.grad = None
         weight.grad = gradient
+
+
+def _empty(containers: list[Any]) -> None:
+    for container in containers:
+        # Most still are, such as a module's tables of hooks.
+        if container:
+            container.clear()
 
 
 def refill(container: Any, content: Any) -> None:

@@ -26,6 +26,8 @@ from memexplore.virtual_gpu.value_setting import Values
 
 _aten = torch.ops.aten
 
+_COPY_TO = _aten._to_copy.default
+
 INTEGER_BYTES = 4 << 20
 """Largest tensor of integers or booleans that is computed with `Values.KNOWN`."""
 FLOAT_BYTES = 64 << 10
@@ -241,6 +243,9 @@ class ValueLane:
         result: Any,
     ) -> Any:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
+        if func is _COPY_TO and type(result) is VirtualTensor and not result.host and inputs[0].layout is torch.strided:
+            self._follow_copy(traits, kwargs, inputs[0], result)
+            return result
         results = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         if not all(
             not isinstance(value, VirtualTensor) or known_values.is_known(value) or self.fits(value)
@@ -271,6 +276,21 @@ class ValueLane:
         taken = {storage_key(untyped_storage(tensor)) for tensor in inputs}
         forward = None if state is None else cpu_ops.Forward(state, _without_tensors(args))
         return _joined(result, computed, _Joining(fresh, taken, forward))
+
+    def _follow_copy(self, traits: LaneTraits, kwargs: Any, source: torch.Tensor, result: VirtualTensor) -> None:
+        """Compute the values of a tensor that moves to the GPU or gets another dtype, as the weights of a model do."""
+        if known_values.is_known(result):
+            # Of a storage that was at the same address: an interrupt may end the callback of a weak reference.
+            known_values.forget(result)
+        if not self.fits(result):
+            return
+        try:
+            copy = _COPY_TO(source, **{name: _on_cpu(name, value) for name, value in kwargs.items()})
+        except Exception:
+            # The CPU cannot convert every dtype.
+            self.lose(_COPY_TO, traits, (), kwargs)
+        else:
+            known_values.put(result, copy)
 
     def add_in_place(self, target: torch.Tensor, addend: torch.Tensor) -> None:
         """Compute an addition of the autograd engine into a gradient."""

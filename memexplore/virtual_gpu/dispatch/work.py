@@ -81,13 +81,25 @@ def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: 
     flops = 0
     if formula is not None:
         shapes = tuple(torch.Size(output.shape) if isinstance(output, NewTensor | View) else None for output in outputs)
-        flops = int(formula(*args, **kwargs, out_val=shapes[0] if len(shapes) == 1 else shapes))
+        out = shapes[0] if len(shapes) == 1 else shapes
+        # A formula on shapes, without the function around it that finds them in any structure of arguments.
+        plain = getattr(formula, "__wrapped__", None)
+        if plain is not None and not kwargs:
+            flops = int(plain(*map(_shape, args), out_shape=out))
+        else:
+            flops = int(formula(*args, **kwargs, out_val=out))
     elif packet in _ATTENTION:
         flops = _ATTENTION[packet](*args)
     hosts = {isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors} | {
         not new.host for new in made
     }
     return Work(flops, moved, tensors[0].dtype if tensors else torch.float32, hosts == {True, False})
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_shape, value))
+    return value.shape if isinstance(value, torch.Tensor) else value
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:

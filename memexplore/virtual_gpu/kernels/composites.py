@@ -123,10 +123,10 @@ def batch_norm(
     if cudnn and _uses_cudnn_batch_norm(tensor, weight, bias, mean, variance, training, eps):
         assert weight is not None
         tensor = tensor.contiguous(memory_format=_suggested_format(tensor))
-        results = _aten.cudnn_batch_norm(tensor, weight, bias, mean, variance, training, momentum, eps)
+        results = _aten.cudnn_batch_norm.default(tensor, weight, bias, mean, variance, training, momentum, eps)
         return (*results, 1)
     reserve = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    results = _aten.native_batch_norm(tensor, weight, bias, mean, variance, training, momentum, eps)
+    results = _aten.native_batch_norm.default(tensor, weight, bias, mean, variance, training, momentum, eps)
     return (*results, reserve, 0)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction
-from memexplore.torch_internals.modules import OWN_TENSORS, apply_of, buffers_of, parameters_of
+from memexplore.torch_internals.modules import MODULE_APPLY, OWN_TENSORS, apply_of, buffers_of, parameters_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.torch_internals.tensors import PARAMETER_MARK, TENSOR_HOOKS, swap_tensors
 from memexplore.virtual_gpu.patches.lazy_modules import LazyModules, is_lazy
@@ -75,14 +75,24 @@ class ModuleMoves:
         self._depth.value += 1
         try:
             if recurse:
-                for child in module.children():
-                    apply_of(child)(function)
+                self._apply_children(module, function)
             self._apply_own(module, function)
         finally:
             self._depth.value -= 1
             if not self._depth.value and self.observer is not None:
                 self.observer.tag_model(module)
         return module
+
+    def _apply_children(self, module: torch.nn.Module, function: Callable[[Any], Any]) -> None:
+        ours = MODULE_APPLY.value
+        for child in module.children():
+            apply = apply_of(child)
+            if getattr(apply, "__func__", None) is ours:
+                # Without the frames between, which every stack below would have.
+                self._apply_children(child, function)
+                self._apply_own(child, function)
+            else:
+                apply(function)
 
     def _apply_own(self, module: torch.nn.Module, function: Callable[[Any], Any]) -> None:
         restored = module not in self._built_here
