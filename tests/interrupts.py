@@ -5,6 +5,8 @@ Every line counts that runs in a frame below the function: of memexplore, of tor
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -69,9 +71,22 @@ def interrupts(function: Callable[[], object]) -> Iterator[Line]:
 
 
 def _traced(function: Callable[[], object], trace: Any) -> None:
-    before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: None if frame.f_code is function.__code__ else trace)  # type: ignore[attr-defined]
-    try:
+    with tracing(lambda frame, event, argument: None if frame.f_code is function.__code__ else trace):  # type: ignore[attr-defined]
         function()
+
+
+@contextlib.contextmanager
+def tracing(trace: Any) -> Iterator[None]:
+    """Call a trace function for the code in the block, and collect no garbage on the way.
+
+    Garbage of earlier tests may have callbacks, in which Python prints an interrupt and goes on.
+    """
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        yield
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ from memexplore.knobs.apply import apply
 from memexplore.knobs.inplace import legal
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.scope import scopes
+from tests.interrupts import tracing
 from tests.small_nets import everything
 
 FOLDER = str(Path(package.__file__).parent)
@@ -42,15 +43,8 @@ class Lines:
 def enter_and_leave(knobs: Knobs, model: nn.Module, interrupted: int | None = None) -> list[tuple[str, int]]:
     """Apply knobs to a model, with an interrupt at one line; return the lines that ran."""
     lines = Lines(interrupted)
-    before = sys.gettrace()
-    sys.settrace(lines)
-    try:
-        with apply(knobs, model):
-            pass
-    except KeyboardInterrupt:
+    with contextlib.suppress(KeyboardInterrupt), tracing(lines), apply(knobs, model):
         pass
-    finally:
-        sys.settrace(before)
     return lines.lines
 
 

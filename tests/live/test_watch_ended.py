@@ -6,7 +6,6 @@ import contextlib
 import copy
 import gc
 import pickle
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from memexplore import live as package
 from memexplore.live import watch as watch_module
 from memexplore.live.live import State
 from memexplore.tape import Ending
-from tests.interrupts import LAST, interrupted, interrupts
+from tests.interrupts import LAST, interrupted, interrupts, tracing
 from tests.live.training import Loop, on
 from tests.small_nets import everything
 from tests.virtual_gpu.torch_state import functions, global_state
@@ -111,13 +110,8 @@ def lines_of_package(function: Callable[[], None], interrupt_at: int = -1) -> li
                 raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            function()
-    finally:
-        sys.settrace(before)
+    with contextlib.suppress(KeyboardInterrupt), tracing(trace):
+        function()
     return lines
 
 
