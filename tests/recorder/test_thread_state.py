@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.tape import Action, Phase
+from memexplore.tape import Action, Phase, Tape
 from tests.threads import in_thread
 
 
@@ -44,6 +44,15 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> No
         optimizer.zero_grad()
 
 
+def _described(tape: Tape) -> list[str]:
+    """Each row in words, with the function that made it: shows where a row is from that one of two tapes lacks."""
+    innermost = [stack[0].function if stack else "" for stack in tape.stacks]
+    return [
+        f"{Action(int(action)).name} {size} {innermost[stack] if stack >= 0 else ''}"
+        for action, size, stack in zip(tape.action, tape.size, tape.stack, strict=True)
+    ]
+
+
 def test_steps_are_counted_in_the_thread_that_trains():
     def run(call: Callable[[Callable[[], Any]], Any]) -> Any:
         with mx.virtual("T4", release="2.15"), mx.record() as recording:
@@ -54,6 +63,7 @@ def test_steps_are_counted_in_the_thread_that_trains():
         return recording.tape
 
     here, elsewhere = run(lambda function: function()), run(in_thread)
+    assert _described(here) == _described(elsewhere), threading.enumerate()
     for name in ("action", "size", "step", "phase", "category"):
         assert getattr(here, name).tolist() == getattr(elsewhere, name).tolist(), name
     assert int(elsewhere.step.max()) == 4
