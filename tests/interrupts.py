@@ -5,7 +5,6 @@ Every line counts that runs in a frame below the function: of memexplore, of tor
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -71,21 +70,20 @@ def interrupts(function: Callable[[], object]) -> Iterator[Line]:
 
 
 def _traced(function: Callable[[], object], trace: Any) -> None:
-    with tracing(lambda frame, event, argument: None if frame.f_code is function.__code__ else trace):  # type: ignore[attr-defined]
-        function()
+    traced(function, lambda frame, event, argument: None if frame.f_code is function.__code__ else trace)  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def tracing(trace: Any) -> Iterator[None]:
-    """Call a trace function for the code in the block, and collect no garbage on the way.
+def traced(function: Callable[[], object], trace: Any) -> None:
+    """Run a function with a trace function, and collect no garbage on the way.
 
     Garbage of earlier tests may have callbacks, in which Python prints an interrupt and goes on.
+    This is no context manager: the lines of contextlib that leave it would be traced, and interrupted.
     """
     before, collects = sys.gettrace(), gc.isenabled()
     gc.disable()
     sys.settrace(trace)
     try:
-        yield
+        function()
     finally:
         sys.settrace(before)
         if collects:

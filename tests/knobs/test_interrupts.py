@@ -17,7 +17,7 @@ from memexplore.knobs.apply import apply
 from memexplore.knobs.inplace import legal
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.scope import scopes
-from tests.interrupts import tracing
+from tests.interrupts import traced
 from tests.small_nets import everything
 
 FOLDER = str(Path(package.__file__).parent)
@@ -43,8 +43,13 @@ class Lines:
 def enter_and_leave(knobs: Knobs, model: nn.Module, interrupted: int | None = None) -> list[tuple[str, int]]:
     """Apply knobs to a model, with an interrupt at one line; return the lines that ran."""
     lines = Lines(interrupted)
-    with contextlib.suppress(KeyboardInterrupt), tracing(lines), apply(knobs, model):
-        pass
+
+    def run() -> None:
+        with apply(knobs, model):
+            pass
+
+    with contextlib.suppress(KeyboardInterrupt):
+        traced(run, lines)
     return lines.lines
 
 

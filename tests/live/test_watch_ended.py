@@ -20,7 +20,7 @@ from memexplore import live as package
 from memexplore.live import watch as watch_module
 from memexplore.live.live import State
 from memexplore.tape import Ending
-from tests.interrupts import LAST, interrupted, interrupts, tracing
+from tests.interrupts import LAST, interrupted, interrupts, traced
 from tests.live.training import Loop, on
 from tests.small_nets import everything
 from tests.virtual_gpu.torch_state import functions, global_state
@@ -110,8 +110,8 @@ def lines_of_package(function: Callable[[], None], interrupt_at: int = -1) -> li
                 raise KeyboardInterrupt
         return trace
 
-    with contextlib.suppress(KeyboardInterrupt), tracing(trace):
-        function()
+    with contextlib.suppress(KeyboardInterrupt):
+        traced(function, trace)
     return lines
 
 
