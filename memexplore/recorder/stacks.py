@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ class Stacks:
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._chains: list[tuple[int, tuple[Any, ...]]] = []
+        self._by_lines: dict[tuple[int, ...], int] = {}
+        """Numbers by the lines of the stacks: an instruction that Python 3.11 specialises ends at another place."""
+        self._lines: dict[tuple[int, int], int] = {}
         self._walk = _Walk()
 
     def number(self, frame: FrameType | None) -> int:
@@ -68,9 +72,21 @@ class Stacks:
             assert frame is not None
             chain += (frame.f_code, frame.f_lasti)
             frame = frame.f_back
-        number = self._numbers[key] = len(self._chains)
-        self._chains.append((-1 if end is None else key[-1], tuple(chain)))
+        parent = -1 if end is None else key[-1]
+        lines = (parent, *self._codes_and_lines(chain))
+        number = self._numbers[key] = self._by_lines.setdefault(lines, len(self._chains))
+        if number == len(self._chains):
+            self._chains.append((parent, tuple(chain)))
         return number
+
+    def _codes_and_lines(self, chain: list[Any]) -> Iterator[int]:
+        for code, instruction in zip(chain[::2], chain[1::2], strict=True):
+            place = id(code), instruction
+            line = self._lines.get(place)
+            if line is None:
+                line = self._lines[place] = _line(code, instruction)
+            yield id(code)
+            yield line
 
     def enter(self, frame: FrameType | None) -> Outer:
         """Begin a module call made by `frame` and intern the stack from there outwards; return a value for `leave`."""

@@ -28,6 +28,13 @@ def test_stacks_of_one_line_have_one_number_and_others_another():
     assert lines[1] == lines[0] + 1
 
 
+def test_two_calls_on_one_line_have_one_number():
+    # The interpreter specialises a call that runs often: it is then at another instruction of the same line.
+    stacks = Stacks()
+    one, other = stacks.number(here()), stacks.number(here())
+    assert one == other
+
+
 def test_code_that_was_made_twice_has_the_lines_of_each():
     stacks = Stacks()
     found = []
