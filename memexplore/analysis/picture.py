@@ -59,6 +59,21 @@ def with_whole(tape: Tape, unlimited: Tape) -> Tape:
     return tape.replace(whole=dataclasses.replace(unlimited, **columns, meta=meta))
 
 
+def has_same_picture(one: Tape, other: Tape) -> bool:
+    """Return whether two tapes have the same events, metadata and whole runs, so that they are drawn alike.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> one = Tape.from_columns({"address": [0], "size": [8]}, meta=Meta(Source.PREDICTED, "T4"))
+    >>> has_same_picture(one, one[:]), has_same_picture(one, one.replace(meta=Meta(Source.PREDICTED, "A100")))
+    (True, False)
+    """
+    if one.meta != other.meta or not one.equals(other):
+        return False
+    if one.whole is None or other.whole is None:
+        return one.whole is other.whole
+    return has_same_picture(one.whole, other.whole)
+
+
 def _corresponding(tape: Tape, failed: int, unlimited: Tape) -> int | None:
     """Return the row of a tape's failed request in the same run on unlimited memory, None if it has no such row."""
     requests = np.flatnonzero(unlimited.action == Action.ALLOC)

@@ -76,3 +76,11 @@ def matching_row(row: int, tape: Tape, other: Tape) -> int:
         return highest
     matching = min(round(float(matching_rows(np.array([float(row)]), tape, other)[0])), len(other) - 1)
     return highest if matching > bands.unwinding(other) else matching
+
+
+def clipped(window: tuple[float, float] | None, count: int) -> tuple[float, float] | None:
+    """Return a window clipped to the rows of a tape; None if less than a row remains."""
+    if window is None:
+        return None
+    low, high = max(window[0], 0.0), min(window[1], count - 1.0)
+    return (low, high) if high - low >= 1 else None

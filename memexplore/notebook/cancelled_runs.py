@@ -26,7 +26,7 @@ def run_ahead(settings: Iterable[Knobs], results: dict[Knobs, Result], run: Run,
     if knobs is None or thread.has_pending_events():
         return False
     # A run that fails here fails again, with a message, when it is requested.
-    with contextlib.suppress(RunCancelled, Exception), interruptible(_cancelling(thread.has_pending_events)):
+    with contextlib.suppress(RunCancelled, Exception), interruptible(cancelling(thread.has_pending_events)):
         results[knobs] = Result(*run(knobs))
     return knobs in results
 
@@ -42,14 +42,16 @@ def run_unless_events_wait(action: Callable[[], object], thread: MainThread) -> 
     if thread.has_pending_events():
         return False
     try:
-        with interruptible(_cancelling(thread.has_pending_events)):
+        with interruptible(cancelling(thread.has_pending_events)):
             action()
     except RunCancelled:
         return False
     return True
 
 
-def _cancelling(is_urgent: Callable[[], bool]) -> Callable[[], None]:
+def cancelling(is_urgent: Callable[[], bool]) -> Callable[[], None]:
+    """Return a function for `interruptible` that raises RunCancelled when something is urgent."""
+
     def check() -> None:
         if is_urgent():
             raise RunCancelled
@@ -73,7 +75,7 @@ def failing_knob(
     fields |= dict.fromkeys(field.name for field in dataclasses.fields(Knobs))
     differing = [field for field in fields if getattr(knobs, field) != getattr(drawn, field)]
 
-    cancel_if_urgent = _cancelling(is_urgent)
+    cancel_if_urgent = cancelling(is_urgent)
     for field in differing:
         own = turned if turned is not None and turned.field == field else None
         knob = own or next((one for one in table if one.field == field), None)

@@ -24,12 +24,13 @@ from memexplore.notebook.results import Result
 from memexplore.search.beside import Report
 from memexplore.steps import batches, optimizers, tensor_parallel
 from memexplore.steps.cell import Cell
+from memexplore.steps.expected import expected_tape
 from memexplore.steps.outcome import Outcome, run_drawn, run_outcome
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.steps.trial import Trial
 from memexplore.steps.written import assigned_batch, written_optimizer, written_texts
-from memexplore.tape import Os
+from memexplore.tape import Os, Tape
 
 _NO_ALLOCATOR = "a CPU has no caching allocator"
 _LABELS = {"batch": "Batch", "accumulation": "Micro-batches", "input_size": "Input size"}
@@ -70,6 +71,9 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
         base = Knobs(batch=knobs.batch, input_size=knobs.input_size)
         return search_step(step, name, report, thread, release=release, os=os, base=base)
 
+    def expect(knobs: Knobs) -> Tape | None:
+        return expected_tape(step, knobs, gpu=target, release=release, os=os)
+
     as_written = Result(*run(Knobs()))
     table = knob_table(step, target, written_texts(step, built_model(step), as_written.trial.tape))
     is_cpu = target == targets.CPU
@@ -78,6 +82,7 @@ def explore(step: Step, gpu: str | None = None, *, release: str | None = None, o
         run,
         table,
         finish=finish,
+        expect=expect,
         step=step,
         own=own_code_of(step),
         search=None if is_cpu else search,

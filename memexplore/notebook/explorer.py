@@ -9,9 +9,9 @@ from IPython.display import display
 
 from memexplore.codegen.own_code import OwnCode
 from memexplore.knobs.knobs import Knobs
-from memexplore.notebook import explorer_message, explorer_state, tabs
-from memexplore.notebook.cancelled_runs import RunCancelled, failing_knob, run_ahead, run_unless_events_wait
-from memexplore.notebook.explorer_message import against_text, reason_text
+from memexplore.notebook import cancelled_runs, explorer_message, explorer_state, tabs
+from memexplore.notebook.expected_picture import Expect, ExpectedPicture
+from memexplore.notebook.explorer_message import against_text, reason_text, turned
 from memexplore.notebook.explorer_search import Search, StartSearch
 from memexplore.notebook.explorer_state import State
 from memexplore.notebook.idle_work import IdleWork
@@ -20,6 +20,7 @@ from memexplore.notebook.knob_table import why_not_now
 from memexplore.notebook.layers import Layers
 from memexplore.notebook.main_thread import MainThread
 from memexplore.notebook.results import Result, Run, forget_old
+from memexplore.notebook.static_output import StaticOutputs
 from memexplore.notebook.view import View
 from memexplore.steps import sentences
 from memexplore.steps.step import Step
@@ -34,7 +35,7 @@ class Explorer:
     `knobs` is the present setting; assigning it runs the step. `trial` is the run shown in `view`, and `history` lists
     every setting that was shown; of a slider that was dragged only the last. `undo()` and `redo()` go back and forth.
     Sentence, outline and per cent compare with the step as written, or with the setting on which `pin()` was called.
-    While no knob is turned, the `neighbours` of the setting shown are run ahead.
+    While no knob is turned, the `neighbours` of the setting shown are run ahead: of the last knob, and of the batch.
     """
 
     name = "explorer"
@@ -45,6 +46,7 @@ class Explorer:
         table: Sequence[Knob],
         *,
         finish: Run | None = None,
+        expect: Expect = lambda knobs: None,
         step: Step | None = None,
         own: OwnCode | None = None,
         search: StartSearch | None = None,
@@ -60,6 +62,7 @@ class Explorer:
         `contradiction` returns why a setting cannot be run, where that is known before. `no_search` says why there is
         no search. `own` is the code that the person runs, if it is known. `as_written` is the result of the step as
         written, if it was run. `finish` runs a setting to its end for which `run` stops at the request that fails.
+        `expect` returns what a setting will probably give, which is drawn until its run has ended.
         """
         self._run_step, self._finish_step, self._step, self._own = run, finish or run, step, own
         self._table, self._knob_named = list(table), {knob.name: knob for knob in table}
@@ -74,8 +77,8 @@ class Explorer:
         self._is_working = False
         self._last_knob: Knob | None = None
         self._follow_up = IdleWork(self._thread, lambda: not self._is_requested)
-        self._static_displays: list[Any] = []
-        self.view = View(self._shown.trial.tape)
+        self.view, self._static_outputs = View(self._shown.trial.tape), StaticOutputs()
+        self._expected = ExpectedPicture(expect, self.view)
         self._layers = Layers.of(step, self.view.tape, self._static_reasons)
         self._search = Search(search, no_search, self._thread, self.view.lock, self._show_advice, self._show_progress)
         self.view.attach(self)
@@ -197,16 +200,11 @@ class Explorer:
 
     def _turn(self, knob: Knob, value: Any, drag: str = "") -> None:
         """Want another value of a knob; say beside it why that is impossible, where that is known."""
-        reason, knobs = self._reasons(self._state.knobs).get(knob.name, ""), self._state.knobs
-        if not reason:
-            try:
-                knobs = knob.updated(knobs, value)
-            except ValueError as error:
-                reason = reason_text(error)
+        wanted, reason = turned(knob, self._state.knobs, value, self._reasons(self._state.knobs))
         if reason:
             self._state = explorer_state.impossible(self._state, knob.name, reason)
         else:
-            self._want(explorer_state.requested(self._state, knobs, drag=drag, cause=knob.name), knob)
+            self._want(explorer_state.requested(self._state, wanted, drag=drag, cause=knob.name), knob)
 
     def _want(self, state: State, knob: Knob | None = None) -> None:
         """Take a state, and run its setting when the main thread is idle: of several settings only the last."""
@@ -239,11 +237,21 @@ class Explorer:
         with self.view.lock:
             self._is_requested, run, knob = False, self._state, self._last_knob
         try:
-            result = self._result(run.knobs)
+            result = self._run_expected(run)
+        except cancelled_runs.RunCancelled:
+            self._want(self._state, self._last_knob)
         except Exception as error:
             self._refuse(run, knob, reason_text(error))
         else:
             self._show(run, result)
+
+    def _run_expected(self, run: State) -> Result:
+        """Return the result of a setting; while it is run, what it will probably give is drawn, where that is known."""
+        if run.knobs in self._results:
+            return self._results[run.knobs]
+        before = self._results[self._state.baseline].trial.tape
+        with self._expected.drawn_during(run.knobs, before, lambda: self._state.number != run.number, self._draw):
+            return self._result(run.knobs)
 
     def _result(self, knobs: Knobs) -> Result:
         if knobs not in self._results:
@@ -262,8 +270,10 @@ class Explorer:
             return self._state.number != run.number or (may_wait and self._thread.has_pending_events())
 
         try:
-            cause = failing_knob(run.knobs, self._state.drawn, self._table, knob, self._result, is_urgent)
-        except RunCancelled:
+            cause = cancelled_runs.failing_knob(
+                run.knobs, self._state.drawn, self._table, knob, self._result, is_urgent
+            )
+        except cancelled_runs.RunCancelled:
             # Runs after the event that waits, with the setting that is wanted by then.
             self._want(self._state, self._last_knob)
             return
@@ -292,7 +302,7 @@ class Explorer:
 
         def draw(on_drawn: Callable[[], None]) -> None:
             with self.view.lock:
-                self.view.show(self._shown.trial.tape, baseline.trial.tape if baseline else None, on_drawn)
+                self._expected.show(self._shown.trial.tape, baseline.trial.tape if baseline else None, on_drawn)
                 self.view.send_controls()
 
         self._follow_up.start_after_drawing(draw, self._parts)
@@ -318,10 +328,7 @@ class Explorer:
         if not self._thread.is_kernel:
             self._finish()
         yield
-        if self._static_displays:
-            output = self.view.static_output(self._sentence())
-            for shown in self._static_displays:
-                shown.update(output, raw=True)
+        self._static_outputs.update(lambda: self.view.static_output(self._sentence()))
         self._thread.run_after(_SECONDS_BEFORE_PREFETCH, lambda: self._prefetch(result))
 
     def _finish(self) -> None:
@@ -334,12 +341,14 @@ class Explorer:
             self.view.finish(finished.trial.tape)
 
     def _prefetch(self, result: Result) -> None:
-        """Run the setting shown to its end, and then a neighbour, until an event arrives for the main thread."""
+        """Run the setting shown to its end, and then neighbours, until an event arrives for the main thread."""
         if result.trial.knobs != self._shown.trial.knobs or self._is_requested:
             return
-        is_finished = run_unless_events_wait(self._finish, self._thread)
-        settings = self._neighbours(self._last_knob, result.trial.knobs) if self._last_knob and is_finished else []
-        if not is_finished or run_ahead(settings, self._results, self._run_step, self._thread):
+        is_finished = cancelled_runs.run_unless_events_wait(self._finish, self._thread)
+        # The picture of another batch is expected from those of two.
+        knobs = filter(None, (self._last_knob, self._knob_named.get("batch")))
+        settings = [setting for knob in knobs for setting in self._neighbours(knob, result.trial.knobs)]
+        if not is_finished or cancelled_runs.run_ahead(settings, self._results, self._run_step, self._thread):
             self._thread.run_after(_SECONDS_BETWEEN_RUNS, lambda: self._prefetch(result))
 
     def _reasons(self, knobs: Knobs) -> dict[str, str]:
@@ -377,15 +386,8 @@ class Explorer:
     def _on_tab_click(self, request: dict[str, Any]) -> None:
         """Want the setting of a row or point; nothing on a tab without settings."""
         settings = tabs.settings(request["tab"], self.history, self._search.advice, self._search.base)
-        if not settings:
-            return
-        # While a search goes on, its rows and points move: their texts tell them apart.
-        if (label := request.get("label")) is None:
-            named = [settings[request["row"]][1]]
-        else:
-            named = [knobs for text, knobs in settings if text == label]
-        if named:
-            self._want(explorer_state.requested(self._state, named[0]))
+        if (knobs := tabs.clicked(request, settings)) is not None:
+            self._want(explorer_state.requested(self._state, knobs))
 
     # -- display
 
@@ -395,6 +397,4 @@ class Explorer:
     def _ipython_display_(self) -> None:
         data, metadata = self.view.live_bundle(f"Explorer of a tape of {len(self.view.tape):,} events")
         display(data, raw=True, metadata=metadata)
-        shown = display(self.view.static_output(self._sentence()), raw=True, display_id=True)
-        if shown is not None:
-            self._static_displays.append(shown)
+        self._static_outputs.display(self.view.static_output(self._sentence()))

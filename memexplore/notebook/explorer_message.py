@@ -155,6 +155,19 @@ def against_text(outcome: Outcome, baseline: Outcome | None) -> str:
     return percent_text(outcome.peak_allocated / baseline.peak_allocated)
 
 
+def turned(knob: Knob, knobs: Knobs, value: Any, reasons: Mapping[str, str]) -> tuple[Knobs, str]:
+    """Return the setting with another value of a knob, and why that is impossible, empty where it is not known to be.
+
+    `reasons` say why knobs cannot be set, by name.
+    """
+    if reason := reasons.get(knob.name, ""):
+        return knobs, reason
+    try:
+        return knob.updated(knobs, value), ""
+    except ValueError as error:
+        return knobs, reason_text(error)
+
+
 def reason_text(error: BaseException) -> str:
     """Return why a setting could not be run, in one line.
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Callable
+from typing import Any
+
+from IPython.display import display
 
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.static import svg
@@ -33,3 +37,22 @@ def static_output(tape: Tape, class_name: str, sentence: str = "") -> dict[str, 
         "text/html": f"{style}{paragraph}{image_html(tape, class_name)}",
         "text/plain": f"{sentence}\n\n{text}" if sentence else text,
     }
+
+
+class StaticOutputs:
+    """The static outputs of one widget in a notebook, which change with it."""
+
+    def __init__(self) -> None:
+        self._shown: list[Any] = []
+
+    def display(self, output: dict[str, str]) -> None:
+        """Add a static output to the cell that runs."""
+        shown = display(output, raw=True, display_id=True)
+        if shown is not None:
+            self._shown.append(shown)
+
+    def update(self, make: Callable[[], dict[str, str]]) -> None:
+        """Replace all of them; without one nothing is made."""
+        output = make() if self._shown else {}
+        for shown in self._shown:
+            shown.update(output, raw=True)

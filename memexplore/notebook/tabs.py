@@ -71,6 +71,20 @@ def settings(tab: str, shown: Sequence[Knobs], found: Advice | None, base: Knobs
     return []
 
 
+def clicked(request: Mapping[str, Any], settings: Sequence[tuple[str, Knobs]]) -> Knobs | None:
+    """Return the setting of the row or point of a request of the page, among those of its tab; None if it has none.
+
+    While a search goes on, its rows and points move: their texts (`label`) tell them apart.
+
+    >>> settings = [("batch 4", Knobs(batch=4)), ("batch 8", Knobs(batch=8))]
+    >>> clicked({"row": 1}, settings), clicked({"row": 1, "label": "batch 4"}, settings)
+    (Knobs(batch=8), Knobs(batch=4))
+    """
+    if (label := request.get("label")) is None:
+        return settings[request["row"]][1] if settings else None
+    return next((knobs for text, knobs in settings if text == label), None)
+
+
 def _advised(shown: Sequence[Knobs], found: Advice | None, base: Knobs) -> list[Outcome]:
     """Return the runs of a search that train the same and were not shown."""
     if found is None:

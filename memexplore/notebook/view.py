@@ -19,8 +19,8 @@ from IPython.display import display
 
 from memexplore.analysis import curves, tables
 from memexplore.analysis.layer_rows import layers_in
-from memexplore.analysis.picture import Picture, picture
-from memexplore.figures.alignment import matching_row, matching_window
+from memexplore.analysis.picture import Picture, has_same_picture, picture
+from memexplore.figures.alignment import clipped, matching_row, matching_window
 from memexplore.figures.positions import DEFAULT_X, EqualSteps, XAxis, XChoice
 from memexplore.figures.text import timeline_text
 from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
@@ -142,6 +142,14 @@ class View(anywidget.AnyWidget):
             self._tape, self._before, self._on_drawn = tape, before, on_drawn
             self._redraw(old)
 
+    def confirm(self, expected: Tape, tape: Tape, before: Tape | None) -> bool:
+        """Take a tape in place of the equal one that was shown as `expected`; return whether nothing is to be drawn."""
+        with self.lock:
+            is_shown = self._tape is expected and self._before is before and has_same_picture(expected, tape)
+            if is_shown:
+                self._tape = tape
+            return is_shown
+
     def finish(self, tape: Tape) -> None:
         """Replace a tape that ends with its failed request by the tape of the run to its end, of the same `whole`."""
         with self.lock:
@@ -155,7 +163,7 @@ class View(anywidget.AnyWidget):
         tape = self.drawn
         cursor = matching_row(self.cursor, old, tape)
         has_layer = self.selection is None or _has_layer(tape, self.selection)
-        window = _clipped(matching_window(self._screen.window, old, tape), len(tape))
+        window = clipped(matching_window(self._screen.window, old, tape), len(tape))
         self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
         with self._silently():
             self.cursor, self.selection = cursor, self.selection if has_layer else None
@@ -376,14 +384,6 @@ def _named(tabs: dict[str, Tab]) -> list[dict[str, Any]]:
 
 def _has_layer(tape: Tape, layer: str) -> bool:
     return layer == tables.NO_LAYER or bool(layers_in(tables.module_parents(tape.modules), layer))
-
-
-def _clipped(window: Window, count: int) -> Window:
-    """Return a window clipped to the rows of a tape; None if less than a row remains."""
-    if window is None:
-        return None
-    low, high = max(window[0], 0.0), min(window[1], count - 1.0)
-    return (low, high) if high - low >= 1 else None
 
 
 def view(tape: Tape) -> View:

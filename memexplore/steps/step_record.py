@@ -71,6 +71,15 @@ class StepRecord:
         """Return the traced setting with these knobs, from any GPU on which the same kernels run; else None."""
         return self.settings.get(_same_requests(knobs, gpu))
 
+    def settings_by_batch(self, knobs: Knobs, gpu: VirtualGpu, written: int) -> dict[int, TracedSetting]:
+        """Return the traced settings that differ from these knobs in the batch only; `written` is the step's own."""
+        wanted = _same_requests(knobs.replace(batch=None), gpu)
+        return {
+            setting.batch or written: traced
+            for (setting, rules), traced in self.settings.items()
+            if (setting.replace(batch=None), rules) == wanted
+        }
+
     def has_traces(self, knobs: Knobs, gpu: VirtualGpu) -> bool:
         """Return whether a run with these knobs, but for batch and input size, was traced."""
         return _same_code(knobs, gpu) in self.traces

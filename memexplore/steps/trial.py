@@ -91,7 +91,7 @@ def run(
     # What other GPUs are sent is not on the tape, so that runs with collectives are not derived from others.
     record = None if several(knobs) else record_of(step)
     derived = derived_trial(step, knobs, gpu, release, os)
-    return derived or _run(step, knobs, _virtual_gpu(knobs, gpu, release, os), record)
+    return derived or _run(step, knobs, virtual_gpu(knobs, gpu, release, os), record)
 
 
 def traced(
@@ -104,12 +104,12 @@ def traced(
 ) -> Trial:
     """Run two steps on a virtual GPU op by op, without reuse of earlier traces; for the arguments see `run`."""
     knobs = knobs or Knobs()
-    return _run(step, knobs, _virtual_gpu(knobs, gpu, release, os), None)
+    return _run(step, knobs, virtual_gpu(knobs, gpu, release, os), None)
 
 
 def is_traced(step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None) -> bool:
     """Return whether a setting was run on a virtual GPU with the same kernels, so that its requests are recorded."""
-    return record_of(step).setting(knobs, _virtual_gpu(knobs, gpu, release)) is not None
+    return record_of(step).setting(knobs, virtual_gpu(knobs, gpu, release)) is not None
 
 
 def traced_on_unlimited(
@@ -119,10 +119,10 @@ def traced_on_unlimited(
 
     Return whether the setting is traced: then `derived_trial` gives its trials. Raises as `run` does.
     """
-    target, record = _virtual_gpu(knobs, gpu, release, os), record_of(step)
+    target, record = virtual_gpu(knobs, gpu, release, os), record_of(step)
     if record.setting(knobs, target) is None and record.has_traces(knobs, target):
         unlimited = capture.unlimited(target.gpu)
-        _observed(step, knobs, _virtual_gpu(knobs.replace(gpu=None), unlimited, release, os), record)
+        _observed(step, knobs, virtual_gpu(knobs.replace(gpu=None), unlimited, release, os), record)
     return record.setting(knobs, target) is not None
 
 
@@ -133,7 +133,7 @@ def failing_trial(
 
     None if it was not traced, if it fits, and where only a run says which request ends it.
     """
-    target = _virtual_gpu(knobs, gpu, release, os)
+    target = virtual_gpu(knobs, gpu, release, os)
     setting = record_of(step).setting(knobs, target)
     tape = None if setting is None else setting.tape_until_failure(target)
     return None if setting is None or tape is None else Trial(knobs, tape, setting.applied, setting.cost)
@@ -143,7 +143,7 @@ def derived_trial(
     step: Step, knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX
 ) -> Trial | None:
     """Return the trial of a setting without a run; None if it was not traced, or does not fit the virtual GPU."""
-    target = _virtual_gpu(knobs, gpu, release, os)
+    target = virtual_gpu(knobs, gpu, release, os)
     setting = record_of(step).setting(knobs, target)
     tape = None if setting is None else setting.tape_on(target)
     return None if setting is None or tape is None else Trial(knobs, tape, setting.applied, setting.cost)
@@ -172,7 +172,7 @@ def target_of(knobs: Knobs, gpu: str | Gpu | None) -> str | Gpu:
     return targets.gpu_of(gpu)
 
 
-def _virtual_gpu(knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX) -> VirtualGpu:
+def virtual_gpu(knobs: Knobs, gpu: str | Gpu | None, release: str | None, os: str = Os.LINUX) -> VirtualGpu:
     """Return the virtual GPU of a trial, switched off."""
     settings = capture.settings_of(knobs.settings or "")
     device = targets.gpu_of(target_of(knobs, gpu))
@@ -189,7 +189,7 @@ def _run_on_real_device(step: Step, knobs: Knobs, target: str, release: str | No
     cost, sites = Cost(), None
     notes: tuple[Note, ...] = ()
     try:
-        sites = _sites(step, knobs, _virtual_gpu(knobs, twin, None))
+        sites = _sites(step, knobs, virtual_gpu(knobs, twin, None))
         predicted = run(step, knobs, gpu=capture.unlimited(twin))
     except Exception as error:
         # An error of the knobs or of the step is raised by the real run as well.

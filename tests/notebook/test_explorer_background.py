@@ -8,7 +8,7 @@ import pytest
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook import explorer as explorer_module
-from memexplore.notebook import results, tabs
+from memexplore.notebook import results, static_output, tabs
 from memexplore.notebook.explore import explore
 from memexplore.notebook.explorer import Explorer
 from memexplore.notebook.main_thread import MainThread
@@ -271,7 +271,8 @@ def test_every_still_picture_follows_the_setting(shown: Explorer, monkeypatch: p
         made.append(Display())
         return made[-1]
 
-    monkeypatch.setattr(explorer_module, "display", display)
+    for module in (explorer_module, static_output):
+        monkeypatch.setattr(module, "display", display)
     for _ in range(2):
         shown._ipython_display_()
     turn(shown, "batch", "32")

@@ -1,0 +1,60 @@
+"""The picture that a setting will probably have: drawn before its run, and confirmed or replaced by the result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from memexplore.knobs.knobs import Knobs
+from memexplore.notebook.cancelled_runs import RunCancelled, cancelling
+from memexplore.notebook.view import View
+from memexplore.steps.cost import interruptible
+from memexplore.tape import Tape
+
+Expect = Callable[[Knobs], Tape | None]
+
+
+class ExpectedPicture:
+    """Draws expected tapes in a view; `expect` returns that of a setting, None where nothing is expected."""
+
+    def __init__(self, expect: Expect, view: View) -> None:
+        self._expect, self._view = expect, view
+        self._drawn: Tape | None = None
+
+    @contextlib.contextmanager
+    def drawn_during(
+        self, knobs: Knobs, before: Tape, is_stale: Callable[[], bool], restore: Callable[[], object]
+    ) -> Iterator[None]:
+        """Draw what a setting will probably give, with the outline of `before`, while the block runs it.
+
+        Raises RunCancelled where `is_stale` becomes true while it is drawn: it takes the time of a run. `restore` is
+        called where the run fails. Where nothing is expected, the block is run alone.
+        """
+        if not self._draw(knobs, before):
+            yield
+            return
+        try:
+            with interruptible(cancelling(is_stale)):
+                yield
+        except RunCancelled:
+            raise
+        except BaseException:
+            restore()
+            raise
+
+    def _draw(self, knobs: Knobs, before: Tape) -> bool:
+        # What fails here fails again in the run, with a message.
+        with contextlib.suppress(Exception), self._view.lock:
+            if (tape := self._expect(knobs)) is not None:
+                self._drawn = tape
+                self._view.show(tape, before)
+                return True
+        return False
+
+    def show(self, tape: Tape, before: Tape | None, on_drawn: Callable[[], None]) -> None:
+        """Show a result, as `View.show`; where it equals what is drawn, nothing is drawn again."""
+        expected, self._drawn = self._drawn, None
+        if expected is not None and self._view.confirm(expected, tape, before):
+            on_drawn()
+        else:
+            self._view.show(tape, before, on_drawn)
