@@ -21,6 +21,11 @@ class ExpectedPicture:
         self._expect, self._view = expect, view
         self._drawn: Tape | None = None
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the picture drawn is an expected one."""
+        return self._drawn is not None
+
     @contextlib.contextmanager
     def drawn_during(
         self, knobs: Knobs, before: Tape, is_stale: Callable[[], bool], restore: Callable[[], object]

@@ -145,6 +145,7 @@ class Explorer:
                 search=self._search.state,
                 layer=self._layers.state(self.view.selection),
                 is_working=self._is_working,
+                is_expected=self._expected.is_drawn,
                 applied=result.outcome.applied,
             )
 
@@ -345,7 +346,6 @@ class Explorer:
         if result.trial.knobs != self._shown.trial.knobs or self._is_requested:
             return
         is_finished = cancelled_runs.run_unless_events_wait(self._finish, self._thread)
-        # The picture of another batch is expected from those of two.
         knobs = filter(None, (self._last_knob, self._knob_named.get("batch")))
         settings = [setting for knob in knobs for setting in self._neighbours(knob, result.trial.knobs)]
         if not is_finished or cancelled_runs.run_ahead(settings, self._results, self._run_step, self._thread):

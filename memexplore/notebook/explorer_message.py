@@ -51,12 +51,13 @@ def message(
     search: SearchState,
     layer: LayerState,
     is_working: bool,
+    is_expected: bool = False,
     applied: ApplyReport,
 ) -> dict[str, Any]:
     """Return the state of an explorer for its page.
 
     `reasons` say why knobs cannot be set, by name, `contradiction` why a setting cannot be run, empty if it can,
-    `hidden` why knobs do not apply, by label.
+    `hidden` why knobs do not apply, by label. `is_expected` is whether the picture is that of a setting before its run.
     """
     problems = dict(state.problems)
     rows = [
@@ -82,6 +83,7 @@ def message(
         "wanted": state.number,
         "shown": state.drawn_number,
         "working": is_working,
+        "expected": is_expected,
         "notes": list(applied.note_texts),
         "skipped": [{"site": one.site, "reason": one.reason} for one in applied.skipped],
         "problem": state.problem,

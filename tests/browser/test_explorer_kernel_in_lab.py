@@ -189,3 +189,13 @@ def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -
     book.settle()
     assert page.locator(".memexplore-stale").count() == 0
     assert total.inner_text() != before
+
+
+def test_setting_assigned_while_the_page_loads_moves_the_knobs(notebook: Callable[..., Any]) -> None:
+    # the page has its first content, and waits for plotly.js, when the state of the next cell arrives
+    book = notebook(SET_UP, "explorer", "explorer.knobs = mx.Knobs(batch=128)")
+    book.run_all()
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+    wait_for(book, Knobs(batch=128))
+    book.settle()
+    assert knob(book, "Batch").get_attribute("aria-valuetext") == "128 samples"

@@ -71,17 +71,28 @@ def test_another_result_is_drawn_over_it(shown: Explorer, sent: list[str], monke
 def test_the_state_names_the_setting_that_was_run_until_the_result(
     shown: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states: list[tuple[int, int, bool]] = []
+    states: list[tuple[int, int, bool, bool]] = []
 
     def note() -> None:
         message = shown.message()
-        states.append((message["wanted"] - message["shown"], len(shown.history), message["working"]))
+        number = message["wanted"] - message["shown"]
+        states.append((number, len(shown.history), message["working"], message["expected"]))
 
     before_run(shown, note, monkeypatch)
     turn(shown, "batch", "128")
     run_all(shown)
     note()
-    assert states == [(1, 2, True), (0, 3, False)]
+    assert states == [(1, 2, True, True), (0, 3, False, False)]
+
+
+def test_a_setting_without_expected_picture_is_not_said_to_be_drawn(
+    shown: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[bool] = []
+    before_run(shown, lambda: states.append(shown.message()["expected"]), monkeypatch)
+    turn(shown, "precision", "bf16 autocast")
+    run_all(shown)
+    assert states == [False]
 
 
 def test_a_setting_with_one_other_batch_is_drawn_after_its_run(shown: Explorer, sent: list[str]) -> None:

@@ -81,6 +81,11 @@ export class Explorer {
     return this.requests.isRunning;
   }
 
+  /** Whether the picture is that of a setting before its run. */
+  get isExpected() {
+    return this.requests.state?.expected ?? false;
+  }
+
   get isWaiting() {
     return this.requests.isWaiting || this.frame !== undefined;
   }
@@ -105,9 +110,10 @@ export class Explorer {
 
 /**
  * Return what the kernel runs, or what it will run after the cell that it runs now.
- * @param {Pick<ExplorerState, "changes" | "working">} state
+ * @param {Pick<ExplorerState, "changes" | "working" | "expected">} state
  */
-export function runningText({ changes, working }) {
+export function runningText({ changes, working, expected }) {
   const setting = changes.map(({ text }) => text).join(", ") || "the step as written";
+  if (working && expected) return `Expected. Running ${setting}…`;
   return working ? `Running ${setting}…` : `Waiting for the kernel: ${setting}`;
 }

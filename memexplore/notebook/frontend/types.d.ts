@@ -446,6 +446,8 @@ export interface ExplorerState {
   shown: number;
   /** Whether a setting is being run. */
   working: boolean;
+  /** Whether picture and verdict are those that the setting will probably have, until its run has ended. */
+  expected: boolean;
   /** Why a setting was not applied, where no single knob is the cause; else empty. */
   problem: string;
   /** Notes on the applied knobs, and where they were not applied. */

@@ -156,6 +156,7 @@ export class View {
     const isWaiting = !this.kernel.isGone && (this.requests.isWaiting || isStale);
     this.root.setAttribute("aria-busy", String(isDrawing || isWaiting || isWorking));
     this.root.classList.toggle("memexplore-working", isWorking);
+    this.root.classList.toggle("memexplore-expected", isWorking && this.explorer.isExpected);
     this.root.classList.toggle("memexplore-stale", isStale);
   }
 
@@ -205,10 +206,6 @@ export class View {
       /** @type {any} */
       const content = { ...(await unpackAll(buffers)), ...(message.tape === undefined ? {} : { tape: message.tape }) };
       if (type === "everything") this.start(content);
-      else if (type === "explorer") {
-        this.explorer.receive(content.explorer ?? message.explorer);
-        await this.seen.receive(content.tape);
-      }
       else if (type === "live") this.run.receive(content.live);
       else if (!this.context.plotly) this.early.push([message, content]);
       else if (type !== "tape" || this.seen.arrive(content, buffers)) await this.draw(message, content);
@@ -221,7 +218,10 @@ export class View {
    */
   async draw(message, content) {
     const { type } = message;
-    if (type === "tape") await this.hold.run(() => this.drawTape(content));
+    if (message.explorer) {
+      this.explorer.receive(message.explorer);
+      await this.seen.receive(content.tape);
+    } else if (type === "tape") await this.hold.run(() => this.drawTape(content));
     else if (type === "details") await this.drawDetails(content);
     else if (type === "tabs") await this.added.put(content.tabs);
     else if (type === "open") this.open(content.tab);

@@ -52,9 +52,15 @@ test("notes on a setting are told from those on the tape beside them", () => {
 
 test("a setting that waits for a cell is not said to run", () => {
   const changes = [{ field: "batch", text: "Batch 2 → 4" }];
-  assert.equal(runningText({ changes, working: true }), "Running Batch 2 → 4…");
-  assert.equal(runningText({ changes, working: false }), "Waiting for the kernel: Batch 2 → 4");
-  assert.equal(runningText({ changes: [], working: true }), "Running the step as written…");
+  const text = (more) => runningText({ changes, working: true, expected: false, ...more });
+  assert.equal(text(), "Running Batch 2 → 4…");
+  assert.equal(text({ working: false }), "Waiting for the kernel: Batch 2 → 4");
+  assert.equal(text({ changes: [] }), "Running the step as written…");
+});
+
+test("a picture before its run is said to be expected", () => {
+  const changes = [{ field: "batch", text: "Batch 2 → 4" }];
+  assert.equal(runningText({ changes, working: true, expected: true }), "Expected. Running Batch 2 → 4…");
 });
 
 test("the bar has the memory within the capacity, the memory beyond it, and the capacity", () => {
