@@ -134,7 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument(
         "--rank",
         metavar="RANKS",
-        help="the ranks that are run with --world: a number, several such as 0,4-7, or all; default: 0",
+        help="the ranks that are run with --world: a number, several such as 0,4-7, or all, which runs ranks that "
+        "equal others only until the end of their first optimizer step; default: 0",
     )
     running.add_argument(
         "--live",

@@ -11,7 +11,7 @@ EXAMPLES = {
     "run": {
         "memexplore run train.py": "on this machine's GPU, or on a virtual T4",
         'memexplore run train.py --gpu "RTX 4090" --html report.html -- --batch-size 64': "on a virtual GPU",
-        "memexplore run train.py --gpu H100 --world 8 --rank all": "a script of torchrun, as each of 8 ranks",
+        "memexplore run train.py --gpu H100 --world 8 --rank all": "a script of torchrun, as each distinct rank of 8",
         "memexplore run train.py --gpu T4 --advise": "if it runs out of memory: what would have fitted",
         "memexplore run --gpu 24GiB --json -m package.train": "a module, with a result for programs",
     },

@@ -1,8 +1,8 @@
 """`memexplore run --world N --rank 0,4-7`: each rank in a process of its own, then the worst one and how others differ.
 
 In: the command line. Out: a table, or the JSON objects of all ranks, a folder of their tapes, pages, and the exit
-status of the worst rank. Every rank that is named is run: which ranks do the same as others is not known before,
-because a script may do anything with its rank.
+status of the worst rank. Ranks that are named by number are run to their end: which ranks do the same as others is not
+known before, because a script may do anything with its rank. Of all ranks, the distinct ones are (`equal_ranks`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from memexplore import result_files
+from memexplore.cli.equal_ranks import Equal, Part, run_distinct
+from memexplore.cli.first_steps import VARIABLE, Until
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError, check_output, write_output
 from memexplore.cli.report_text import text_table
 from memexplore.units import size_text
@@ -113,7 +115,15 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
         folder = pathlib.Path(files)
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                runs = list(pool.map(lambda rank: _run(rank, options, arguments, folder), ranks))
+
+                def run_parts(parts: Iterable[Part]) -> list[RankRun]:
+                    return list(pool.map(lambda part: _run(part, options, arguments, folder), parts))
+
+                equal: tuple[Equal, ...] = ()
+                if options.rank == _ALL:
+                    runs, equal = run_distinct(ranks, run_parts)
+                else:
+                    runs = run_parts((rank, Until.END) for rank in ranks)
         except KeyboardInterrupt:
             return INTERRUPTED
         _write(runs, options, folder)
@@ -123,9 +133,10 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
             print(f"Rank {one.rank}:", *lines, sep="\n  ", file=sys.stderr)
     if options.json:
         objects = [{**(one.summary or {}), "rank": one.rank, "status": one.status} for one in runs]
-        print(json.dumps({"world": options.world, "worst": worst(runs).rank, "ranks": objects}, indent=2))
+        found = {"world": options.world, "worst": worst(runs).rank, "ranks": objects}
+        print(json.dumps(found | {"equal": [each._asdict() for each in equal]}, indent=2))
     else:
-        print(report(runs, options.world))
+        print(report(runs, options.world, equal))
         if options.output is not None:
             print(f"\nThe tapes of the ranks: memexplore open {options.output}")
     return min((one.status for one in runs), key=_severity)
@@ -141,15 +152,17 @@ def command(options: argparse.Namespace, arguments: list[str], rank: int, files:
     return [*words, *files, *program, *arguments]
 
 
-def _run(rank: int, options: argparse.Namespace, arguments: list[str], folder: pathlib.Path) -> RankRun:
+def _run(part: Part, options: argparse.Namespace, arguments: list[str], folder: pathlib.Path) -> RankRun:
     """Run one rank in a process of its own, which writes its tape and its page to a folder if they are wanted."""
+    rank, until = part
     files: list[str] = []
     if options.output is not None:
         files += ["-o", str(_tape(folder, rank))]
     if options.html is not None:
         files += ["--html", str(_page(folder, rank))]
     words = command(options, arguments, rank, files)
-    ended = subprocess.run(words, capture_output=True, text=True, errors="replace")
+    environment = {**os.environ, VARIABLE: until.value}
+    ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
     try:
         summary = json.loads(ended.stdout)
     except ValueError:
@@ -206,8 +219,11 @@ def _order(one: RankRun) -> tuple[int, int, int, int]:
     return _severity(one.status), -one.peak("reserved"), -one.peak("allocated"), one.rank
 
 
-def report(runs: Sequence[RankRun], world: int) -> str:
-    """Return the worst rank as a sentence, and a table in which equal ranks share a row."""
+def report(runs: Sequence[RankRun], world: int, equal: Sequence[Equal] = ()) -> str:
+    """Return the worst rank as a sentence, and a table in which ranks with equal peaks share a row.
+
+    Ranks that are `equal` to others stand in their row; a note says which ranks these are and why.
+    """
     first = worst(runs)
     summary = first.summary or {}
     capacity, needed = summary.get("capacity"), size_text(first.peak("reserved"))
@@ -218,9 +234,10 @@ def report(runs: Sequence[RankRun], world: int) -> str:
         text += f" Plus {size_text(nccl['low'])} to {size_text(nccl['high'])} of NCCL, outside the allocator."
     groups: dict[tuple[Any, ...], list[int]] = {}
     for one in sorted(runs, key=_order):
-        groups.setdefault((one.peak("allocated"), one.peak("reserved"), one.outcome), []).append(one.rank)
+        same = (rank for each in equal if one.rank == each.to[0] for rank in each.ranks)
+        groups.setdefault((one.peak("allocated"), one.peak("reserved"), one.outcome), []).extend((one.rank, *same))
     rows = [
-        (spans(ranks), size_text(allocated), size_text(reserved), outcome)
+        (spans(sorted(ranks)), size_text(allocated), size_text(reserved), outcome)
         for (allocated, reserved, outcome), ranks in groups.items()
     ]
     table = text_table([("ranks", "peak allocated", "peak reserved", "outcome"), *rows], "lrrl")
@@ -229,7 +246,25 @@ def report(runs: Sequence[RankRun], world: int) -> str:
         for one in runs
         for note in (one.summary or {}).get("notes", ())
     )
-    return "\n".join([text, "", *table, *(f"Note: {note}" for note in notes)])
+    return "\n".join([text, "", *table, *(f"Note: {note}" for note in (*map(_equal_text, equal), *notes))])
+
+
+def _equal_text(equal: Equal) -> str:
+    """Return why ranks did not run on.
+
+    >>> _equal_text(Equal((1, 2), (0, 3), 24))
+    'ranks 1–2 made the 24 requests of ranks 0, 3 until the end of the first optimizer step and were not run further; \
+ranks 0, 3 were run to the end and made equal requests'
+    """
+    ranks, to = spans(equal.ranks), spans(equal.to)
+    return (
+        f"{_plural(equal.ranks)} {ranks} made the {equal.requests} requests of ranks {to} until the end of the first "
+        f"optimizer step and were not run further; ranks {to} were run to the end and made equal requests"
+    )
+
+
+def _plural(ranks: Sequence[int]) -> str:
+    return "rank" if len(ranks) == 1 else "ranks"
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import result_files, script
-from memexplore.cli import live_run, live_text, rank_runs
+from memexplore.cli import first_steps, live_run, live_text, rank_runs
 from memexplore.cli.live_display import is_shown_here
 from memexplore.cli.options import (
     ERROR,
@@ -88,7 +88,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         if options.live is not None:
             return _run_live(program, options, output)
         with _other_ranks(options, arguments):
-            recorded = _record(program, options)
+            requests = first_steps.of_environment()
+            recorded = _record(program, options, requests)
     except UsageError:
         raise
     except BaseException as failure:
@@ -100,6 +101,10 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     if isinstance(error, script.NoModuleError):
         print(f"{sys.executable}: {error}", file=sys.stderr)
         return ERROR
+
+    if requests.is_stopped:
+        print(json.dumps(requests.as_dict()), file=output, flush=True)
+        return FITS
 
     from memexplore.analysis import placements, summary
     from memexplore.postmortem.value import of_tape
@@ -114,7 +119,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.json:
         found: dict[str, Any] = {"post_mortem": post_mortem.as_dict()} if post_mortem is not None else {}
         found |= {"what_fits": what_fits.as_dict()} if what_fits is not None else {}
-        text = json.dumps(result | placements.summary_ranges(tape) | found, indent=2)
+        found |= placements.summary_ranges(tape) | requests.as_dict()
+        text = json.dumps(result | found, indent=2)
     else:
         text = report_text(tape, post_mortem, what_fits)
     print(text, file=output, flush=True)
@@ -222,7 +228,7 @@ class _Recorded(NamedTuple):
     """The step that ran out of memory, or why it cannot be rebuilt; None where no advice is wanted."""
 
 
-def _record(program: Callable[[], None], options: argparse.Namespace) -> _Recorded:
+def _record(program: Callable[[], None], options: argparse.Namespace, requests: first_steps.Requests) -> _Recorded:
     """Run a program and record it."""
     from memexplore import capture
     from memexplore.postmortem.evidence import collect
@@ -237,7 +243,8 @@ def _record(program: Callable[[], None], options: argparse.Namespace) -> _Record
         # Above are the frames of memexplore's own command.
         running.end_stacks_at(sys._getframe())
         try:
-            program()
+            with requests.follow(running.recorder):
+                program()
         except BaseException as error:
             running.ended_by(error)
             ended_by, evidence = error, collect(error)

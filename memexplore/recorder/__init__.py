@@ -4,6 +4,7 @@
   and `tags` finds the blocks of weights, gradients, optimizer state and inputs.
 - `module_hooks`: global hooks of torch that report module calls and optimizer steps, and the names of layers.
 - `stacks`: Python stacks interned as numbers.
+- `request_sequence`: the requests as a digest, to compare ranks that run in different processes.
 - `tape_builder`: the recorded rows as a Tape; `categories` decides the category of each block.
 - `real_device`: recording on the CPU, or on a GPU with the history of its allocator; `cuda` joins the two.
 - `isolation`: a run on a GPU that other code shares: segments of its own, unrelated tensors dropped.
