@@ -222,6 +222,7 @@ class MemoryMagics(Magics):
     def pre_run_cell(self, info: Any) -> None:
         """Push the text of a cell that starts."""
         self._running_cells.append(info.raw_cell)
+        self._notebook.cell_begins()
         if len(self._running_cells) == 1:
             self._oom.cell_begins(info.raw_cell)
 

@@ -30,6 +30,15 @@ class NotebookGpu:
             block.close()
             raise
 
+    def cell_begins(self) -> None:
+        """Defer Ctrl-C again: Jupyter sets a handler of its own before each cell."""
+        if self.gpu is not None:
+            from memexplore.virtual_gpu import device
+
+            active = device.active()
+            if active is not None:
+                active.deferral.install()
+
     def turn_off(self) -> str | None:
         """End the block and return the GPU's name; None if it was off."""
         gpu = self.gpu

@@ -22,7 +22,7 @@ from memexplore.torch_internals.state import (
     PARAMETER_REGISTRATION_HOOKS,
 )
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
-from memexplore.virtual_gpu.dispatch import cpu_ops, mode, runner, streams, work
+from memexplore.virtual_gpu.dispatch import cpu_ops, interrupts, mode, runner, streams, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
 from memexplore.virtual_gpu.distributed import accelerate_state, launch
 from memexplore.virtual_gpu.distributed import patches as distributed
@@ -141,6 +141,8 @@ class VirtualGpu:
         lane = None if compute is Values.NONE else ValueLane(compute, self.generator)
         self.mode = mode.VirtualMode(self.allocator, self.workspaces, _plans_under(self.rules), lane)
         self.mode.seconds_of = work.seconds_on(gpu)
+        self.deferral = interrupts.Deferral()
+        """Of Ctrl-C until a request of memory has ended."""
         self._moves = ModuleMoves()
         self._recorders: list[Any] = []
 
@@ -167,6 +169,8 @@ class VirtualGpu:
         build = cuda_build.Build(release, self.gpu.compute_capability, self.gpu.multiprocessors)
         state = tensor.DeviceState
         return [
+            # Undone last.
+            self.deferral,
             Keep(torch.get_rng_state, torch.set_rng_state),
             *modes.kept(),
             Replace(state, "calls", type(state.calls)()),

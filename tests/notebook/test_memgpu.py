@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import re
+import signal
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -247,3 +248,16 @@ def test_in_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) ->
     assert notebook.cells[4].outputs[0].text == "False True\n"
     # plotly.js alone is 5 MB: nothing of that may be saved with the notebook
     assert len(nbformat.writes(notebook)) < 500_000
+
+
+def test_ctrl_c_is_deferred_in_each_cell_though_jupyter_sets_its_own_handler(shell: Shell) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        shell.run("%memgpu T4")
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel does before a cell
+        shell.run("import signal; seen = type(signal.getsignal(signal.SIGINT)).__name__")
+        assert shell.shell.user_ns["seen"] == "Deferral"
+        shell.run("%memgpu off")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -7,7 +7,6 @@ events to the observer. A storage that dies frees its block (`StorageRef`).
 from __future__ import annotations
 
 import collections
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -17,9 +16,10 @@ import torch
 
 from memexplore.allocator import Allocator, OutOfMemory
 from memexplore.tape import Category
-from memexplore.tensor_text import dtype_of, shape_of, tensor_text
+from memexplore.tensor_text import tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans, streams
+from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
 from memexplore.virtual_gpu.dispatch.work import Work
 from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
@@ -33,7 +33,7 @@ from memexplore.virtual_gpu.kernels.plan import (
     View,
 )
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages, storage_ref
+from memexplore.virtual_gpu.tensors.live_storages import StorageRef, bytes_of_text, live_storages, storage_ref
 
 
 class Observer(Protocol):
@@ -146,13 +146,13 @@ class PlanRunner:
             self._free(address, self.workspaces.size)
         self.workspaces.kept.clear()
 
+    @uninterrupted
     def run_plan(
         self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor], values_known: bool = False
     ) -> Any:
-        """Allocate the memory of a plan and return its outputs.
+        """Allocate the memory of a plan and return its outputs, uninterrupted: a block without a tensor is never freed.
 
         Real tensors that the op writes to get the value 1, unless the values that it writes are known.
-
         Raises torch.OutOfMemoryError where a request does not fit; then none of the outputs stays allocated.
         """
         outputs = plan.outputs
@@ -229,6 +229,7 @@ class PlanRunner:
         if size != size_before and (ref is None or ref.size != size):
             self.resize_storage(storage, size, func, args, tensor_text(tuple(tensor.shape), tensor.dtype))
 
+    @uninterrupted
     def resize_storage(
         self, storage: torch.UntypedStorage, size: int, func: Any, args: Any, tensor: str | None = None
     ) -> None:
@@ -242,7 +243,7 @@ class PlanRunner:
         observer = self.observer
         ref = live_storages.get(storage_key(storage))
         known = ref.tensor if tensor is None and ref is not None else tensor or ""
-        text = known if tensor or _nbytes(known) == size else ""
+        text = known if tensor or bytes_of_text(known) == size else ""
         address = self._allocate(size, func, args, 0, Category.UNKNOWN, text) if size else 0
         ref = live_storages.get(storage_key(storage))
         tag = None
@@ -285,6 +286,7 @@ class PlanRunner:
                 if address >= 0:
                     self._free(address, size)
 
+    @uninterrupted
     def _allocate_if_it_fits(self, request: OptionalScratch, func: Any, args: Any) -> tuple[int, int]:
         """Return address and size, (-1, 0) where the request does not fit."""
         stream = streams.current()
@@ -307,6 +309,7 @@ class PlanRunner:
         if size:
             self.workspaces.keep(key, self._allocate(size, func, args, 0, Category.WORKSPACE))
 
+    @uninterrupted
     def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = "") -> int:
         observer, stream = self.observer, streams.current()
         failure = ""
@@ -328,6 +331,7 @@ class PlanRunner:
             free_waiting()
         return address
 
+    @uninterrupted
     def _free(self, address: int, size: int) -> None:
         self.busy = True
         try:
@@ -361,18 +365,14 @@ def set_active(runner: PlanRunner | None) -> None:
         runner.on = True
 
 
+@uninterrupted
 def free_waiting() -> None:
     """Free the blocks of the storages that died while they could not be freed. The caller has the lock."""
     while frees:
         _free_block(frees.popleft())
 
 
-def _nbytes(text: str) -> int:
-    """Return the bytes of the elements of a tensor, from the `tensor_text` of its shape and dtype; 0 if empty."""
-    shape = shape_of(text)
-    return 0 if shape is None else math.prod(shape) * int(getattr(torch, dtype_of(text)).itemsize)
-
-
+@uninterrupted
 def _free_dead_storage(ref: StorageRef) -> None:
     if live_storages.get(ref.key) is ref:
         del live_storages[ref.key]

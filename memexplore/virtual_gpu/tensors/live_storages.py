@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memexplore.tensor_text import dtype_of, shape_of
 from memexplore.torch_internals.tensors import storage_key
 
 
@@ -67,3 +69,9 @@ def storage_address(storage: torch.UntypedStorage) -> int:
     if ref is not None:
         return ref.address
     return storage_key(storage) if storage.nbytes() else 0
+
+
+def bytes_of_text(text: str) -> int:
+    """Return the bytes of the elements of a tensor, from the `tensor_text` of its shape and dtype; 0 if empty."""
+    shape = shape_of(text)
+    return 0 if shape is None else math.prod(shape) * int(getattr(torch, dtype_of(text)).itemsize)

@@ -76,7 +76,14 @@ def test_1f1b_holds_the_activations_of_as_many_micro_batches_as_stages_follow(ra
 
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize(
-    "name", ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"]
+    "name",
+    [
+        "ScheduleInterleaved1F1B",
+        "ScheduleLoopedBFS",
+        "ScheduleInterleavedZeroBubble",
+        "ScheduleZBVZeroBubble",
+        "ScheduleDualPipeV",
+    ],
 )
 def test_schedules_with_two_stages_on_a_rank_run(name, rank):
     # 8 micro-batches of two stages, each with two tensors, are the most that a schedule can hold.
