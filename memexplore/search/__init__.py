@@ -3,7 +3,8 @@
 - `sweep` runs given settings; `advise` searches for settings that fit a GPU and returns an `advice.Advice`.
 - `candidates`: the knobs by themselves, and which batch to try next; `batch_extrapolation` estimates the largest batch.
 - `combinations`: which knobs to run together; `estimates`: which settings to run first, and which cannot fit.
-- `batch_search`: the largest batch of several settings at once; `larger_gpus`: the smallest GPU that fits.
+- `batch_search`: the largest batch of a setting; `larger_gpus`: the smallest GPU that fits; `several_gpus`: the fewest
+  GPUs, and the cheapest set to rent. These are searches that `run_log` runs beside each other.
 - `run_log`: all runs of one search; `progress`: how far it is.
 - `executors`: in which processes settings run; `lanes`: the processes started here; `workers`: the bytes sent to a
   process and back.

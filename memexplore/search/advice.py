@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memexplore import gpu_catalogue
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import budget, short_name
-from memexplore.figures.values import form
+from memexplore.figures.values import paragraphs
 from memexplore.knobs import layouts
 from memexplore.knobs.choices import Precision
 from memexplore.knobs.knobs import Knobs
@@ -199,8 +199,7 @@ class Advice:
         return "\n".join([*self.sentences, *table, *self._trainings()])
 
     def _repr_html_(self) -> str:
-        trainings = list(self._trainings())
-        return html_table(self.sentences, self._lines(), self._columns) + (form(trainings, "") if trainings else "")
+        return html_table(self.sentences, self._lines(), self._columns) + paragraphs(list(self._trainings()))
 
     def _trainings(self) -> Iterator[str]:
         for number, option in enumerate(self.options, start=1):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 from memexplore import gpu_catalogue, rented_gpus, targets
 from memexplore.capture import release_or_installed
 from memexplore.knobs.choices import CheckpointKind
 from memexplore.knobs.knobs import Knobs
+from memexplore.rented_gpus import RentedSet
 from memexplore.search import batch_search, candidates, combinations
 from memexplore.search.advice import Advice, Option, Rented, misses_little
 from memexplore.search.candidates import Candidate, LargestBatch
@@ -125,10 +126,7 @@ def advise(
             if Knobs() in log.errors:
                 raise log.errors[Knobs()]
             _search(log, step, candidates.single_candidates(step, device, base), budget)
-            larger, on_largest = smallest_larger_gpu(log, release)
-            several, rented = fewest_gpus(log), cheapest_rented(log, sets, release)
-            elsewhere = dict.fromkeys((several, rented and rented[0], *larger))
-            options, largest = _with_largest_batches(log, [knobs for knobs in elsewhere if knobs is not None])
+            options, largest, elsewhere = _with_largest_batches(log, _elsewhere(log, sets, release))
         except KeyboardInterrupt:
             if Knobs() not in log.outcomes:
                 raise
@@ -141,7 +139,8 @@ def advise(
             show(None)
     source = rented_gpus.SOURCE if prices is None else "prices as given"
     return dataclasses.replace(
-        _advice(log, options, largest, on_largest), rented=None if rented is None else Rented(*rented, source)
+        _advice(log, options, largest, elsewhere.on_largest),
+        rented=None if elsewhere.rented is None else Rented(*elsewhere.rented, source),
     )
 
 
@@ -288,16 +287,41 @@ def _run_other_counts(log: RunLog, counts: list[Knobs], first: Knobs | None, bud
         _run(log, [knobs], budget)
 
 
-def _with_largest_batches(log: RunLog, larger: list[Knobs]) -> tuple[list[Option], dict[Knobs, LargestBatch]]:
-    """The options with their largest batches, and the largest batches of settings, also of some that do not fit."""
-    wanted = list(
-        dict.fromkeys(
-            [*batch_search.settings_for_smaller_batch(log), *(option.knobs for option in log.options()), *larger]
-        )
-    )
-    largest: dict[Knobs, LargestBatch] = {}
+class _Elsewhere(NamedTuple):
+    """The step on several GPUs, on the cheapest set to rent and on a larger GPU."""
+
+    settings: list[Knobs]
+    rented: tuple[Knobs, RentedSet] | None
+    on_largest: Outcome | None
+
+
+def _elsewhere(log: RunLog, sets: Sequence[RentedSet], release: str | None) -> Generator[list[Knobs], None, _Elsewhere]:
+    """Search other GPUs, one kind after the other: runs on larger GPUs exclude others that run the same kernels."""
+    larger, on_largest = yield from smallest_larger_gpu(log, release)
+    several = yield from fewest_gpus(log)
+    rented = yield from cheapest_rented(log, sets, release)
+    settings = dict.fromkeys((several, rented and rented[0], *larger))
+    return _Elsewhere([knobs for knobs in settings if knobs is not None], rented, on_largest)
+
+
+def _with_largest_batches(
+    log: RunLog, other_gpus: Generator[list[Knobs], None, _Elsewhere]
+) -> tuple[list[Option], dict[Knobs, LargestBatch], _Elsewhere]:
+    """The options with their largest batches, and the largest batches of settings, also of some that do not fit.
+
+    `other_gpus` is searched beside the batches, so that no process waits for the runs of another.
+    """
+    fitting = [option.knobs for option in log.options()]
+    wanted = list(dict.fromkeys([*batch_search.settings_for_smaller_batch(log), *fitting]))
+    batch_search.expect_searches(log, len(wanted) + 2)
+    elsewhere, *found = log.run_beside([other_gpus, *(batch_search.largest_batch_of(log, one) for one in wanted)])
+    largest: dict[Knobs, LargestBatch] = dict(zip(wanted, found, strict=True))
+    wanted = larger = elsewhere.settings
     while True:
-        largest |= batch_search.largest_batches(log, [knobs for knobs in wanted if knobs not in largest])
+        new = [knobs for knobs in wanted if knobs not in largest]
+        batch_search.expect_searches(log, len(new))
+        found = log.run_beside(batch_search.largest_batch_of(log, knobs) for knobs in new)
+        largest |= dict(zip(new, found, strict=True))
         smaller = {
             knobs.replace(batch=batch.samples): batch
             for knobs, batch in largest.items()
@@ -309,4 +333,4 @@ def _with_largest_batches(log: RunLog, larger: list[Knobs]) -> tuple[list[Option
         if not wanted:
             break
     of_setting = largest | smaller
-    return [option._replace(largest=of_setting[option.knobs]) for option in options], largest
+    return [option._replace(largest=of_setting[option.knobs]) for option in options], largest, elsewhere

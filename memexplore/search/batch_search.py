@@ -1,6 +1,7 @@
-"""The largest batch of several settings, searched side by side so that processes share the runs.
+"""The largest batch of a setting.
 
-In: a `RunLog` and settings that it has run with the batch of the step. Out: a `LargestBatch` for each.
+In: a `RunLog` and a setting that it has run with the batch of the step. Out: a search (`run_log.Runs`), whose answer is
+a `LargestBatch`; the searches of several settings run beside each other, so that processes share the runs.
 """
 
 from __future__ import annotations
@@ -46,20 +47,13 @@ def settings_for_smaller_batch(log: RunLog) -> list[Knobs]:
     return list(dict.fromkeys([Knobs(), *best[:_MAX_SMALLER]]))
 
 
-def largest_batches(log: RunLog, settings: list[Knobs]) -> dict[Knobs, LargestBatch]:
-    """Run batches of settings until the largest that fits and the next larger one are run for each."""
-    many = [knobs for knobs in settings if (knobs.accumulation or 1) >= _MANY_MICRO_BATCHES]
-    without = {knobs: knobs.replace(accumulation=None) for knobs in many}
-    expect_searches(log, len({*settings, *without.values()}))
-    first = dict.fromkeys([*(knobs for knobs in settings if knobs not in without), *without.values()])
-    largest = _side_by_side(log, {knobs: _search(log, knobs) for knobs in first})
-    expect_searches(log, len(many))
-    second = {
-        knobs: _search(log, knobs, (knobs.accumulation or 1) * largest[whole].samples)
-        for knobs, whole in without.items()
-    }
-    largest |= _side_by_side(log, second)
-    return {knobs: largest[knobs] for knobs in settings}
+def largest_batch_of(log: RunLog, knobs: Knobs) -> Generator[list[Knobs], None, LargestBatch]:
+    """Search (`RunLog.run_beside`) until the largest batch that fits a setting and the next larger one are run."""
+    estimate = None
+    if (knobs.accumulation or 1) >= _MANY_MICRO_BATCHES:
+        whole = knobs.replace(accumulation=None)
+        estimate = (knobs.accumulation or 1) * (yield from _runs(log, whole, _search(log, whole))).samples
+    return (yield from _runs(log, knobs, _search(log, knobs, estimate)))
 
 
 def _search(log: RunLog, knobs: Knobs, estimate: int | None = None) -> BatchSearch:
@@ -89,32 +83,25 @@ def _filling_batch(log: RunLog, knobs: Knobs) -> int:
     return int(outcome.samples * max(left, 0) / point.activations)
 
 
-def _side_by_side(log: RunLog, searches: dict[Knobs, BatchSearch]) -> dict[Knobs, LargestBatch]:
-    """Run the next batch of every search at once, until all have ended."""
-    largest: dict[Knobs, LargestBatch] = {}
-    batches = {knobs: next(search) for knobs, search in searches.items()}
-    run_before: dict[Knobs, dict[int, Knobs]] = {knobs: {} for knobs in searches}
-    while batches:
-        settings = {
-            knobs: knobs if batch == log.samples and knobs in log.outcomes else knobs.replace(batch=batch)
-            for knobs, batch in batches.items()
-        }
-        log.run(settings.values())
-        for knobs, batch in list(batches.items()):
-            one = log.outcomes.get(settings[knobs])
-            run_before[knobs][batch] = settings[knobs]
-            # A batch that cannot be run, such as one too large for an index, does not fit.
-            result = (
-                BatchResult(one.fits, one.peak_reserved, _extrapolated(log, run_before[knobs]))
-                if one
-                else BatchResult(False, None)
-            )
-            try:
-                batches[knobs] = searches[knobs].send(result)
-            except StopIteration as end:
-                del batches[knobs]
-                largest[knobs] = end.value
-    return largest
+def _runs(log: RunLog, knobs: Knobs, search: BatchSearch) -> Generator[list[Knobs], None, LargestBatch]:
+    """Yield a setting with each batch of a search in turn, and return the answer of the search."""
+    run_before: dict[int, Knobs] = {}
+    batch = next(search)
+    while True:
+        setting = knobs if batch == log.samples and knobs in log.outcomes else knobs.replace(batch=batch)
+        yield [setting]
+        one = log.outcomes.get(setting)
+        run_before[batch] = setting
+        # A batch that cannot be run, such as one too large for an index, does not fit.
+        result = (
+            BatchResult(one.fits, one.peak_reserved, _extrapolated(log, run_before))
+            if one
+            else BatchResult(False, None)
+        )
+        try:
+            batch = search.send(result)
+        except StopIteration as end:
+            return end.value
 
 
 def _extrapolated(log: RunLog, settings: dict[int, Knobs]) -> int | None:

@@ -32,6 +32,7 @@ _WINDOW = 64
 
 
 RunAll = Callable[[Iterable[Knobs]], Iterator[Result]]
+"""Runs settings; to those of a deque the caller may add more until the last result."""
 
 
 @contextlib.contextmanager
@@ -85,7 +86,7 @@ class _ExecutorRunner:
         return self._executor.submit(workers.run_packed, self._packed_step, request)
 
     def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
-        waiting = deque(settings)
+        waiting = settings if isinstance(settings, deque) else deque(settings)
         running: dict[Future[bytes], Knobs] = {}
         try:
             while waiting or running:
@@ -137,7 +138,7 @@ class _LocalRunner:
             self._lanes = None
 
     def run_all(self, settings: Iterable[Knobs]) -> Iterator[Result]:
-        waiting = deque(settings)
+        waiting = settings if isinstance(settings, deque) else deque(settings)
         self._expected_runs = max(self._expected_runs, len(waiting))
         while waiting:
             if self._has_processes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator
 
 from memexplore import gpu_catalogue
 from memexplore.capture import release_or_installed
@@ -13,7 +14,9 @@ from memexplore.search.run_log import RunLog
 from memexplore.steps.outcome import Outcome
 
 
-def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], Outcome | None]:
+def smallest_larger_gpu(
+    log: RunLog, release: str | None
+) -> Generator[list[Knobs], None, tuple[list[Knobs], Outcome | None]]:
     """Run the step on larger GPUs; return the setting of the smallest on which it fits as written, as a list.
 
     Where the step as written fits none, the setting that trains the same in the least memory is tried there too, unless
@@ -23,13 +26,13 @@ def smallest_larger_gpu(log: RunLog, release: str | None) -> tuple[list[Knobs], 
         return [], None
     gpus = [gpu_catalogue.find(name).for_release(release_or_installed(release)) for name in gpu_catalogue.gpus().index]
     gpus = [gpu for gpu in gpus if gpu.capacity > log.gpu.capacity]
-    fitting = _smallest_fitting(log, Knobs(), gpus)
+    fitting = yield from _smallest_fitting(log, Knobs(), gpus)
     if fitting is not None or not gpus:
         return ([] if fitting is None else [fitting]), None
     on_largest = log.outcomes.get(Knobs(gpu=gpus[-1].key))
     same_training = [knobs for knobs in log.points() if not candidates.altered(knobs, log.model)]
     smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
-    fitting = None if log.outcomes[smallest].fits else _smallest_fitting(log, smallest, gpus)
+    fitting = None if log.outcomes[smallest].fits else (yield from _smallest_fitting(log, smallest, gpus))
     return ([] if fitting is None else [fitting]), on_largest
 
 
@@ -37,7 +40,7 @@ _FEWEST = 4
 """Other kernels need no less than this fraction of the bytes: GPUs with less memory are not tried."""
 
 
-def _smallest_fitting(log: RunLog, knobs: Knobs, gpus: list[Gpu]) -> Knobs | None:
+def _smallest_fitting(log: RunLog, knobs: Knobs, gpus: list[Gpu]) -> Generator[list[Knobs], None, Knobs | None]:
     """Return the setting on the smallest GPU on which it fits; where it fits none, the largest GPU is run too."""
     outcome = log.outcomes[knobs]
     # Weights, gradients and optimizer state are equal on all GPUs, the rest on GPUs that run the same kernels.
@@ -61,9 +64,9 @@ def _smallest_fitting(log: RunLog, knobs: Knobs, gpus: list[Gpu]) -> Knobs | Non
             break
         # The smallest, and beside it one with other kernels: what that needs excludes others.
         beside = (gpu for gpu in waiting if gpu.compute_capability != waiting[0].compute_capability)
-        log.run(knobs.replace(gpu=gpu.key) for gpu in (waiting[0], *itertools.islice(beside, 1)))
+        yield [knobs.replace(gpu=gpu.key) for gpu in (waiting[0], *itertools.islice(beside, 1))]
         for gpu in waiting:
             if (on_gpu := log.outcomes.get(knobs.replace(gpu=gpu.key))) is not None:
                 needed[gpu.compute_capability] = on_gpu.peak_allocated
-    log.run([knobs.replace(gpu=gpus[-1].key)])
+    yield [knobs.replace(gpu=gpus[-1].key)]
     return None

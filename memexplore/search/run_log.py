@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 import torch
 
@@ -19,11 +21,14 @@ from memexplore.search.estimates import Need, SearchPoint, need_of
 from memexplore.search.executors import RunAll
 from memexplore.search.progress import Progress, estimate_seconds_left
 from memexplore.search.setting_text import on_base, on_other_gpus
-from memexplore.search.workers import Done
+from memexplore.search.workers import Done, Result
 from memexplore.steps.outcome import Outcome, extra_flops, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
 from memexplore.tape import Tape
+
+Runs = Generator[list[Knobs], None, Any]
+"""A search: it yields settings, goes on when each of them has an outcome or an error, and returns its answer."""
 
 
 class RunLog:
@@ -70,25 +75,61 @@ class RunLog:
 
     def run(self, settings: Iterable[Knobs]) -> None:
         """Run the settings that were not run before."""
-        new = [knobs for knobs in dict.fromkeys(settings) if knobs not in self.outcomes and knobs not in self.errors]
+        new = [knobs for knobs in dict.fromkeys(settings) if not self._has(knobs)]
         for result in self._run_all(new) if new else ():
-            if isinstance(result, Done):
-                self.outcomes[result.outcome.knobs] = result.outcome
-                self.tapes[result.outcome.knobs] = result.trial.tape
-                self._sites[result.outcome.knobs] = result.sites
-            else:
-                self.errors[result.knobs] = result.error
-            self._finished.append(time.monotonic() - self._start)
-            if self._report_run is not None and Knobs() in self.outcomes:
-                self._report_run(self)
-            # `end` alone reports as many runs done as expected.
-            self._report(max(self.expected_runs, self.run_count + 1))
+            self._add(result)
         # In the order of the settings, not in that of the answers of processes: every search runs the same settings.
         for knobs in new:
             if knobs in self.outcomes:
                 self.outcomes[knobs] = self.outcomes.pop(knobs)
             else:
                 self.errors[knobs] = self.errors.pop(knobs)
+
+    def run_beside(self, searches: Iterable[Runs]) -> list[Any]:
+        """Run searches beside each other until all have ended, and return their answers.
+
+        Each goes on as soon as its own settings have been run, while those of the others still run.
+        """
+        ongoing = dict(enumerate(searches))
+        answers: list[Any] = [None] * len(ongoing)
+        wanted: dict[int, list[Knobs]] = {number: [] for number in ongoing}
+        submitted: set[Knobs] = set()
+        waiting: deque[Knobs] = deque()
+
+        def go_on() -> None:
+            for number, search in list(ongoing.items()):
+                while all(map(self._has, wanted[number])):
+                    try:
+                        wanted[number] = next(search)
+                    except StopIteration as end:
+                        answers[number] = end.value
+                        del ongoing[number]
+                        break
+                    new = [one for one in dict.fromkeys(wanted[number]) if not self._has(one) and one not in submitted]
+                    submitted.update(new)
+                    waiting.extend(new)
+
+        go_on()
+        for result in self._run_all(waiting) if waiting else ():
+            self._add(result)
+            go_on()
+        return answers
+
+    def _has(self, knobs: Knobs) -> bool:
+        return knobs in self.outcomes or knobs in self.errors
+
+    def _add(self, result: Result) -> None:
+        if isinstance(result, Done):
+            self.outcomes[result.outcome.knobs] = result.outcome
+            self.tapes[result.outcome.knobs] = result.trial.tape
+            self._sites[result.outcome.knobs] = result.sites
+        else:
+            self.errors[result.knobs] = result.error
+        self._finished.append(time.monotonic() - self._start)
+        if self._report_run is not None and Knobs() in self.outcomes:
+            self._report_run(self)
+        # `end` alone reports as many runs done as expected.
+        self._report(max(self.expected_runs, self.run_count + 1))
 
     def end(self) -> None:
         """Report that the search has ended."""

@@ -1,14 +1,15 @@
 """A step that does not fit one GPU on several: the fewest of the given kind, and the cheapest set that can be rented.
 
-In: the log of a search, which has run the step as written. Out: settings that were run and fit.
+In: the log of a search, which has run the step as written. Out: searches (`run_log.Runs`) for settings that fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from memexplore import gpu_catalogue
 from memexplore.capture import release_or_installed
+from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.choices import Strategy
 from memexplore.knobs.knobs import Knobs
 from memexplore.rented_gpus import RentedSet
@@ -22,7 +23,7 @@ _FEWEST_ACTIVATIONS = 4
 """Other kernels need no less than this fraction of the bytes of activations."""
 
 
-def fewest_gpus(log: RunLog) -> Knobs | None:
+def fewest_gpus(log: RunLog) -> Generator[list[Knobs], None, Knobs | None]:
     """Return the setting with the fewest GPUs of the given kind on which the step fits, sharded; None without one.
 
     The step as written comes first. Where it fits no node, the setting that trains the same in the least memory is
@@ -31,12 +32,17 @@ def fewest_gpus(log: RunLog) -> Knobs | None:
     for knobs in _to_shard(log):
         for count in _COUNTS:
             setting = _sharded(knobs, count)
-            if _least(log, knobs, count) <= log.gpu.capacity and _fits(log, setting):
+            if _least(log, knobs, count) > log.gpu.capacity:
+                continue
+            yield [setting]
+            if _fits(log, setting):
                 return setting
     return None
 
 
-def cheapest_rented(log: RunLog, sets: Sequence[RentedSet], release: str | None) -> tuple[Knobs, RentedSet] | None:
+def cheapest_rented(
+    log: RunLog, sets: Sequence[RentedSet], release: str | None
+) -> Generator[list[Knobs], None, tuple[Knobs, RentedSet] | None]:
     """Return the cheapest of the sets on which the step fits, and the setting there; None without one.
 
     `sets` are in ascending price. On several GPUs the step is sharded. The settings are those of `fewest_gpus`.
@@ -51,6 +57,9 @@ def cheapest_rented(log: RunLog, sets: Sequence[RentedSet], release: str | None)
             kernels = 1 if given else _FEWEST_ACTIVATIONS
             if each.gpus <= failed.get(gpu.key, 0) or _least(log, knobs, each.gpus, kernels) > gpu.capacity:
                 continue
+            if each.gpus == 1 and _known_need(log, knobs, gpu) > gpu.capacity:
+                continue
+            yield [setting]
             if _fits(log, setting):
                 return setting, each
             failed[gpu.key] = each.gpus
@@ -83,6 +92,23 @@ def _least(log: RunLog, knobs: Knobs, count: int, kernels: int = 1) -> float:
     return need.constant / count + need.activations / kernels
 
 
+_OTHER_SCRATCH = 0.9
+"""GPUs of one compute capability run the same kernels; with more multiprocessors some take more scratch memory."""
+
+
+def _known_need(log: RunLog, knobs: Knobs, gpu: Gpu) -> float:
+    """Return bytes that a setting needs at least on a GPU, by its runs on GPUs with the same kernels; 0 if unknown."""
+    if "compute_capability" in gpu.estimated:
+        return 0
+    needed = (
+        one.peak_allocated
+        for setting, one in log.outcomes.items()
+        if setting.gpu is not None
+        and setting.replace(gpu=None) == knobs
+        and gpu_catalogue.find(setting.gpu).compute_capability == gpu.compute_capability
+    )
+    return max(needed, default=0) * _OTHER_SCRATCH
+
+
 def _fits(log: RunLog, setting: Knobs) -> bool:
-    log.run([setting])
     return setting in log.outcomes and log.outcomes[setting].fits

@@ -297,12 +297,17 @@ class _Process(multiprocessing.context.SpawnProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # type: ignore[override]  # noqa: N802
-        before = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            return multiprocessing.context.SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
-        finally:
-            sys.modules["__main__"] = before
+        return start_without_script(multiprocessing.context.SpawnProcess, process_obj)
+
+
+def start_without_script(kind: Any, process: Any) -> Any:
+    """Start a process as a class of multiprocessing does, where `__main__` is empty."""
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        return kind._Popen(process)
+    finally:
+        sys.modules["__main__"] = before
 
 
 def new_process(target: Callable[..., object], arguments: tuple[Any, ...]) -> multiprocessing.context.SpawnProcess:

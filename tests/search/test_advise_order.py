@@ -92,6 +92,7 @@ def test_each_option_that_changes_the_training_has_a_sentence_that_says_how():
     sentence = f"A step of {smaller.knobs.batch} samples has a noisier gradient"
     assert smaller.training.startswith(sentence)
     assert f"Setting {number} trains differently: {sentence}" in str(advice)
+    assert f">Setting {number} trains differently: {sentence}" in advice._repr_html_()
     assert all(bool(option.training) == option.alters for one in (tight(), nowhere()) for option in one.options)
 
 

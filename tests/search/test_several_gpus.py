@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.search.advice import Advice
 from memexplore.search.advise import advise
 from memexplore.search.setting_text import setting_text
+from memexplore.steps.outcome import Outcome, run_unlimited
 from memexplore.steps.step import Step
+from memexplore.steps.trial import Trial
 
 PRICES = {"A10G": 1.5, "2xT4": 1.6, "4xT4": 2.0, "L40S": 3.0}
 
@@ -61,3 +64,21 @@ def test_several_gpus_as_text():
 def test_prices_that_are_none_are_refused(prices, reason):
     with pytest.raises(ValueError, match=reason):
         advise(Step(nn.Linear(8, 8), torch.zeros(2, 8), loss=torch.mean), "T4", prices=prices)
+
+
+def test_a_gpu_with_the_kernels_of_one_on_which_the_step_needs_more_is_not_run():
+    """The step needs more than 24 GiB on an L40S: an L4, which runs the same kernels, has 22 GiB."""
+    ran: list[str | None] = []
+
+    def run_setting(step: Step, knobs: Knobs, **arguments: Any) -> tuple[Trial, Outcome]:
+        ran.append(knobs.gpu)
+        return run_unlimited(step, knobs, **arguments)
+
+    blocks = (nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)) for _ in range(6))
+    wide = Step(nn.Sequential(*blocks), torch.zeros(1 << 20, 256), loss=torch.mean)
+    prices = {"L4": 1.0, "A100 80GB": 4.0}
+    found = advise(wide, "24GiB", budget=1, progress=None, prices=prices, run_setting=run_setting)
+    assert found.rented is not None
+    assert found.rented.set.gpu == "A100 80GB"
+    assert "L40S" in ran
+    assert "L4" not in ran
