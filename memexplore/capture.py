@@ -90,6 +90,10 @@ class Recording:
             raise RuntimeError("the recording has ended: its tape has all tensors")
         return self._recorder.tensors
 
+    def sharing_notes(self) -> tuple[str, ...]:
+        """Return the notes of the tape so far on layers that share a weight; none after the block."""
+        return () if self._recorder is None else self._recorder.sharing_notes()
+
     def end_stacks_at(self, frame: FrameType) -> None:
         """Cut all stacks at a frame: the frames that called it are not part of the recorded code."""
         if self._recorder is not None:
@@ -312,6 +316,11 @@ def simulate(
     >>> int(tape.size[tape.action == Action.ALLOC].sum()) == (1000 * 1000 + 1000) * 4
     True
     """
+    if not callable(function):
+        raise TypeError(
+            f"simulate expects a function without arguments, not {type(function).__name__}; "
+            "for the tape of a Step write mx.sweep(step, [mx.Knobs()])[mx.Knobs()]"
+        )
     with virtual(gpu, release=release, settings=settings, os=os, values=values, world=world, rank=rank):
         recording = record()
         try:

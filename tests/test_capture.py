@@ -189,3 +189,9 @@ def test_a_second_call_that_fails_leaves_the_tape_of_the_first():
     batches = iter([torch.zeros(1 << 18)] * 30)
     tape = mx.simulate(lambda: [next(batches).cuda() for _ in range(30)], gpu="20MiB")
     assert (len(tape.size[tape.action == Action.OOM]), tape.whole) == (1, None)
+
+
+def test_a_step_is_no_function():
+    step = mx.Step(torch.nn.Linear(3, 1), (torch.zeros(2, 3), torch.zeros(2, 1)), loss=torch.nn.functional.mse_loss)
+    with pytest.raises(TypeError, match=r"a function without arguments, not Step; .* mx\.sweep\(step, "):
+        mx.simulate(step)

@@ -20,6 +20,9 @@ from memexplore.torch_internals.dispatch import tensor_with_memory
 from memexplore.torch_internals.modules import buffers_of, parameters_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 
+_LISTED = 3
+"""Names of layers in a sentence, or one more where they are all."""
+
 
 class Tags:
     """The rows of a recording whose category or module is certain; the base of `Recorder`, which writes the rows."""
@@ -33,6 +36,8 @@ class Tags:
         """Row -> category of parameters, gradients, optimizer state and inputs, which need not be derived."""
         self.owners: dict[int, int] = {}
         """Row -> number of the module whose parameter, gradient or state the block holds."""
+        self.sharing: dict[int, dict[int, None]] = {}
+        """Number of a module -> numbers of the modules that have one of its weights too, in the order of definition."""
         self.open_rows: dict[int, int] = {}
         """Address -> row of the block that is alive there."""
         self.uninitialized = False
@@ -57,20 +62,34 @@ class Tags:
         A tensor of several modules, such as a tied weight, belongs to the first of them in the order of definition.
         """
         self.names.root(root)
-        tagged: set[int] = set()  # ids, of tensors that the model keeps alive
+        tagged: dict[int, int] = {}  # id of a tensor, which the model keeps alive -> its module
         for module in root.modules():
             parameters = parameters_of(module)
             buffers = buffers_of(module)
             if parameters or buffers:
                 number = self.names.number(module, -1)
                 for parameter in parameters.values():
-                    if parameter is not None and id(parameter) not in tagged:
-                        tagged.add(id(parameter))
+                    if parameter is None:
+                        continue
+                    owner = tagged.get(id(parameter))
+                    if owner is None:
+                        tagged[id(parameter)] = number
                         self.tag_weight(parameter, number)
+                    elif owner != number and self.row_of(parameter) >= 0:
+                        self.sharing.setdefault(owner, {})[number] = None
                 for buffer in buffers.values():
                     if buffer is not None and id(buffer) not in tagged:
-                        tagged.add(id(buffer))
+                        tagged[id(buffer)] = number
                         self.tag(buffer, Category.BUFFER, number)
+
+    def sharing_notes(self) -> tuple[str, ...]:
+        """Return a sentence on each module that has a weight of other modules: which of them counts its bytes."""
+        names = self.names.table
+        return tuple(
+            f"{names[owner]} and {_listed([names[other] for other in others])} share a weight, "
+            f"which counts as memory of {names[owner]}"
+            for owner, others in self.sharing.items()
+        )
 
     def tag_input(self, value: Any) -> None:
         """Tag the storage of an argument of the model, if it is a tensor without gradient."""
@@ -150,3 +169,14 @@ class Tags:
         if isinstance(first, LISTS) and first:
             first = first[index if index < len(first) else 0]
         return self.owner_of(first, otherwise) if isinstance(first, torch.Tensor) else otherwise
+
+
+def _listed(names: list[str]) -> str:
+    """Return names as text, of many the first ones.
+
+    >>> _listed(["lm_head"]), _listed(["a", "b", "c", "d", "e"])
+    ('lm_head', 'a, b, c and 2 more layers')
+    """
+    if len(names) <= _LISTED + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:_LISTED])} and {len(names) - _LISTED} more layers"

@@ -60,7 +60,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "tensor": tensor[rows],
             "stream": stream[rows],
         },
-        meta=recorder.communication.meta(meta),
+        meta=recorder.communication.meta(meta._replace(notes=(*meta.notes, *recorder.sharing_notes()))),
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from memexplore.allocator import Settings, assign_addresses
@@ -185,8 +184,10 @@ def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.in
 
     `number` is the event of each row, `count` the events of the first step.
     """
+    import pandas
+
     allocs = np.flatnonzero(tape.action == Action.ALLOC)
-    table = pd.DataFrame({name: getattr(tape, name)[allocs] for name in ("phase", "op", "module", "stack")})
+    table = pandas.DataFrame({name: getattr(tape, name)[allocs] for name in ("phase", "op", "module", "stack")})
     # cuBLAS takes its workspace at the first product of a thread, and only there.
     table["workspace"] = tape.category[allocs] == Category.WORKSPACE
     table["row"] = allocs

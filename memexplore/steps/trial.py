@@ -265,7 +265,8 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
         first = first_step(recording.events(), recording.tensors())
         trace = record.continued(knobs, target, first)
         if trace is None or trace.update is None:
-            before_update = len(first.size), len(meter.works), tuple(map(encodable, values.assumptions))
+            notes = (*map(encodable, values.assumptions), *recording.sharing_notes())
+            before_update = len(first.size), len(meter.works), notes
             return False
         begun, cost = trace.first, Cost((*meter.works, *trace.update.works))
         return True

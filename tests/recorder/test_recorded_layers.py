@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -29,25 +30,46 @@ def test_a_gradient_belongs_to_the_layer_of_its_parameter():
     }  # fmt: skip
 
 
-def test_a_tied_weight_belongs_to_the_layer_that_is_defined_first():
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(100, 8), nn.Linear(8, 100, bias=False)
-            self.head.weight = self.embedding.weight
+class Tied(nn.Module):
+    """An embedding whose weight other layers have too."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embedding(x))
+    def __init__(self, heads: int = 1) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 8)
+        self.heads = nn.ModuleList(nn.Linear(8, 100, bias=False) for _ in range(heads))
+        for head in self.heads:
+            head.weight = self.embedding.weight
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(head(self.embedding(x)) for head in self.heads)
+
+
+def train_tied(heads: int = 1) -> mx.Tape:
     def run() -> None:
-        model = Tied().cuda()
+        model = Tied(heads).cuda()
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
         model(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
         optimizer.step()
 
-    frame = mx.simulate(run).to_pandas().query("action == 'alloc'")
+    return mx.simulate(run)
+
+
+def test_a_tied_weight_belongs_to_the_layer_that_is_defined_first():
+    frame = train_tied().to_pandas().query("action == 'alloc'")
     for kind in ("parameter", "gradient", "optimizer state"):
         assert set(frame[frame["category"] == kind]["module"]) == {"embedding"}, kind
+
+
+@pytest.mark.parametrize(
+    ("heads", "others"), [(1, "heads.0"), (2, "heads.0, heads.1"), (6, "heads.0, heads.1, heads.2 and 3 more layers")]
+)
+def test_layers_that_share_a_weight_are_in_a_note(heads: int, others: str):
+    note = f"embedding and {others} share a weight, which counts as memory of embedding"
+    assert train_tied(heads).meta.notes == (note,)
+
+
+def test_layers_with_weights_of_their_own_have_no_note():
+    assert train("cuda").meta.notes == ()
 
 
 def test_an_optimizer_state_belongs_to_the_layer_of_its_parameter():

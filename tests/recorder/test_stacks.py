@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 import pytest
 import torch
 from torch import nn
 
 import memexplore as mx
+from memexplore.recorder import stacks as module
 from memexplore.recorder.stacks import Stacks, caller
 from memexplore.tape import Action, Tape
 
@@ -33,6 +34,24 @@ def test_two_calls_on_one_line_have_one_number():
     stacks = Stacks()
     one, other = stacks.number(here()), stacks.number(here())
     assert one == other
+
+
+def test_a_new_stack_needs_no_walk_through_the_lines_of_its_code(monkeypatch: pytest.MonkeyPatch):
+    # That walk takes as long as several ops, and each recorded step begins with no stack.
+    walks: list[int] = []
+    line_of = module._line
+
+    def noting(code: CodeType, instruction: int) -> int:
+        walks.append(instruction)
+        return line_of(code, instruction)
+
+    monkeypatch.setattr(module, "_line", noting)
+    stacks = Stacks()
+    number = stacks.number(here())
+    assert walks == []
+    module._frame.cache_clear()
+    assert stacks.resolve(number, ())[0].function == "test_a_new_stack_needs_no_walk_through_the_lines_of_its_code"
+    assert walks != []
 
 
 def test_code_that_was_made_twice_has_the_lines_of_each():

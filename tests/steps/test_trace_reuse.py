@@ -132,6 +132,16 @@ def test_update_by_an_optimizer_of_torch_is_traced_once(monkeypatch: pytest.Monk
     assert Phase.OPTIMIZER not in phases_traced(monkeypatch, deep(), Knobs())
 
 
+def test_update_of_a_weight_of_two_layers_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model[2].weight = model[0].weight
+    step = Step(model, torch.zeros(8, 64), loss=torch.mean, optimizer=torch.optim.Adam)
+    assert Phase.OPTIMIZER not in phases_traced(monkeypatch, step, Knobs())
+    assert run(step, Knobs(batch=16), gpu=GPU).tape.meta.notes == (
+        "0 and 2 share a weight, which counts as memory of 0",
+    )
+
+
 @pytest.mark.parametrize("optimizer", [OwnAdam, hooked])
 def test_update_by_code_of_the_users_is_always_traced(monkeypatch: pytest.MonkeyPatch, optimizer: Any) -> None:
     step = Step(deep().model, torch.zeros(8, 64), loss=torch.mean, optimizer=optimizer)
