@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.growth import LONGEST_TRAINING, median_slope, rises_to_the_end
+from memexplore.analysis.places import name_cells
 from memexplore.analysis.tables import user_line
 from memexplore.live import holders
 from memexplore.live.recording import Survivor
@@ -56,11 +57,11 @@ class Leak(NamedTuple):
     @property
     def text(self) -> str:
         """The leak as one sentence."""
-        where = ""
+        where, line = "", name_cells(self.line)
         if self.layer:
-            where = f", allocated in {self.layer}" + (f" ({self.line})" if self.line else "")
-        elif self.line:
-            where = f", allocated at {self.line}"
+            where = f", allocated in {self.layer}" + (f" ({line})" if line else "")
+        elif line:
+            where = f", allocated at {line}"
         full = f"; full at about step {self.full_at:,}" if self.full_at is not None else ""
         return f"Memory grows by {size_text(self.bytes_per_step)} a step since step {self.since}{where}{full}."
 

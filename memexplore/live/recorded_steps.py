@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from memexplore.analysis.difference import diff
 from memexplore.analysis.groups import UNKNOWN_LINE
+from memexplore.analysis.places import name_cells
 from memexplore.live.recording import Recording
 from memexplore.tape import Tape
 from memexplore.units import size_text
@@ -73,7 +74,7 @@ class RecordedSteps:
         category = str(sums.idxmax())
         largest = table[table["category"] == category].sort_values("difference", ascending=False).iloc[0]
         size = int(min(largest["difference"], sums.max()))
-        line = f"({largest['line']})" if largest["line"] not in ("", UNKNOWN_LINE) else ""
+        line = f"({name_cells(largest['line'])})" if largest["line"] not in ("", UNKNOWN_LINE) else ""
         place = " ".join(filter(None, (largest["layer"], line)))
         where = f" in {place}" if place else ""
         return f"{size_text(size)} more {category}{where} in step {after}"

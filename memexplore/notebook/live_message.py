@@ -161,7 +161,7 @@ def words(
 
 
 def _leak(leak: Leak, held_by: Sequence[str]) -> dict[str, Any]:
-    return {"text": name_cells(leak.text), "line": leak.line, "held_by": [name_cells(text) for text in held_by]}
+    return {"text": leak.text, "line": leak.line, "held_by": [name_cells(text) for text in held_by]}
 
 
 def _headline(rows: Sequence[StepRow]) -> str:

@@ -60,15 +60,14 @@ class LivePage:
         self._sent = 0
         """The last step whose row was sent."""
         self._rows_since_base = 0
-        self._next = 0.0
-        self._next_tabs = self._next_tape = 0.0
+        self._next = self._next_tabs = self._next_tape = 0.0
         self._leak = ShownLeak(self._live)
         self._visible: dict[str, bool] = {}
         """Id of a view of the page -> whether it is on the screen."""
         self._began = _clock()
         self._pushes = 0
         self._waiting = threading.Event()
-        """Set while a row waits for a message."""
+        """Set while a row or a tape waits for a message."""
         self._causes: dict[int, str] = {}
         """Recorded step -> why it was recorded."""
         self._handle: Any = None
@@ -93,17 +92,23 @@ class LivePage:
         if row.recorded:
             kept = self._store.recorded.steps()
             self._causes = {step: why for step, why in self._causes.items() if step in kept} | {row.step: row.recorded}
-        # The training never waits for a request that is being answered.
-        if _clock() >= self._next and self._is_seen and self.view.lock.acquire(blocking=False):
-            try:
-                self.send_steps()
-            finally:
-                self.view.lock.release()
+        if _clock() >= self._next and self._is_seen:
+            self._now_or_later(self.send_steps)
         else:
             self._waiting.set()
 
     def _on_recorded(self, recording: Recording) -> None:
-        self._follow_newest()
+        self._now_or_later(self._follow_newest)
+
+    def _now_or_later(self, send: Callable[[], None]) -> None:
+        """Call `send`, or leave it to the second thread: the training never waits for a request being answered."""
+        if self.view.lock.acquire(blocking=False):
+            try:
+                send()
+            finally:
+                self.view.lock.release()
+        else:
+            self._waiting.set()
 
     def _follow_newest(self) -> None:
         """Show the newest recorded step, if the time for the next tape has come."""
@@ -361,8 +366,8 @@ class LivePage:
 
     def _sentence(self) -> str:
         bar = self._bar()
-        leak = "" if bar["leak"] is None else bar["leak"]["text"]
-        return ". ".join(filter(None, (bar["headline"], bar["peak"], bar["worst"], leak)))
+        peak = "; ".join(filter(None, (bar["peak"], bar["worst"])))
+        return ". ".join(filter(None, (bar["headline"], peak, (bar["leak"] or {}).get("text"))))
 
     def show(self) -> None:
         """Display the page, and an image of it that is updated at the end, for notebooks without a kernel."""

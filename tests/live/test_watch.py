@@ -295,7 +295,7 @@ def test_a_dispatch_mode_of_the_user_may_begin_and_end_at_any_time(device):
     with on(device):
         loop = Loop(device)
         before = _get_current_dispatch_mode_stack()
-        with mx.watch(loop.model, first=1) as live:
+        with mx.watch(loop.model, first=1, every=1000) as live:
             with Counting():
                 loss = loop.loss()
                 loss.backward()

@@ -172,7 +172,7 @@ def test_a_light_step_that_fails_on_a_gpu_leaves_what_was_allocated_then():
 def test_an_out_of_memory_error_ends_the_tape_with_the_failed_request():
     with mx.virtual("60MiB", release="2.13"):
         loop = Loop("cuda")
-        with pytest.raises(torch.OutOfMemoryError), mx.watch(loop.model, first=1) as live:
+        with pytest.raises(torch.OutOfMemoryError), mx.watch(loop.model, first=1, every=1000) as live:
             loop.step()
             loop.step()
             loop.step(20_000)

@@ -47,7 +47,7 @@ def test_a_knob_takes_effect_at_the_next_step(watched: Watched) -> None:
 
 
 def test_the_first_step_with_a_setting_is_recorded_and_shown_over_the_one_before(watched: Watched) -> None:
-    with watched.run(first=1) as loop:
+    with watched.run(first=1, every=1000) as loop:
         loop.step()
         loop.step()
         choose(watched, "checkpoint", "every block")

@@ -18,6 +18,7 @@ from memexplore.notebook import live_leak, live_message, live_page
 from memexplore.notebook.live_page import LAYERS, RISES, LivePage
 from memexplore.runs.rows import StepRow
 from tests.live.training import Loop
+from tests.notebook.magics_shell import Shell
 from tests.notebook.stand_in import Browser
 
 
@@ -153,7 +154,7 @@ def test_a_page_that_misses_steps_gets_all_of_them(watched: Watched) -> None:
 
 
 def test_a_reopened_page_gets_all_steps_and_the_tape(watched: Watched) -> None:
-    with watched.run() as loop:
+    with watched.run(first=3, every=1000) as loop:
         for _ in range(4):
             loop.step()
     (answer,) = watched.browser.request(type="everything", view="second")
@@ -323,8 +324,9 @@ def test_tabs_show_layers_and_rises_and_their_clicks_show_a_step(watched: Watche
     assert watched.ask(type="tab click", tab=LAYERS, row=2)["shown"] == 2
 
 
-def test_training_does_not_wait_for_a_request_that_is_being_answered(watched: Watched) -> None:
-    with watched.run(first=0) as loop:
+@pytest.mark.parametrize("recorded", [1, 3], ids=["light", "recorded"])
+def test_training_does_not_wait_for_a_request_that_is_being_answered(watched: Watched, recorded: int) -> None:
+    with watched.run(first=recorded, every=1000) as loop:
         loop.step()
         watched.browser.messages.clear()
         held, release = threading.Event(), threading.Event()
@@ -339,10 +341,12 @@ def test_training_does_not_wait_for_a_request_that_is_being_answered(watched: Wa
         held.wait(60)
         loop.step()
         assert watched.states() == []
+        assert watched.page.view.tape is watched.live.tape(1)
         release.set()
         thread.join()
         loop.step()
     assert steps_sent(watched.states())[:2] == [2, 3]
+    assert watched.page.view.tape is watched.live.tape(recorded)
 
 
 def test_the_second_thread_ends_with_the_run(watched: Watched) -> None:
@@ -367,3 +371,29 @@ def test_a_page_whose_requests_are_not_read_gets_everything_unasked(
         loop.step()
     kinds = [message["type"] for message in watched.browser.messages]
     assert ("plotly" in kinds) == (not reads and not requests)
+
+
+def test_the_sentence_below_the_page_has_the_newest_and_the_highest_peak(watched: Watched) -> None:
+    with watched.run(first=0, every=1000) as loop:
+        loop.step(32)
+        loop.step()
+    _, peak, *more = watched.page._sentence().split(". ")
+    highest, newest = (mx.size_text(size) for size in watched.live.steps()["peak_allocated"])
+    assert peak.startswith(f"Peak {newest} of 14.4 GiB, ")
+    assert peak.endswith(f" %; highest {highest} in step 1")
+    assert more == []
+
+
+def test_a_rise_names_the_line_of_its_cell(shell: Shell) -> None:
+    shell.run("%memgpu T4").raise_error()
+    shell.run("import memexplore as mx\nmodel = torch.nn.Linear(64, 64).cuda()")
+    shell.run(
+        "opt = torch.optim.AdamW(model.parameters())\n"
+        "with mx.watch(model, opt, first=2) as live:\n"
+        "    for _ in range(2):\n"
+        "        model(torch.ones(1024, 64, device='cuda')).relu().sum().backward()\n"
+        "        opt.step()\n"
+        "        opt.zero_grad()"
+    ).raise_error()
+    reason = shell["live"].steps()["rose_because"].iloc[1]
+    assert reason.endswith(" (Cell In[4], line 4) in step 2")
