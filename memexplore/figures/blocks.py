@@ -90,9 +90,10 @@ def blocks_figure(tape: Tape, row: int | None = None, layer: str | None = None, 
         )
     values, texts = byte_ticks(width)
     count = int(line.max()) + 1
+    title = "one row per segment" if count == len(addresses.start) else "segments, by address"
     figure.update_layout(
         xaxis={"range": [0, width], "tickvals": values, "ticktext": texts},
-        yaxis={"range": [count - 0.4, -0.6], "title": {"text": _title(len(addresses.start), count)}},
+        yaxis={"range": [count - 0.4, -0.6], "title": {"text": title, "font": {"size": 12}}},
     )
     return figure
 
@@ -119,10 +120,6 @@ def _empty(figure: go.Figure, text: str) -> go.Figure:
     hidden = {"visible": False}
     note = {"text": text, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False}
     return figure.update_layout(xaxis=hidden, yaxis=hidden, annotations=[note])
-
-
-def _title(segments: int, lines: int) -> str:
-    return "one row per segment" if segments == lines else f"{segments:,} segments, by address"
 
 
 def _lines(addresses: AddressMap) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:

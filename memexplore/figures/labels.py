@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 _LETTER = {10: 6.0, 11: 6.3, 12: 7.3}
 """Mean width of a letter in pixels by font size; labels of size 12 are bold."""
-_LINE = 15.0
+LINE = 15.0
 """Height of a label in pixels."""
 
 
@@ -47,7 +47,7 @@ def box_of(label: Label, spot: Spot) -> Box:
     """Return the rectangle that a label takes at a place."""
     width = len(label.text) * _LETTER[label.size]
     left = spot.x - {"left": 0.0, "center": width / 2, "right": width}[spot.anchor]
-    return Box(left, spot.y - _LINE / 2, left + width, spot.y + _LINE / 2)
+    return Box(left, spot.y - LINE / 2, left + width, spot.y + LINE / 2)
 
 
 def placed(labels: list[Label], width: float, height: float, obstacles: tuple[Box, ...] = ()) -> list[Spot]:

@@ -150,6 +150,8 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
     """Return the labels of peak, failed request and capacity; they overlap neither each other nor the border."""
     labels: list[Label] = []
     lines_here = [Box(x - 2, 0, x + 2, plot.height) for x in map(plot.x, failed_rows(plot))]
+    # The reserved bytes may be that high anywhere.
+    lines_here.append(Box(0, plot.y(heights.highest) - 1, plot.width, plot.y(heights.highest) + 1))
     if plot.first <= heights.row <= plot.last and heights.allocated:
         # Above the height of its marker, where no area is.
         x, y = plot.x(heights.row), plot.y(heights.allocated) - 9
@@ -157,13 +159,15 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
         labels.append(Label(f"peak {size_text(heights.allocated)}", beside, 12))
     for row in failed_rows(plot):
         x, lines = plot.x(row), [10.0 + 16 * number for number in range(4)]
-        spots = tuple(Spot(x + side, y, anchor) for y in lines for side, anchor in ((5, "left"), (-5, "right")))
+        # In a narrow plot neither side of the line has room.
+        ends = ((x + 5, "left"), (x - 5, "right"), (plot.width - 2, "right"), (2.0, "left"))
+        spots = tuple(Spot(at, y, anchor) for y in lines for at, anchor in ends)
         is_last = row == failed_request(plot.tape)
         lead = ("stops here" if row + 1 < len(plot.tape) else "out of memory") if is_last else "caught out of memory"
         labels.append(Label(f"{lead}: {size_text(int(plot.tape.size[row]))} requested", spots, 12))
     if heights.capacity_text:
         at = 0.0 if heights.capacity is None else plot.y(heights.capacity)
-        lines = [10.0, 26.0, 42.0, 58.0] if heights.capacity is None else [at - 10, at + 10]
+        lines = [10.0, 26.0, 42.0, 58.0] if heights.capacity is None else [at - 10, at + 10, at + 26, at + 42]
         sides = ((plot.width - 4, "right"), (4.0, "left"), (plot.width / 2, "center"))
         labels.append(Label(heights.capacity_text, tuple(Spot(x, y, anchor) for y in lines for x, anchor in sides)))
     return [

@@ -70,10 +70,21 @@ def form(sentences: Sequence[str], *parts: str) -> str:
     >>> form(["Fits", "a < b"], "<hr>")
     '<div><p style="margin:0 0 0.3em"><b>Fits</b></p><p style="margin:0 0 0.3em">a &lt; b</p><hr></div>'
     """
-    lines = [html.escape(sentence) for sentence in sentences]
-    lines[:1] = [f"<b>{line}</b>" for line in lines[:1]]
-    paragraphs = [f'<p style="margin:0 0 0.3em">{line}</p>' for line in lines]
-    return f"<div>{''.join((*paragraphs, *parts))}</div>"
+    first = [_paragraph(f"<b>{html.escape(sentence)}</b>") for sentence in sentences[:1]]
+    return f"<div>{''.join((*first, paragraphs(sentences[1:]), *parts))}</div>"
+
+
+def paragraphs(sentences: Sequence[str]) -> str:
+    """Return sentences as paragraphs.
+
+    >>> paragraphs(["a < b"])
+    '<p style="margin:0 0 0.3em">a &lt; b</p>'
+    """
+    return "".join(_paragraph(html.escape(sentence)) for sentence in sentences)
+
+
+def _paragraph(content: str) -> str:
+    return f'<p style="margin:0 0 0.3em">{content}</p>'
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

@@ -46,7 +46,7 @@ def cursor_text(tape: Tape, row: int) -> str:
     >>> tape = Tape.from_columns({"address": [0], "size": [2048], "step": [1], "phase": [Phase.FORWARD]},
     ...                          meta=Meta(Source.MEASURED, "cpu"))
     >>> cursor_text(tape, 0)
-    'At the peak · event 0 · step 1, forward · 2.00 KiB allocated'
+    'At the peak · 2.00 KiB allocated · step 1, forward · event 0'
     """
     if row < 0:
         return "No memory was allocated."
@@ -60,7 +60,7 @@ def cursor_text(tape: Tape, row: int) -> str:
         position += f" of {tape.modules[module]}"
     allocated = size_text(int(curves.curve(tape, "allocated")[row]))
     peak = "At the peak · " if row == curves.peak(tape)[1] else ""
-    return f"{peak}event {row:,} · {position} · {allocated} allocated"
+    return f"{peak}{allocated} allocated · {position} · event {row:,}"
 
 
 def layer_tree(rows: tuple[LayerRow, ...]) -> dict[str, Any]:

@@ -101,6 +101,7 @@ def _row(knob: Knob, state: State) -> dict[str, Any]:
         "value": knob.text(state.knobs) if knob.kind == "text" else "",
         "written": written_text(knob),
         "unit": knob.unit,
+        "unit_of_one": knob.unit_of_one or knob.unit,
         "changed": knob.is_changed(state.knobs),
         "group": knob.group,
         "primary": knob.is_primary,

@@ -33,6 +33,8 @@ class Knob:
     value_of: Callable[[Knobs], Any]
     options_of: Callable[[Knobs], list[Option]] = lambda knobs: []
     unit: str = ""
+    unit_of_one: str = ""
+    """The unit behind a 1, `unit` if empty."""
     is_primary: bool = False
     groups: tuple[tuple[int, str], ...] = ()
     """First position and title of each group of options."""

@@ -92,6 +92,7 @@ def live_knob_table() -> list[Knob]:
         lambda knobs: knobs.accumulation or 1,
         lambda knobs: numbers(2**power for power in range(6)),
         unit="micro-batches",
+        unit_of_one="micro-batch",
         is_primary=True,
     )
     layers = [knob for knob in _layer_knobs() if knob.name == CHOSEN_LAYERS]
@@ -186,6 +187,7 @@ def batch_knobs(step: Step) -> list[Knob]:
             lambda knobs: knobs.batch or own,
             lambda knobs: batches,
             unit="samples",
+            unit_of_one="sample",
             is_primary=True,
         ),
         Knob(
@@ -198,6 +200,7 @@ def batch_knobs(step: Step) -> list[Knob]:
             lambda knobs: knobs.accumulation or 1,
             divisors,
             unit="micro-batches",
+            unit_of_one="micro-batch",
             is_primary=True,
         ),
     ]

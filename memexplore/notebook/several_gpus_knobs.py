@@ -18,6 +18,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 def several_gpus_knobs() -> list[Knob]:
     """Return the controls; the batch is then that of each GPU."""
     strategies = {Strategy.AS_WRITTEN: "as written", **STRATEGY_NAMES}
+    strategies[Strategy.FSDP2_NO_RESHARD] = "FSDP2, no resharding"  # as wide as the control
     precisions = {one: one.value for one in FsdpPrecision}
     offloads = {one: one.value for one in FsdpOffload}
     return [
@@ -31,6 +32,7 @@ def several_gpus_knobs() -> list[Knob]:
             lambda knobs: knobs.gpus or 1,
             lambda knobs: numbers(_COUNTS),
             unit="GPUs, each with this batch",
+            unit_of_one="GPU",
         ),
         _choice("strategy", "Strategy", strategies),
         Knob(
@@ -43,6 +45,7 @@ def several_gpus_knobs() -> list[Knob]:
             lambda knobs: knobs.tensor_parallel or 1,
             lambda knobs: numbers(size for size in _COUNTS if (knobs.gpus or 1) % size == 0),
             unit="GPUs",
+            unit_of_one="GPU, which has whole layers",
         ),
         _choice("fsdp_precision", "Precision of FSDP2", precisions),
         _choice("fsdp_offload", "Offload of FSDP2", offloads),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 from memexplore.analysis import curves
 from memexplore.figures import bands
 from memexplore.figures.hover import hover_texts
+from memexplore.figures.labels import Box, box_of
 from memexplore.figures.palette import COLOURS, Theme, byte_ticks, event_ticks, text_colour
 from memexplore.figures.positions import XChoice, equal_steps, positions
+from memexplore.figures.scale import scale
 from memexplore.figures.timeline import outline_trace, timeline, timeline_arrays
-from memexplore.figures.timeline_layout import window_layout
+from memexplore.figures.timeline_layout import Plot, plot_labels, window_layout, window_rows
 from memexplore.tape import Action, Category, Phase, Source
-from tests.sample_tapes import GIB, big_tape, oom_tape, small_tape, training_tape
+from tests.sample_tapes import GIB, big_tape, oom_tape, small_tape, training_tape, unwound_tape
 
 NAMES = [kind.text for kind in Category]
 
@@ -173,6 +176,40 @@ def test_capacity_far_above_the_peak_is_only_a_label():
 
 def test_out_of_memory_has_a_label():
     assert "<b>out of memory: 2.00 GiB requested</b>" in texts(window_layout(oom_tape()))
+
+
+@pytest.mark.parametrize("width", [400, 640, 1200])
+def test_label_of_a_failed_request_lies_inside_the_plot(width):
+    layout = window_layout(unwound_tape(), width=width)
+    note = next(note for note in layout["annotations"] if "requested" in note["text"])
+    # A letter of size 12 is 7.3 pixels wide. With margins of 76 and 24 pixels, 400 leave 300: less than twice the text.
+    length = len(note["text"].removeprefix("<b>").removesuffix("</b>")) * 7.3
+    left = note["xshift"] - {"left": 0, "right": length}[note["xanchor"]]
+    assert 0 <= left <= width - 76 - 24 - length
+
+
+@pytest.mark.parametrize(("share", "is_above"), [(2.0, True), (0.962, False)])
+def test_capacity_label_is_not_on_the_line_of_reserved_bytes(share, is_above):
+    # An axis of 316 pixels ends at 1.2 times the higher line. 0.962 of the reserved bytes are (1 - 0.962) / 1.2 * 316
+    # = 10 pixels below them: above the line of the capacity, the label would lie on that of the reserved bytes.
+    tape = training_tape()
+    reserved = curves.peak(tape, "reserved")[0]
+    tape = dataclasses.replace(tape, meta=tape.meta._replace(capacity=int(share * reserved)))
+    note = next(note for note in window_layout(tape)["annotations"] if note["text"].startswith("capacity"))
+    assert note["yshift"] == pytest.approx(10 if is_above else -10)
+
+
+def test_capacity_label_has_a_place_of_its_own_in_a_narrow_plot():
+    # As above, on an axis of 140 pixels, where the failed request takes the place below the line of the capacity.
+    tape = unwound_tape()
+    reserved = curves.peak(tape, "reserved")[0]
+    tape = dataclasses.replace(tape, meta=tape.meta._replace(capacity=int(0.962 * reserved)))
+    heights = scale(tape)
+    plot = Plot(tape, *window_rows(tape, None), positions(tape), 270, 140, heights.ceiling * 1.2)
+    boxes = [box_of(placed.label, placed.spot) for placed in plot_labels(plot, heights)]
+    boxes.append(Box(0, plot.y(reserved) - 1, 270, plot.y(reserved) + 1))
+    *others, capacity, line = boxes
+    assert [capacity.overlap(box) for box in (*others, line)] == [0.0] * len(boxes[1:])
 
 
 def test_axis_title_names_the_source():

@@ -14,7 +14,16 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from memexplore.notebook import memoom, profile
+from tests import programs
 from tests.notebook.magics_shell import Shell
+
+
+@pytest.fixture
+def forked_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Kernels named python3 are forked from a process that has imported torch."""
+    if programs.IS_SUPPORTED:
+        programs.specify_kernel(tmp_path / "kernels")
+        monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from memexplore.postmortem.cause import Cause
 from memexplore.postmortem.failed_step import FailedStep
 from memexplore.postmortem.value import PostMortem
 from memexplore.steps import trial
-from memexplore.tape import Tape
 from tests.notebook.magics_shell import Shell
 
 MIB = 1 << 20
@@ -66,7 +65,7 @@ def test_profiled_cell_shows_one_post_mortem(shell: Shell, found: list[PostMorte
     (post_mortem,) = found
     assert post_mortem.request is not None
     assert post_mortem.request.size == 300 * MIB
-    assert isinstance(shell["tape"], Tape)
+    assert isinstance(shell["tape"], memexplore.Tape)
 
 
 def test_profiled_statement_shows_one_post_mortem(on_gpu: Shell, found: list[PostMortem]) -> None:
@@ -157,14 +156,15 @@ def test_post_mortem_keeps_no_memory(on_gpu: Shell, found: list[PostMortem]) -> 
     assert torch.cuda.memory_allocated() == 0
 
 
-def test_last_post_mortem_is_saved(on_gpu: Shell, tmp_path: Path) -> None:
+def test_last_post_mortem_is_saved(on_gpu: Shell, found: list[PostMortem], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no post-mortem"):
         on_gpu.run(f"%memoom save {tmp_path / 'page.html'}").raise_error()
     on_gpu.run(HELD_BY_FRAME)
     for name in ("page.html", "tape.parquet", "snapshot.pickle"):
         on_gpu.run(f"%memoom save {tmp_path / name}").raise_error()
     assert "Post-mortem" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert Tape.load(tmp_path / "tape.parquet").equals(Tape.load(tmp_path / "tape.parquet"))
+    assert memexplore.Tape.load(tmp_path / "tape.parquet").equals(found[0].tape)
+    assert memexplore.load(tmp_path / "snapshot.pickle")[0].peak()[0] == found[0].tape.peak()[0]
     with pytest.raises(UsageError, match="ending"):
         on_gpu.run("%memoom save page.pdf").raise_error()
 

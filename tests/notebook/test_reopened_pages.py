@@ -59,7 +59,7 @@ class Page:
 
 
 @pytest.fixture
-def kernel() -> Iterator[KernelManager]:
+def kernel(forked_kernel: None) -> Iterator[KernelManager]:
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})
     yield manager

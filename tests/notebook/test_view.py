@@ -124,8 +124,8 @@ def test_saved_state_is_small() -> None:
 
 
 def test_cursor_text() -> None:
-    assert cursor_text(small_tape(), 3) == "event 3 · step 1, forward of fc · 700 B allocated"
-    assert cursor_text(small_tape(), PEAK_ROW) == "At the peak · event 4 · step 1, forward of Net · 750 B allocated"
+    assert cursor_text(small_tape(), 3) == "700 B allocated · step 1, forward of fc · event 3"
+    assert cursor_text(small_tape(), PEAK_ROW) == "At the peak · 750 B allocated · step 1, forward of Net · event 4"
     assert cursor_text(Tape.from_columns({}, meta=CPU), -1) == "No memory was allocated."
 
 

@@ -65,9 +65,10 @@ export class Changes {
 }
 
 /**
- * Return the changes of the peak against the step as written and the pinned setting.
+ * Return the changes of the peak allocated against the step as written and the pinned setting. The headline names
+ * what the step needs, which is more.
  * @param {ExplorerState["against"]} against
  */
 export function comparison({ written, pinned }) {
-  return [written && `vs written ${written}`, pinned && `vs pinned ${pinned}`].filter(Boolean);
+  return [written && `peak vs written ${written}`, pinned && `vs pinned ${pinned}`].filter(Boolean);
 }

@@ -7,11 +7,19 @@ import { element, uniqueId } from "./dom.js";
 
 /**
  * Return the value of a knob as a screen reader says it: "64 samples", not "6".
- * @param {Pick<KnobRow, "options" | "unit">} knob
+ * @param {Pick<KnobRow, "options" | "unit" | "unit_of_one">} knob
  * @param {number} index
  */
-export function valueText({ options, unit }, index) {
-  return [options[index] ?? "", unit].filter(Boolean).join(" ");
+export function valueText({ options, ...units }, index) {
+  return withUnit(options[index] ?? "", units);
+}
+
+/**
+ * @param {string} text
+ * @param {Pick<KnobRow, "unit" | "unit_of_one">} units
+ */
+function withUnit(text, { unit, unit_of_one }) {
+  return [text, text === "1" ? unit_of_one : unit].filter(Boolean).join(" ");
 }
 
 export class Knob {
@@ -121,7 +129,7 @@ export class Knob {
       if (control.value !== row.value) control.value = row.value;
     }
     control.disabled = row.disabled !== "";
-    const written = row.written && `As written: ${[row.written, row.unit].filter(Boolean).join(" ")}`;
+    const written = row.written && `As written: ${withUnit(row.written, row)}`;
     this.root.title = row.disabled || written;
     this.root.classList.toggle("memexplore-is-changed", row.changed);
     this.note.textContent = [row.changed && "Changed.", row.disabled, written].filter(Boolean).join(" ");

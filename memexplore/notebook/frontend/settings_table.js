@@ -38,7 +38,8 @@ function settingsRow({ cells: [setting, ...others], current, hint, mark, copy },
   const line = element("tr", "row");
   if (current) line.setAttribute("aria-current", "true");
   if (hint) line.title = hint;
-  const button = element("button", "pick", typeof setting === "string" ? setting : setting.text);
+  const button = element("button", "pick");
+  button.append(...breakable(typeof setting === "string" ? setting : setting.text));
   button.type = "button";
   button.addEventListener("click", () => onClick(button.textContent ?? ""));
   const first = element("td", "setting");
@@ -48,6 +49,14 @@ function settingsRow({ cells: [setting, ...others], current, hint, mark, copy },
   if (copy) first.append(copyButton("copy", copy));
   line.append(first, ...others.map((cell, column) => valueCell(cell, isRight(column + 1))));
   return line;
+}
+
+/**
+ * Return a text whose long names, such as `expandable_segments:True`, may go on in the next line, in a narrow table.
+ * @param {string} text
+ */
+function breakable(text) {
+  return text.split(/(?<=[_:.])/).flatMap((part, number) => (number ? [element("wbr"), part] : [part]));
 }
 
 /**

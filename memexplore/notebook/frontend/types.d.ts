@@ -397,6 +397,8 @@ export interface KnobRow {
   written: string;
   /** Unit of the positions, as "samples"; for screen readers: "64 samples". */
   unit: string;
+  /** Unit behind a 1: "1 sample". */
+  unit_of_one: string;
   changed: boolean;
   /** Why the knob cannot be set, empty if it can. */
   disabled: string;

@@ -11,9 +11,11 @@ import { buttonAfterKey } from "../../../memexplore/notebook/frontend/toolbar.js
 import { appliedTitle, barShares, problemText } from "../../../memexplore/notebook/frontend/verdict.js";
 
 test("a slider says its value with the unit", () => {
-  assert.equal(valueText({ options: ["32", "64"], unit: "samples" }, 1), "64 samples");
-  assert.equal(valueText({ options: ["off", "on"], unit: "" }, 0), "off");
-  assert.equal(valueText({ options: [], unit: "" }, -1), "");
+  const samples = { options: ["1", "64"], unit: "samples", unit_of_one: "sample" };
+  assert.equal(valueText(samples, 1), "64 samples");
+  assert.equal(valueText(samples, 0), "1 sample");
+  assert.equal(valueText({ options: ["off", "on"], unit: "", unit_of_one: "" }, 0), "off");
+  assert.equal(valueText({ options: [], unit: "", unit_of_one: "" }, -1), "");
 });
 
 test("why a request failed stays beside why a setting was not applied", () => {
@@ -24,8 +26,8 @@ test("why a request failed stays beside why a setting was not applied", () => {
 });
 
 test("changes are given against the step as written and the pinned setting", () => {
-  assert.deepEqual(comparison({ written: "−47 %", pinned: "−12 %" }), ["vs written −47 %", "vs pinned −12 %"]);
-  assert.deepEqual(comparison({ written: "−47 %", pinned: "" }), ["vs written −47 %"]);
+  assert.deepEqual(comparison({ written: "−47 %", pinned: "−12 %" }), ["peak vs written −47 %", "vs pinned −12 %"]);
+  assert.deepEqual(comparison({ written: "−47 %", pinned: "" }), ["peak vs written −47 %"]);
   assert.deepEqual(comparison({ written: "", pinned: "" }), []);
 });
 
