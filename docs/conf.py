@@ -11,10 +11,12 @@ import memexplore  # noqa: E402
 project, author, copyright = "memexplore", "the authors of memexplore", "the authors of memexplore"
 version = release = memexplore.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_site", "_doctrees", "_pages"]
+exclude_patterns = ["_site", "_doctrees", "_pages", "jupyter_execute", "styles"]
 html_theme = "furo"
 html_title = f"memexplore {version}"
 html_extra_path = ["_pages"]
+html_static_path = ["styles"]
+html_css_files = ["tables.css"]
 html_show_sourcelink = False
 # Single backticks in docstrings are code, as in Markdown.
 default_role = "code"
