@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.forkserver
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests.layout import depends_on_torch
+
+# Before torch is imported, here and in the processes that tests start: with more threads than free processors, each
+# parallel op waits until its threads are scheduled, which makes small ops ten times as slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes depends on the machine. The rest is as Hypothesis has it, here and in CI.
 hypothesis.settings.register_profile("memexplore", parent=hypothesis.settings(), deadline=None)
@@ -40,42 +48,77 @@ class _ByFile(LoadFileScheduling):
         return "tests/browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
 
 
-# --- browser tests run while no other test does ---------------------------------------------------------------------
+# --- other tests give way to browser tests ---------------------------------------------------------------------------
 
-_LOCKS = "MEMEXPLORE_TEST_LOCKS"
+_SHARED = "MEMEXPLORE_TEST_FOLDER"
+_NICE = 19
+"""A process of this niceness gets a processor that no other process wants."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder of the locks, which the processes of pytest-xdist inherit in their environment."""
+    """Make a folder that the processes of pytest-xdist find in their environment."""
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="memexplore-tests-")
         config.add_cleanup(folder.cleanup)
-        os.environ[_LOCKS] = folder.name
+        os.environ[_SHARED] = folder.name
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run a browser test while no other test runs: its server, kernel and browser need all processors."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Run other tests at the lowest priority while browser tests run, which measure and wait in real time."""
     if not hasattr(item.config, "workerinput") or sys.platform == "win32":
         return (yield)
-    with _lock(alone=item.get_closest_marker("browser") is not None):
+    is_browser_running = Path(os.environ[_SHARED]) / "browser"
+    if _is_browser(item):
+        is_browser_running.touch()
+    else:
+        _set_priority(_NICE if is_browser_running.exists() else 0)
+    try:
         return (yield)
+    finally:
+        if _is_browser(item) and not _is_browser(nextitem):
+            is_browser_running.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _lock(alone: bool) -> Iterator[None]:
-    """Hold the lock of this run of pytest, alone or with other processes.
+def _is_browser(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("browser") is not None
 
-    A process that waits to be alone holds the gate, so that the others begin no further test.
+
+def _set_priority(nice: int) -> None:
+    """Set the niceness of all threads of this process and of what they start; without root it cannot fall again."""
+    threads = Path("/proc/self/task")
+    for thread in (int(each.name) for each in threads.iterdir()) if threads.is_dir() else (0,):
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            if os.getpriority(os.PRIO_PROCESS, thread) != nice:
+                os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+# --- workers that are forked ------------------------------------------------------------------------------------------
+
+_FRESH = {"tests/search/test_lanes.py", "tests/search/test_workers.py"}
+"""Test files in which memexplore starts its processes as it does for users."""
+_PRELOADED = ["torch._dynamo.config", "memexplore.search.workers"]
+_ENVIRONMENT = dict(os.environ)
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork memexplore's processes from one that has imported torch, which takes a new one some seconds.
+
+    Not with `monkeypatch`, which would then be undone after all other fixtures of the test.
     """
-    import fcntl
+    workers = sys.modules.get("memexplore.search.workers")
+    if workers is None or sys.platform != "linux" or request.node.nodeid.partition("::")[0] in _FRESH:
+        yield
+        return
 
-    folder = Path(os.environ[_LOCKS])
-    with open(folder / "gate", "w") as gate, open(folder / "lock", "w") as lock:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        if not alone:
-            fcntl.flock(gate, fcntl.LOCK_UN)
+    def start(process: Any) -> Any:
+        with mock.patch.dict(os.environ, _ENVIRONMENT, clear=True):  # not that of the first test that comes here
+            multiprocessing.set_forkserver_preload(_PRELOADED)
+            multiprocessing.forkserver.ensure_running()
+        return workers.start_without_script(multiprocessing.context.ForkServerProcess, process)
+
+    with mock.patch.object(workers._Process, "_Popen", staticmethod(start)):
         yield
 
 
@@ -103,4 +146,6 @@ def _modes() -> tuple[object, ...] | None:
     if torch is None or not hasattr(torch, "is_autocast_enabled"):
         return None
     autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return autocast, torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_float32_matmul_precision()
+    virtual = sys.modules.get("memexplore.virtual_gpu.tensors.tensor")
+    gpu = None if virtual is None else virtual.DeviceState.gpu_name
+    return autocast, torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_float32_matmul_precision(), gpu

@@ -10,8 +10,8 @@ from pathlib import Path
 from memexplore.torch_internals import check
 
 LEAVES = {leaf for row in check.internals() if (leaf := row.name.rpartition(".")[2]).startswith("_")}
-NOT_TORCH = {"_replace", "_fields", "_asdict", "_getframe", "_current_frames", "_processes"}
-"""Names of namedtuples, of `sys` and of `concurrent.futures`."""
+NOT_TORCH = {"_replace", "_fields", "_asdict", "_getframe", "_current_frames", "_processes", "_thread"}
+"""Names of namedtuples, of `sys` and of `concurrent.futures`, and a documented module."""
 OPERATORS = ("_aten.", "aten.", "torch.ops.")
 
 
@@ -47,7 +47,8 @@ def _on_self(node: ast.Attribute) -> bool:
 
 def _names(node: ast.AST, own: set[str], on_self: set[str]) -> Iterator[str]:
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names if any(map(_private, alias.name.split("."))))
+        names = [alias.name for alias in node.names if alias.name not in NOT_TORCH]
+        yield from (name for name in names if any(map(_private, name.split("."))))
     elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
         names = [f"{node.module}.{alias.name}" for alias in node.names]
         yield from (name for name in names if any(map(_private, name.split("."))))

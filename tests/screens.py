@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,14 @@ class Terminal:
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TERM": "xterm-256color", "PYTHONPATH": root}
         for name in ("COLUMNS", "LINES"):  # they count more than the size of the terminal
             environment.pop(name, None)
-        self.process = subprocess.Popen(
-            command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True, **options
-        )
+        # A shell ignores Ctrl-C in what it starts in the background, such as this test run, and so would the program.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True, **options
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         os.close(other)
 
     def resize(self, columns: int, rows: int) -> None:
@@ -61,11 +66,15 @@ class Terminal:
         return True
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Read until the screen has a text."""
+        """Read until the screen has a text; the rows below it may still be empty, as a read may end within a frame."""
+        self.wait_until(lambda lines: text in "\n".join(lines), seconds)
+
+    def wait_until(self, condition: Callable[[list[str]], bool], seconds: float = 60) -> None:
+        """Read until a condition on the rows of the screen holds."""
         end = time.monotonic() + seconds
-        while text not in "\n".join(self.lines()):
+        while not condition(self.lines()):
             if not self.read() or time.monotonic() > end:
-                assert text in "\n".join(self.lines()), "\n".join(self.lines())
+                assert condition(self.lines()), "\n".join(self.lines())
 
     def wait(self, seconds: float = 60) -> int:
         """Read to the end of the program, and return its exit status."""

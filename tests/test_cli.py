@@ -9,6 +9,7 @@ import pytest
 
 from memexplore import script
 from memexplore.tape import Tape
+from tests import programs
 
 FITTING = """
 import sys
@@ -28,8 +29,10 @@ second = torch.empty(2**40, dtype=torch.uint8, device="cuda")
 
 
 def memexplore(*arguments, cwd=None, env=None, **keywords):
+    # Some variables are read when Python starts.
+    fresh = [sys.executable, "-m", "memexplore.cli", *map(str, arguments)]
     return subprocess.run(
-        [sys.executable, "-m", "memexplore.cli", *map(str, arguments)],
+        fresh if env else programs.command("memexplore.cli", *arguments),
         cwd=cwd,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (env or {}),
         capture_output=True,
@@ -244,6 +247,11 @@ def test_gpus_with_a_wrong_release_is_status_2():
 
 def test_gpus_does_not_import_torch():
     code = "import sys; from memexplore.cli import main; main(['gpus']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_command_imports_neither_torch_nor_pandas_before_it_needs_them():
+    code = "import sys; from memexplore.cli import main; sys.exit(bool({'torch', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 

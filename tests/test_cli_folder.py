@@ -33,8 +33,8 @@ def test_a_run_is_followed_to_its_end(tmp_path):
         running.add(row(3, 40))
         running.flush()
         screen.wait_for("● step 3 · ")
-        assert sum("Peak allocated" in line for line in screen.lines()) == 1
-        assert any(line.startswith("peak rose   3  40.0 MiB  larger batch") for line in screen.lines())
+        screen.wait_until(lambda lines: sum("Peak allocated" in line for line in lines) == 1)
+        screen.wait_for("\npeak rose   3  40.0 MiB  larger batch")
         assert screen.process.poll() is None
         running.describe("ended", "")
         assert screen.wait() == 0
@@ -65,8 +65,12 @@ def test_ranks_are_followed_with_the_worst_first(tmp_path):
         )
         writers[0].describe("failed", "RuntimeError: connection closed by peer")
         screen.wait_for("3 ranks · 2 ended with an error, first rank 2: OutOfMemoryError")
-        rows = [line.split()[:2] for line in screen.lines() if line.startswith("   ")]
-        assert rows[:3] == [["2", "failed"], ["0", "failed"], ["1", "watching"]]
+        screen.wait_until(
+            lambda lines: (
+                [line.split()[:2] for line in lines if line.startswith("   ")][:3]
+                == [["2", "failed"], ["0", "failed"], ["1", "watching"]]
+            )
+        )
         writers[1].describe("ended", "")
         assert screen.wait() == 0
 

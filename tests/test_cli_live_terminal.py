@@ -23,6 +23,10 @@ def below_the_rule(screen):
     return lines[:rule], lines[rule + 1 :]
 
 
+def states(lines):
+    return [line for line in lines if line.startswith("● step ")]
+
+
 def test_a_terminal_shows_the_run_below_the_output(write):  # noqa: F811
     path = write(PRINTING)
     with terminal("run", path, "--live", "--gpu", "T4", cwd=path.parent) as screen:
@@ -44,13 +48,7 @@ def test_the_steps_move_in_place(write):  # noqa: F811
     with terminal("run", path, "--live", "--gpu", "T4") as screen:
         screen.wait_for("Peak allocated")
         first = below_the_rule(screen)[1][0]
-        for _ in range(100):
-            screen.read(0.1)
-            rows = [line for line in screen.lines() if line.startswith("● step ")]
-            if rows != [first]:
-                break
-        assert len(rows) == 1
-        assert rows != [first]
+        screen.wait_until(lambda lines: len(steps := states(lines)) == 1 and steps != [first])
 
 
 def test_a_progress_bar_stays_on_its_line(write):  # noqa: F811
@@ -64,7 +62,7 @@ def test_a_progress_bar_stays_on_its_line(write):  # noqa: F811
     with terminal("run", path, "--live", "--gpu", "T4") as screen:
         screen.wait_for("Peak allocated")
         screen.read(1.0)
-        assert sum("it/s" in line for line in screen.lines()) == 1
+        screen.wait_until(lambda lines: sum("it/s" in line for line in lines) == 1)
         assert screen.wait() == 0
         bars = [line for line in screen.everything() if "60/60" in line]
         assert len(bars) == 1
@@ -114,10 +112,9 @@ def test_a_killed_program_gives_the_terminal_back(write, number):  # noqa: F811
         assert screen.screen.margins is not None
         screen.process.send_signal(number)
         assert screen.process.wait(10) == -number
-        screen.read(2.0)
-        # The whole screen scrolls again, the rows are empty, and a prompt comes where the output of the program ended.
-        assert screen.screen.margins is None
-        assert not any("Peak allocated" in line for line in screen.lines())
+        screen.wait_until(lambda _: screen.screen.margins is None)
+        # The rows are empty, and a prompt comes where the output of the program ended.
+        screen.wait_until(lambda lines: not any("Peak allocated" in line for line in lines))
         assert screen.screen.cursor.y < 4
 
 

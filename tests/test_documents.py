@@ -10,18 +10,9 @@ import sys
 
 import pytest
 
+from tests import programs
 from tests.documents import PAGES, REPOSITORY, Kind, blocks_of, languages_of
 
-_RUN_CELLS = """
-import json, sys
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-for line, code in json.load(open(sys.argv[1])):
-    result = shell.run_cell(code, store_history=True)
-    error = result.error_before_exec or result.error_in_exec
-    if error is not None:
-        sys.exit(f"line {line}: {type(error).__name__}: {error}")
-"""
 WITH_CODE = [page for page in PAGES if any(True for _ in blocks_of(page))]
 
 
@@ -42,7 +33,7 @@ def test_snippets_run(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
             (tmp_path / block.name).write_text(block.code)
     cells = [(block.line, block.code) for block in blocks if block.kind is Kind.CELL]
     (tmp_path / "cells.json").write_text(json.dumps(cells))
-    words = [sys.executable, "-c", _RUN_CELLS, "cells.json"]
+    words = programs.command("tests.run_cells", "cells.json")
     ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout[-1000:]
     for block in blocks:

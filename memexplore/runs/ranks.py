@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memexplore.analysis.difference import Difference, diff
 from memexplore.runs.descriptions import DIED, About, about
 from memexplore.runs.rows import StepRow
 from memexplore.tape import Tape
@@ -21,6 +20,8 @@ from memexplore.units import difference_text, size_text
 
 if TYPE_CHECKING:
     import pandas
+
+    from memexplore.analysis.difference import Difference
 
 _RANK = re.compile(r"rank=([0-9]{1,7})")
 _STEPS = re.compile(r"steps-([0-9]{1,15})-([0-9]{1,15})\.parquet")
@@ -174,6 +175,9 @@ class Ranks:
 
     def difference(self) -> Difference:
         """Return what differs between the peaks of the worst and of the typical rank (`memexplore.diff`)."""
+        # With pandas, which only few commands need.
+        from memexplore.analysis.difference import diff
+
         return diff(self.tape(self.typical), self.tape(self.worst))
 
     @property

@@ -1,14 +1,14 @@
-"""One JupyterLab and one Chromium for all browser tests; a browser tab and a kernel for each test.
+"""One JupyterLab and one Chromium for all browser tests, and a notebook and a kernel for each test.
 
-Both end with this folder: playwright keeps an event loop running, and later tests need their own.
+All end with this folder: playwright keeps an event loop running, and later tests need their own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import socket
@@ -18,19 +18,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import nbformat
 import pytest
 
+from tests import programs
 from tests.browser.explored import SET_UP
+from tests.browser.lab import Kernels, Lab
+from tests.browser.pages import MARK_AS_FIRST, Pages
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # A kernel before ipykernel 7.4.0 may never read one of its first requests (ipykernel issue 1554).
 UNANSWERED_MS = 20_000
-PACKAGES = "ipywidgets", "pandas", "plotly.graph_objects", "torch._dynamo"
-"""What a kernel imports when it starts, without leaving a name. Fake tensors need `torch._dynamo`."""
 
 
 def need(condition: bool, reason: str) -> None:
@@ -42,75 +42,6 @@ def need(condition: bool, reason: str) -> None:
 def python_path(*folders: pathlib.Path) -> str:
     """A PYTHONPATH with these folders before those that it has."""
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-@dataclasses.dataclass(frozen=True)
-class Lab:
-    """A running JupyterLab."""
-
-    url: str
-    token: str
-    root: pathlib.Path
-    kernels: pathlib.Path
-    """Folder for kernel specifications, which may be added while the server runs."""
-    settings: pathlib.Path
-    """Folder of the user's settings."""
-
-    def end_kernel(self, notebook: str) -> None:
-        """Shut down the kernel of a notebook, if it has one."""
-        with self._request("GET", "sessions") as answer:
-            sessions = json.load(answer)
-        for session in sessions:
-            if session["path"] == notebook:
-                self._request("DELETE", f"sessions/{session['id']}").close()
-
-    def start_kernel(self) -> str:
-        """Start a kernel that no notebook has yet; return its number."""
-        with self._request("POST", "kernels", {"name": "python3"}) as answer:
-            return str(json.load(answer)["id"])
-
-    def give_kernel(self, kernel: str, notebook: str) -> None:
-        """Let a notebook use a kernel when it is opened."""
-        session = {"path": notebook, "name": notebook, "type": "notebook", "kernel": {"id": kernel}}
-        self._request("POST", "sessions", session).close()
-
-    def _request(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
-        headers = {"Authorization": f"token {self.token}"}
-        body = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers, data=body)
-        return urllib.request.urlopen(request, timeout=60)
-
-
-class Kernels:
-    """A kernel for each notebook: the next one starts while a test runs, and the one before ends meanwhile."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._lab = lab
-        self._next: str | None = None
-        self._thread = ThreadPoolExecutor(1)
-        self._ending: list[Future[None]] = []
-
-    def prepare(self) -> None:
-        """Start the kernel of the next notebook."""
-        if self._next is None:
-            self._next = self._lab.start_kernel()
-
-    def give(self, notebook: str) -> None:
-        """Let a notebook use the kernel that was started for it."""
-        self.prepare()
-        assert self._next is not None
-        self._lab.give_kernel(self._next, notebook)
-        self._next = None
-
-    def end(self, notebook: str) -> None:
-        """Shut down the kernel of a notebook without waiting for its end."""
-        self._ending.append(self._thread.submit(self._lab.end_kernel, notebook))
-
-    def close(self) -> None:
-        """Wait for the kernels that end, and raise their errors; the server ends the one for the next notebook."""
-        self._thread.shutdown()
-        for ending in self._ending:
-            ending.result()
 
 
 @pytest.fixture(scope="package")
@@ -130,7 +61,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     (base / "root").mkdir()
     startup = base / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    (startup / "packages.py").write_text(f"[__import__(name) for name in {PACKAGES}]")
+    (startup / "packages.py").write_text(f"[__import__(name) for name in {programs.KERNEL}]")
+    kernels = base / "share" / "kernels"
+    forks = fork_kernels(base, environment, kernels) if programs.IS_SUPPORTED else None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -153,10 +86,31 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 time.sleep(0.1)
         else:
             pytest.fail(f"JupyterLab did not start:\n{log.read_text()}")
-        yield Lab(url, token, base / "root", base / "share" / "kernels", base / "settings_dir")
+        yield Lab(url, token, base / "root", kernels, base / "settings_dir")
     finally:
-        server.terminate()
-        server.wait(30)
+        for process in filter(None, [server, forks]):
+            process.terminate()
+            process.wait(30)
+
+
+def fork_kernels(base: pathlib.Path, environment: dict[str, str], kernels: pathlib.Path) -> subprocess.Popen[bytes]:
+    """Start the process that forks the kernels named python3, and specify these; return the process."""
+    path = str(base / "forks")
+    process = programs.serve(path, programs.KERNEL, env=environment, cwd=base)
+    programs.specify_kernel(kernels, path)
+    return process
+
+
+def specify_kernel(kernels: pathlib.Path, name: str, command: list[str], environment: dict[str, str]) -> None:
+    """Write the specification of a kernel that is started by a command followed by its connection file."""
+    specification = {
+        "argv": [*command, "{connection_file}"],
+        "display_name": name,
+        "language": "python",
+        "env": environment,
+    }
+    (kernels / name).mkdir(parents=True)
+    (kernels / name / "kernel.json").write_text(json.dumps(specification))
 
 
 @pytest.fixture(scope="package")
@@ -197,14 +151,8 @@ def old_kernel(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0
         installed = subprocess.run(pip if has_pip else [*uv, *wanted], capture_output=True, text=True)
         need(installed.returncode == 0, f"ipykernel {version} cannot be installed: {installed.stderr[-500:]}")
-        specification = {
-            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-            "display_name": name,
-            "language": "python",
-            "env": {"PYTHONPATH": python_path(packages, REPOSITORY)},
-        }
-        (lab.kernels / name).mkdir(parents=True)
-        (lab.kernels / name / "kernel.json").write_text(json.dumps(specification))
+        environment = {"PYTHONPATH": python_path(packages, REPOSITORY)}
+        specify_kernel(lab.kernels, name, [sys.executable, "-m", "ipykernel_launcher", "-f"], environment)
         return name
 
     return install
@@ -225,6 +173,14 @@ class Notebook:
         """Load the page and wait for the kernel."""
         self.page.goto(f"{self.lab.url}/lab/tree/{self.name}?token={self.lab.token}&reset")
         self.page.wait_for_function(self.READY, timeout=60_000)
+        return self
+
+    def open_in_page(self) -> Notebook:
+        """Open the notebook in the JupyterLab that the page shows, and wait for the kernel."""
+        self.page.evaluate("name => window.jupyterapp.commands.execute('docmanager:open', { path: name })", self.name)
+        self.page.wait_for_function(
+            f"name => {{ {self.CURRENT} return panel?.context?.path === name && ({self.READY})() }}", arg=self.name
+        )
         return self
 
     def open_with_old_kernel(self) -> Notebook:
@@ -349,18 +305,52 @@ _LATE = "[anywidget] Failed to initialize model."
 a slow machine. A test waits for what its page shows, so a view that never comes fails it all the same."""
 
 
+_OF_CLOSED = re.compile("(Error: )?(Disposed|Canceled future for )")
+"""JupyterLab's errors about requests of a document that an earlier test left open, and that was closed since."""
+
+
+@pytest.fixture(scope="package")
+def pages(chromium: Any) -> Iterator[Pages]:
+    """The pages of the tests."""
+    pages = Pages(chromium)
+    yield pages
+    pages.close()
+
+
+@pytest.fixture
+def own_page() -> None:
+    """Open the notebook of the test in a page that no other test has: it has not loaded plotly.js yet."""
+
+
+_PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note whether a test passed, for its fixtures."""
+    report = yield
+    if report.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
 @pytest.fixture
 def notebook(
-    lab: Lab, kernels: Kernels, chromium: Any, request: pytest.FixtureRequest
+    lab: Lab, kernels: Kernels, pages: Pages, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
-    """A function that opens a notebook of the given cells, or a copy of a notebook file, in its own browser tab."""
+    """A function that opens a notebook of the given cells, or a copy of a notebook file, in the test's page."""
     # JupyterLab keeps the theme that an earlier test has chosen.
     (lab.settings / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings").unlink(missing_ok=True)
-    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
-    page = context.new_page()
-    page.set_default_timeout(60_000)
+    is_own = "own_page" in request.fixturenames
+    page = pages.take(is_fresh=is_own)
     problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)) if str(error) != _LATE else None)
+    is_loaded = page.url.startswith(lab.url)
+
+    def note(error: object) -> None:
+        if str(error) != _LATE and not (is_loaded and _OF_CLOSED.match(str(error))):
+            problems.append(str(error))
+
+    page.on("pageerror", note)
     opened: list[Notebook] = []
 
     def make(*cells: str, file: pathlib.Path | None = None, kernel: str = "python3") -> Notebook:
@@ -373,12 +363,16 @@ def notebook(
         if kernel != "python3":
             return opened[-1].open_with_old_kernel()
         kernels.give(name)
-        opened[-1].open()
+        opened[-1].open_in_page() if is_loaded and len(opened) == 1 else opened[-1].open()
+        if len(opened) == 1:
+            page.evaluate(MARK_AS_FIRST)
         kernels.prepare()
         return opened[-1]
 
     yield make
-    context.close()
+    # JupyterLab rejects the requests of a document that is closed while they wait.
+    page.remove_listener("pageerror", note)
+    pages.give_back(page, is_reusable=request.node.stash.get(_PASSED, False) and not (problems or is_own))
     for book in opened:
         kernels.end(book.name)
     assert not problems, problems

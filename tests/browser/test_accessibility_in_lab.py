@@ -99,7 +99,7 @@ def test_buttons_over_the_timeline_are_one_tab_stop(shown: Any) -> None:
 def test_cursor_and_selection_are_announced(shown: Any) -> None:
     region = shown.page.locator(STATUS)
     shown.run(2)
-    shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent.startsWith('event 1,000 · ')")
+    shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent.endsWith(' · event 1,000')")
     shown.page.locator(".memexplore-layer", has_text="encoder").first.click()
     shown.page.wait_for_function(f"() => document.querySelector('{STATUS}').textContent === 'encoder is highlighted.'")
     # Invisible, but not hidden from screen readers.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.test_view_in_lab import GRAPH, SET_UP, drag
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_page")]
 
 GONE = "() => document.querySelector('p.memexplore-gone').textContent.includes('has ended or was restarted')"
 RANGE = f"() => {{ {GRAPH} return graph._fullLayout.xaxis.range }}"

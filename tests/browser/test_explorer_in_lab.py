@@ -155,7 +155,7 @@ def test_last_value_of_a_fast_slider_stays(explored: Any) -> None:
     # 64, 32, 16, 8, 4, 2, 1
     wait_for(explored, Knobs(batch=1))
     explored.settle()
-    assert knob(explored, "Batch").get_attribute("aria-valuetext") == "1 samples"
+    assert knob(explored, "Batch").get_attribute("aria-valuetext") == "1 sample"
 
 
 def test_a_held_key_is_one_change_that_can_be_undone_and_redone(explored: Any) -> None:
@@ -186,7 +186,7 @@ def test_changes_are_given_against_the_step_as_written_and_the_pinned_setting(ex
         ran(knobs)[1].peak_allocated for knobs in (Knobs(), pinned, pinned.replace(optimizer="SGD"))
     )
     text = page.locator(".memexplore-against").inner_text()
-    assert text == f"vs written {percent_text(now / written)} · vs pinned {percent_text(now / middle)}"
+    assert text == f"peak vs written {percent_text(now / written)} · vs pinned {percent_text(now / middle)}"
     page.locator(".memexplore-change", has_text="Precision").click()
     wait_for(explored, Knobs(optimizer="SGD"), pinned)
 

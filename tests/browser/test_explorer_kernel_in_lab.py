@@ -28,7 +28,7 @@ from memexplore.notebook.explorer import Explorer
 explorer = next(one for one in gc.get_objects() if type(one) is Explorer)
 state = explorer._state
 print(explorer.trial.knobs, state.number == state.drawn_number, len(explorer.history))"""
-KERNELS = ["newest", "6.31.0", "7.3.0"]
+KERNELS = ["newest", "6.29.0", "6.31.0", "7.3.0"]  # 6.29 is the oldest that pyproject.toml permits
 VALUE = "() => document.querySelector('[data-field^=variables] output').textContent"
 
 
@@ -191,6 +191,7 @@ def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -
     assert total.inner_text() != before
 
 
+@pytest.mark.usefixtures("own_page")
 def test_setting_assigned_while_the_page_loads_moves_the_knobs(notebook: Callable[..., Any]) -> None:
     # the page has its first content, and waits for plotly.js, when the state of the next cell arrives
     book = notebook(SET_UP, "explorer", "explorer.knobs = mx.Knobs(batch=128)")

@@ -39,6 +39,28 @@ def test_lists_show_their_whole_value(explored: Any, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [800, 1400])
+def test_several_gpus_by_keyboard(explored: Any, width: int) -> None:
+    page = explored.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    gpus, strategy, offload = (knob(explored, label) for label in ("GPUs", "Strategy", "Offload of FSDP2"))
+    assert gpus.get_attribute("aria-valuetext") == "1 GPU"
+    assert strategy.is_disabled()
+    gpus.press("ArrowRight")
+    explored.settle()
+    assert gpus.get_attribute("aria-valuetext") == "2 GPUs, each with this batch"
+    assert strategy.is_enabled()
+    assert offload.is_disabled()
+    gpus.press("ArrowRight")  # HSDP shards inside one half of a node: from 4 GPUs on
+    explored.settle()
+    for name in ("FSDP2, no resharding", "DDP with ZeRO-1", "HSDP", "DDP", "FSDP2"):
+        strategy.select_option(label=name)
+        explored.settle()
+        assert page.evaluate(CUT_LISTS, ARROW) == [], name
+    assert offload.is_enabled()
+    assert page.locator(".memexplore-knob-problem").filter(visible=True).count() == 0
+
+
+@pytest.mark.parametrize("width", [800, 1400])
 def test_more_knobs_names_how_many_are_changed(explored: Any, width: int) -> None:
     page = explored.page
     page.set_viewport_size({"width": width, "height": 1000})
@@ -186,3 +208,16 @@ def test_reason_why_nothing_can_be_searched_is_visible(notebook: Callable[..., A
     text = book.page.locator(".memexplore-fit-text")
     assert "explore a Step instead" in text.inner_text()
     assert not text.evaluate("element => element.scrollHeight > element.clientHeight")
+
+
+def test_a_long_setting_goes_on_in_the_next_line_of_its_table(explored: Any) -> None:
+    page = explored.page
+    knob(explored, "Expandable segments").check()
+    explored.settle()
+    page.get_by_role("tab", name="History").click()
+    setting = page.get_by_role("button", name="settings expandable_segments:True")
+    long, short = (
+        setting.evaluate(f"button => {{ button.style.width = '{width}'; return button.offsetHeight }}")
+        for width in ("min-content", "max-content")
+    )
+    assert long >= 3 * short  # "settings", "expandable_", "segments:", "True"

@@ -120,6 +120,29 @@ def test_leak_leads_to_its_line_by_mouse_and_by_keyboard(notebook: Callable[...,
         assert page.evaluate("() => document.activeElement.matches('tr[aria-current]')")
 
 
+@pytest.mark.usefixtures("own_page")
+def test_tabs_and_disclosures_are_whole_beside_the_side_bar(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, LEAKING)
+    page = book.page
+    page.set_viewport_size({"width": 800, "height": 1000})
+    page.evaluate("() => window.jupyterapp.commands.execute('filebrowser:activate')")
+    book.run(0)
+    shown(book, 1)
+    widget = page.locator(".memexplore:has(.memexplore-verdict):visible").first
+    width = widget.bounding_box()["width"]
+    assert 340 < width < 400
+    tabs = widget.get_by_role("tab").filter(visible=True)
+    assert "Growth" in tabs.all_inner_texts()
+    tabs.last.scroll_into_view_if_needed()
+    # Neither cut nor covered by the search beside them.
+    whole = """tab => { const box = tab.getBoundingClientRect();
+        return tab.scrollWidth <= tab.clientWidth
+            && [1, box.width - 1].every(x => tab.contains(document.elementFromPoint(box.x + x, box.y + 15))) }"""
+    assert [tab.inner_text() for tab in tabs.all() if not tab.evaluate(whole)] == []
+    for each in widget.locator(".memexplore-disclosure > summary").filter(visible=True).all():
+        assert each.bounding_box()["height"] < 2 * 19, each.inner_text()
+
+
 def test_out_of_memory_is_said_once_with_the_users_line_first(notebook: Callable[..., Any]) -> None:
     book = notebook(CHOICE, STOPPING)
     book.run(0)

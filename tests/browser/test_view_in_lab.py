@@ -160,7 +160,7 @@ def test_click_sets_the_cursor_for_the_next_cell(shown: Any) -> None:
     row = click_timeline(shown, 3000)
     shown.page.wait_for_function(CURSOR, arg=row)
     shown.page.get_by_role("tab", name="Tensors", exact=True).click()
-    assert shown.page.locator(".memexplore-position").inner_text().startswith(f"event {row:,} · ")
+    assert shown.page.locator(".memexplore-position").inner_text().endswith(f" · event {row:,}")
     assert visible(shown, ".memexplore-tensors tbody tr") > 10
     shown.run(2)
     assert shown.text(2) == f"{row} None\n"
@@ -284,6 +284,7 @@ def test_reloaded_page_is_alive_again(shown: Any) -> None:
     assert visible(shown, "img[class^=memexplore-picture]") == 0
 
 
+@pytest.mark.usefixtures("own_page")
 def test_plotly_of_the_page_is_restored(notebook: Callable[..., Any]) -> None:
     book = notebook(SET_UP, "view")
     book.page.evaluate("() => { globalThis.Plotly = 'mine' }")
