@@ -2,6 +2,7 @@
 import { drawAreas } from "./areas.js";
 import { bytesAxis, highestOf, toRow } from "./axis.js";
 import { Chart } from "./chart.js";
+import { reportClicks } from "./clicks.js";
 import { rowAfterKey, shapesWithCursor } from "./cursor.js";
 import { element, graphElement } from "./dom.js";
 import { hoverChange } from "./hover.js";
@@ -32,7 +33,7 @@ export class Timeline extends Chart {
     super(context, graphElement("timeline"), () => height);
     this.handlers = handlers;
     this.row = -1; // of the cursor
-    this.rowBefore = -1; // of the cursor before the latest click
+    this.rowBefore = -1; // of the cursor when the mouse was pressed
     /** @type {Figure} */
     this.figure = { data: [], layout: {} };
     this.canvas = element("canvas", "areas");
@@ -104,19 +105,14 @@ export class Timeline extends Chart {
     });
     this.graph.on("plotly_relayout", () => this.drawTraces());
     this.graph.on("plotly_relayouting", () => this.drawTraces());
-    // Of a double click plotly reports the first click, the double click and, in the same task, the second click: the
-    // cursor returns to where it was.
-    let isDouble = false;
-    this.graph.on("plotly_doubleclick", () => {
-      isDouble = true;
-      setTimeout(() => (isDouble = false));
-      onZoom(null);
-      if (this.rowBefore >= 0) onCursor(this.rowBefore);
-    });
-    this.graph.on("plotly_click", ({ points }) => {
-      if (isDouble) return;
-      this.rowBefore = this.row;
-      onCursor(Number([points[0].customdata].flat()[0]));
+    reportClicks(this.graph, {
+      onPress: () => void (this.rowBefore = this.row),
+      onClick: ([{ customdata }]) => onCursor(Number([customdata].flat()[0])),
+      // Its first click has moved the cursor, which returns to where it was.
+      onDoubleClick: () => {
+        onZoom(null);
+        if (this.rowBefore >= 0) onCursor(this.rowBefore);
+      },
     });
   }
 
