@@ -116,6 +116,11 @@ def highest_layers(tape: Tape) -> tuple[LayerRow, ...]:
     return _rows(tape, highest)
 
 
+def has_layer(tape: Tape, row_name: str) -> bool:
+    """Return whether a tape has a layer that the row with a name stands for."""
+    return row_name == NO_LAYER or bool(layers_in(module_parents(tape.modules), row_name))
+
+
 def layers_in(names: Iterable[str], row_name: str) -> list[str]:
     """Return those of some layers that the row with a name stands for.
 

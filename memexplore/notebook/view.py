@@ -18,7 +18,7 @@ import traitlets
 from IPython.display import display
 
 from memexplore.analysis import curves, tables
-from memexplore.analysis.layer_rows import layers_in
+from memexplore.analysis.layer_rows import has_layer
 from memexplore.analysis.picture import Picture, has_same_picture, picture
 from memexplore.figures.alignment import clipped, matching_row, matching_window
 from memexplore.figures.positions import DEFAULT_X, EqualSteps, XAxis, XChoice
@@ -70,6 +70,7 @@ class View(anywidget.AnyWidget):
     height = traitlets.Int(VIEW_HEIGHT).tag(sync=True)
     picture = traitlets.Unicode().tag(sync=True)
     plotly = traitlets.Unicode().tag(sync=True)
+    comm_id = traitlets.Unicode().tag(sync=True)  # also the model's: by it the page finds the model
 
     cursor = traitlets.Int()
     selection = traitlets.Unicode(None, allow_none=True)
@@ -86,8 +87,11 @@ class View(anywidget.AnyWidget):
         self._asked: dict[str, Any] = {}  # the request being answered
         # Requests may be answered in another thread than the one that changes the tape or the controls.
         self.lock = threading.RLock()
+        number = uuid.uuid4().hex
         super().__init__(
-            picture=f"memexplore-picture-{uuid.uuid4().hex[:12]}",
+            model_id=number,
+            comm_id=number,
+            picture=f"memexplore-picture-{number[:12]}",
             plotly=plotly.offline.get_plotlyjs_version(),
             cursor=curves.peak(picture(tape))[1],
         )
@@ -162,11 +166,11 @@ class View(anywidget.AnyWidget):
         """Send the tape drawn, with the positions that they had in the tape drawn before."""
         tape = self.drawn
         cursor = matching_row(self.cursor, old, tape)
-        has_layer = self.selection is None or _has_layer(tape, self.selection)
+        is_known = self.selection is None or has_layer(tape, self.selection)
         window = clipped(matching_window(self._screen.window, old, tape), len(tape))
         self._screen = self._screen._replace(tape_number=self._screen.tape_number + 1, window=window)
         with self._silently():
-            self.cursor, self.selection = cursor, self.selection if has_layer else None
+            self.cursor, self.selection = cursor, self.selection if is_known else None
         self.send(self._about_tape("tape") | self._sender(), self._packed_tape())
 
     def send_details(self) -> None:
@@ -234,7 +238,7 @@ class View(anywidget.AnyWidget):
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> str | None:
         layer = proposal["value"]
-        if layer is not None and not _has_layer(self.drawn, layer):
+        if layer is not None and not has_layer(self.drawn, layer):
             raise traitlets.TraitError(f"this tape has no layer {layer!r}: tables.layers(tape) lists the layers")
         return layer
 
@@ -380,10 +384,6 @@ def _identity(request: dict[str, Any]) -> dict[str, Any]:
 
 def _named(tabs: dict[str, Tab]) -> list[dict[str, Any]]:
     return [{"name": name, **tab} for name, tab in tabs.items()]
-
-
-def _has_layer(tape: Tape, layer: str) -> bool:
-    return layer == tables.NO_LAYER or bool(layers_in(tables.module_parents(tape.modules), layer))
 
 
 def view(tape: Tape) -> View:

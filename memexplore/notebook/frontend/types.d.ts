@@ -102,7 +102,7 @@ export interface Plotly {
 
 /** The widget's model, as anywidget passes it. */
 export interface Model {
-  get(name: "plotly" | "picture"): string;
+  get(name: "plotly" | "picture" | "comm_id"): string;
   get(name: "height"): number;
   send(request: Record<string, unknown>): void;
   on(event: "msg:custom", handler: (message: Message, buffers: DataView[]) => void): void;
@@ -110,7 +110,7 @@ export interface Model {
   off(event: "msg:custom", handler: (message: Message, buffers: DataView[]) => void): void;
   off(event: "comm_live_update" | "comm:close", handler: () => void): void;
   /** Of JupyterLab; other pages have none, or one without a kernel. */
-  widget_manager?: { kernel?: Connection | null };
+  widget_manager?: { kernel?: Connection | null; get_model?(id: string): Promise<{ comm?: Comm }> };
 }
 
 /** JupyterLab's connection to a kernel. */
@@ -141,6 +141,8 @@ interface Future {
 /** A connection of a model, as ipywidgets wraps it. */
 export interface Comm {
   send(data: unknown, callbacks?: unknown, metadata?: unknown, buffers?: unknown[]): string;
+  /** Replace the handler of messages from the kernel. */
+  on_msg?(handler: (message: unknown) => unknown): void;
   _hookupCallbacks(future: Future, callbacks?: unknown): void;
 }
 
