@@ -16,7 +16,7 @@ import memexplore
 from memexplore import gpu_catalogue
 from memexplore.allocator import Settings
 from memexplore.allocator.placement import system_of
-from memexplore.analysis import late_frees, verdict, verdict_content
+from memexplore.analysis import stream_timing, verdict, verdict_content
 from memexplore.analysis.picture import with_whole
 from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
@@ -247,13 +247,12 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
         ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
         tape = tape_builder.build(recorder, ended)
-        late = (
-            {}
-            if virtual_gpu is None or ended.ending is Ending.OUT_OF_MEMORY
-            else tape_builder.late_ends(recorder, tape)
-        )
-        if late:
-            tape = late_frees.with_late_peak(tape, late)
+        if virtual_gpu is not None and ended.ending is not Ending.OUT_OF_MEMORY:
+            late, early = tape_builder.late_ends(recorder, tape), tape_builder.early_begins(recorder, tape)
+            if late:
+                tape = stream_timing.with_late_peak(tape, late)
+            if early:
+                tape = stream_timing.with_early_peaks(tape, early)
         if meta.capacity is not None and recorder.training is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=recorder.training.models(tape)))
         tape_builder.store_origins(recorder, tape)

@@ -128,6 +128,11 @@ class Meta(NamedTuple):
     late_reserved: int | None = None
     """Peak of the reserved bytes of a simulated run where frees that wait for other streams end as late as they can;
     None if none waits."""
+    early_allocated: int | None = None
+    """Peak of the allocated bytes of a simulated run where each collective that the program does not wait for ends
+    before the next one begins, which frees what only the collective held; None if that frees nothing earlier."""
+    early_reserved: int | None = None
+    """Peak of the reserved bytes of that run."""
 
 
 COLUMNS: dict[str, Any] = {

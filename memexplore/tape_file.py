@@ -251,6 +251,8 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "world": lambda value: _number_or_none(value, 1),
     "communicators": _communicators,
     "late_reserved": _bytes_or_none,
+    "early_allocated": _bytes_or_none,
+    "early_reserved": _bytes_or_none,
 }
 
 

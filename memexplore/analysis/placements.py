@@ -1,7 +1,7 @@
 """Peaks over placements: where the driver puts segments can change which of several equal free blocks is used.
 
 In: a tape that a virtual GPU made. Out: the lowest and the highest peak over three placements of its segments, and over
-what the timing of streams decides (`Meta.late_reserved`).
+what the timing of the GPU decides (`Meta.late_reserved`, `Meta.early_allocated`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PeakRanges(NamedTuple):
 
 
 def peak_ranges(tape: Tape) -> PeakRanges | None:
-    """Return the peaks of a tape over placements and timings of streams; None if they are unknown.
+    """Return the peaks of a tape over placements and timings of the GPU; None if they are unknown.
 
     The placements are that of the tape, that of Linux, segments upwards (WSL, Windows) and segments downwards. The
     requests are replayed under each. Placement has an effect only where the address decides between free blocks of
@@ -54,6 +54,10 @@ def peak_ranges(tape: Tape) -> PeakRanges | None:
     if tape.meta.late_reserved is not None:
         reserved.append(tape.meta.late_reserved)
         ends.append(tape.meta.late_reserved > (tape.meta.capacity or tape.meta.late_reserved))
+    if tape.meta.early_allocated is not None and tape.meta.early_reserved is not None:
+        allocated.append(tape.meta.early_allocated)
+        reserved.append(tape.meta.early_reserved)
+        ends.append(False)
     return PeakRanges((min(allocated), max(allocated)), (min(reserved), max(reserved)), not all(ends), any(ends))
 
 

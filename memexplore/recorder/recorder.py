@@ -16,8 +16,8 @@ from memexplore.recorder.communication import Communication, is_followed, makes_
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
 from memexplore.recorder.events import Origin, needs_gradient, op_name
-from memexplore.recorder.late_frees import LateFrees
 from memexplore.recorder.stacks import Stacks, caller
+from memexplore.recorder.stream_timing import EarlyFrees, LateFrees
 from memexplore.recorder.tags import Tags
 from memexplore.recorder.thread_state import Threads, ThreadState
 from memexplore.tape import Action, Category, Phase
@@ -55,7 +55,7 @@ class Recorder(Tags):
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
         self.streams: dict[int, int] = {}
         """Row -> stream of a block or segment, without those of the default stream."""
-        self.late = LateFrees()
+        self.late, self.early = LateFrees(), EarlyFrees()
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
         self.step = 0
@@ -181,12 +181,18 @@ class Recorder(Tags):
         )
         if self.late.uses:
             self.late.freed(row, len(self.events) - 1)
+        if self.early.free_from:
+            self.early.freed(row, len(self.events) - 1)
 
     def used_on(self, address: int, stream: int) -> None:
         """Record that a stream uses a block: if it is another one than the block's, the free waits for it."""
         row = self.open_rows.get(address, -1)
         if row >= 0 and self.streams.get(row, 0) != stream:
             self.late.uses.setdefault(row, set()).add(stream)
+
+    def may_be_free(self, address: int) -> None:
+        """Record that a block is free from now on if the GPU does not lag."""
+        self.early.may_be_free(self.open_rows.get(address, -1), len(self.events))
 
     def position(self) -> int:
         """Return the number of events so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -179,12 +180,23 @@ def late_ends(recorder: Recorder, tape: Tape) -> dict[int, int]:
 
     A free is named by its place among all frees of the tape, which `build` has returned.
     """
+    return _moves(recorder, tape, recorder.late.ends)
+
+
+def early_begins(recorder: Recorder, tape: Tape) -> dict[int, int]:
+    """Return for each free of a block that only a collective held the row before which it begins at the earliest.
+
+    A free is named by its place among all frees of the tape, which `build` has returned.
+    """
+    return _moves(recorder, tape, recorder.early.begins)
+
+
+def _moves(recorder: Recorder, tape: Tape, moves: Mapping[int, int | None]) -> dict[int, int]:
+    """Return frees and rows for events of frees and of rows, where None is the end of the tape."""
     is_free = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
     before = np.concatenate(([0], np.cumsum(is_free)))
     row_of = np.arange(len(before)) + before
-    return {
-        int(before[event]): len(tape) if end is None else int(row_of[end]) for event, end in recorder.late.ends.items()
-    }
+    return {int(before[event]): len(tape) if to is None else int(row_of[to]) for event, to in moves.items()}
 
 
 def store_origins(recorder: Recorder, tape: Tape) -> None:

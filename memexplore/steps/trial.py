@@ -299,7 +299,8 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
         applied = applied.without_pending()  # a run that ended out of memory has not called every module
         depends_on_memory = device.properties_read
     tape = recording.tape
-    if record is None or depends_on_memory or begun is None or tape.meta.late_reserved is not None:
+    depends_on_timing = tape.meta.late_reserved is not None or tape.meta.early_allocated is not None
+    if record is None or depends_on_memory or begun is None or depends_on_timing:
         return Trial(knobs, tape, applied, cost)
     assumptions = tape.meta.notes[len(capture.predicted(target).notes) :]
     if trace is None:

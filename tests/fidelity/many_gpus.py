@@ -12,11 +12,16 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import memexplore as mx
-from tests.fidelity import sharded_lm, torchtitan
+import torch
 
-MIB = 2**20
+import memexplore as mx
+from memexplore.analysis.placements import peak_ranges
+from tests.fidelity import sharded_lm, sharded_xl, torchtitan
+from tests.fidelity.sharded_xl import Sharding
+
+MIB, GIB = 2**20, 2**30
 REPORT = "brandon-snider/cs336-a2@49cf3d4 writeup.typ, optimizer state sharding"
+XL_REPORT = "EnzoDing-rgb/cs336-assignment2-systems@9cb4efb reports/distributed-communication.md, 8.2 and 9.2"
 BENCHMARK = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 
 
@@ -47,6 +52,52 @@ def sharded_optimizer(sharded: bool) -> Iterator[Row]:
         yield Row(what, 2, expected, f"{mean / MIB:.2f}", REPORT)
 
 
+class XlRun(NamedTuple):
+    """A run of the language model with 3.4 billion parameters."""
+
+    sharding: Sharding
+    dtype: torch.dtype | None
+    gpus: int
+    published: str
+    """GiB, the mean of the ranks."""
+
+
+XL_RUNS = (
+    XlRun(Sharding.NOTHING, None, 2, "52.1"),
+    XlRun(Sharding.OPTIMIZER, None, 2, "39.4"),
+    XlRun(Sharding.WEIGHTS, None, 2, "39.2"),
+    XlRun(Sharding.WEIGHTS, None, 4, "24.5"),
+    XlRun(Sharding.WEIGHTS, torch.bfloat16, 2, "29.3"),
+    XlRun(Sharding.WEIGHTS, torch.bfloat16, 4, "17.4"),
+)
+
+
+def xl_range(run: XlRun) -> tuple[float, float]:
+    """Return the lowest and the highest peak allocated, in GiB, as means of the ranks."""
+    ranges = []
+    for rank in (0, 1):  # the weights that ranks 2 and 3 own have the sizes of those of 0 and 1
+        tape = mx.simulate(
+            lambda: sharded_xl.train(run.sharding, run.dtype),
+            gpu="RTX PRO 6000 Server",
+            release="2.11",
+            world=run.gpus,
+            rank=rank,
+        )
+        found = peak_ranges(tape)
+        assert found is not None
+        ranges.append(found.allocated)
+    lowest, highest = (statistics.mean(ends) / GIB for ends in zip(*ranges, strict=True))
+    return lowest, highest
+
+
+def xl_rows() -> Iterator[Row]:
+    """Run two ranks of each run of the model of 3.4 billion parameters."""
+    for run in XL_RUNS:
+        ends = dict.fromkeys(f"{end:.1f}" for end in xl_range(run))
+        what = f"LM of 3.4 billion parameters, {run.sharding.value}, {'bf16' if run.dtype else 'fp32'}, allocated GiB"
+        yield Row(what, run.gpus, run.published, " to ".join(ends), XL_REPORT)
+
+
 def torchtitan_runs(folder: pathlib.Path) -> Iterator[Row]:
     """Run torchtitan's own `train.py` of December 2024 as one of 8 and of 128 ranks."""
     for world, published in torchtitan.PUBLISHED.items():
@@ -59,6 +110,7 @@ def main() -> None:
     rows = [
         *sharded_optimizer(False),
         *sharded_optimizer(True),
+        *xl_rows(),
         *(torchtitan_runs(pathlib.Path(sys.argv[1])) if sys.argv[1:] else ()),
     ]
     print("| run | GPUs | published | memexplore | source |\n|---|---|---|---|---|")

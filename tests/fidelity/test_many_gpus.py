@@ -17,6 +17,14 @@ def test_a_sharded_optimizer_has_the_published_peaks():
     assert [row.predicted for row in rows] == [row.published for row in rows]
 
 
+# AdamW on every rank and in turn need no range, and four ranks no other code than two.
+@pytest.mark.parametrize("run", many_gpus.XL_RUNS[2:5:2], ids=lambda run: str(run.dtype))
+def test_a_published_peak_lies_in_the_range_that_timing_decides(run):
+    lowest, highest = (round(end, 1) for end in many_gpus.xl_range(run))
+    assert lowest <= float(run.published) <= highest
+
+
 def test_the_document_has_the_published_values():
     text = DOCUMENT.read_text()
     assert all(value in text for values in many_gpus.PUBLISHED.values() for value in values)
+    assert all(f" | {run.gpus} | {run.published} GiB | " in text for run in many_gpus.XL_RUNS)

@@ -8,7 +8,7 @@ observer (a recorder).
 - planning.py: makes the plan of an op that has none yet; shape_rules.py: faster ways to outputs than torch's fake
   kernels; fake_kernels.py: torch's fake kernels; unsupported.py: the error for what cannot be simulated.
 - plans.py: cache key of a call, description of fake results, construction of outputs.
-- runner.py: carries out a plan: allocates, builds outputs, frees. The `Observer` protocol is here.
+- runner.py: carries out a plan: allocates, builds outputs, frees, and reports them to an `Observer` (observer.py).
 - shrunk_storages.py: storages that `resize_` has made smaller than their tensors.
 - value_errors.py: errors of values, which end the program.
 - autograd_engine.py: gradients that the engine accumulates in place. device_mixing.py: errors for tensors of two

@@ -10,7 +10,7 @@ import collections
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from memexplore.tensor_text import tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans, streams
 from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
+from memexplore.virtual_gpu.dispatch.observer import Observer
 from memexplore.virtual_gpu.dispatch.work import Work
 from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
@@ -33,47 +34,13 @@ from memexplore.virtual_gpu.kernels.plan import (
     View,
 )
 from memexplore.virtual_gpu.tensors import known_values, values
-from memexplore.virtual_gpu.tensors.live_storages import StorageRef, bytes_of_text, live_storages, storage_ref
-
-
-class Observer(Protocol):
-    """Receiver of memory events: a recorder. `func` and `args` are the op that runs, `index` the output."""
-
-    def alloc(
-        self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str, stream: int
-    ) -> None:
-        """A block was allocated for a tensor of a shape and dtype (`tensor_text`), empty for another purpose."""
-
-    def free(self, address: int, size: int) -> None:
-        """A block was freed."""
-
-    def reallocated(self, address: int, size: int, origin: Any, tensor: str) -> None:
-        """A storage of an earlier virtual GPU was allocated on this one."""
-
-    def op(self, func: Any, args: Any) -> None:
-        """An op of the forward or backward pass is about to run."""
-
-    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str, stream: int) -> None:
-        """A request did not fit."""
-
-    def used_on(self, address: int, stream: int) -> None:
-        """A stream uses a block, as `Tensor.record_stream` says."""
-
-    def position(self) -> int:
-        """Return how much has been observed, for `ordered` and `finished`."""
-
-    def ordered(self, stream: int, other: int, until: int | None) -> None:
-        """A stream waits for another one's work up to a position, None for all so far."""
-
-    def finished(self, stream: int | None, until: int | None) -> None:
-        """The program waits for a stream's work up to a position; None: for all streams, for all so far."""
-
-    def tag_at(self, address: int) -> Any:
-        """Return what the observer knows about the contents of a block, or None."""
-
-    def tag_block(self, address: int, tag: Any) -> None:
-        """A block has the contents that another had, whose `tag_at` was `tag`."""
-
+from memexplore.virtual_gpu.tensors.live_storages import (
+    StorageRef,
+    bytes_of_text,
+    keep_dead,
+    live_storages,
+    storage_ref,
+)
 
 lock = threading.RLock()
 """Held by the thread whose op runs on the virtual GPU, or which asks its allocator."""
@@ -113,6 +80,8 @@ class PlanRunner:
         self.seconds_of: Callable[[Work], float] = lambda work: 0.0
         self._sizes: dict[int, int] = {}
         """Address -> bytes of the blocks that belong to no tensor."""
+        self._held: list[StorageRef] = []
+        """Storages that died while a collective holds them, since the latest collective began."""
         self._clock: float | None = None
         """Seconds of all ops since somebody asked for the time; None before."""
         self.has_earlier_tensors = False
@@ -139,6 +108,17 @@ class PlanRunner:
         if address not in self._sizes:
             raise ValueError(f"invalid device pointer: {address:#x}")
         self._free(address, self._sizes.pop(address))
+
+    def collective_begins(self) -> None:
+        """Report the blocks that only earlier collectives hold, which end before this one if the GPU does not lag."""
+        held, self._held = self._held, []
+        for ref in held:
+            if ref.holds and ref.address and self.observer is not None:
+                self.observer.may_be_free(ref.address)
+
+    def free_held(self, ref: StorageRef) -> None:
+        """Free the block of a dead storage that no collective holds any more."""
+        _free_dead_storage(ref)
 
     def free_workspaces(self) -> None:
         """Free the cuBLAS workspaces, which the next matrix product of each thread allocates again."""
@@ -250,6 +230,7 @@ class PlanRunner:
         if ref is not None:
             tag = ref.tag if observer is None or not ref.address else observer.tag_at(ref.address)
             self.has_shrunk_storages |= size < ref.size
+            ref.holds = 0  # who holds the storage has none of its memory
             _free_dead_storage(ref)
         if size:
             self._watch(storage, address, size, text)
@@ -379,6 +360,10 @@ def _free_dead_storage(ref: StorageRef) -> None:
         known_values.forget_storage(ref.key)
     runner = _active
     if runner is None:
+        return
+    if ref.holds:
+        keep_dead(ref)
+        runner._held.append(ref)
         return
     held = lock
     # Never wait for the lock here: the thread that has it may wait for a lock of this thread, such as an import's.

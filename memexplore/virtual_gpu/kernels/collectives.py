@@ -1,14 +1,15 @@
 """Collectives on virtual tensors: memory that ProcessGroupNCCL requests, and works that have finished.
 
 In: the c10d ops. Out: what the ops return; the outputs are the tensors of the arguments. An asynchronous collective
-keeps its inputs and its flat buffer until `Work.wait`, or as long as its outputs live. Source: `collective` and the
-functions of each collective in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. NCCL's own memory is outside the
-allocator.
+keeps its inputs and its flat buffer until `Work.wait`, or as long as its outputs live. A real one that has ended
+before gives them back when the next one begins: these blocks are reported (`collective_begins`). Source: `collective`,
+`workEnqueue`, the watchdog and the functions of each collective in
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. NCCL's own memory is outside the allocator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.kernels import collective_values, traffic
-from memexplore.virtual_gpu.tensors.live_storages import live_storages
+from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
 
-_HELD = "inputs_of_running_collective"
-"""Attribute of an output: the tensors that its collective keeps until `Work.wait`."""
+_HOLDS = "holds_of_running_collectives"
+"""Attribute of an output: what its collectives keep until `Work.wait`."""
 
 
 def _ops() -> list[Any]:
@@ -45,6 +46,7 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     schema = schema_of(func)
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     outputs, inputs = _tensors(given)
+    runner.collective_begins()
     name = schema.name.removeprefix("c10d::")
     if runner.traffic_log is not None:
         runner.traffic_log.append(traffic.of(name, given, outputs, inputs))
@@ -55,7 +57,7 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     # ProcessGroupNCCL gathers into a flat buffer, which is then the output of its work.
     result = buffers if schema.name == "c10d::allgather_" and buffers else outputs
     if given.get("async_op", True) and result:
-        _hold(result[0], [*inputs, *buffers])
+        _hold(runner, result[0], [*inputs, *buffers])
     future: Any = torch.futures.Future()
     future.set_result(result)
     work = work_from_future(future).boxed()
@@ -107,13 +109,36 @@ def _flat_buffer(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty((len(tensors), *tensors[0].shape))
 
 
-def _hold(output: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+class _Hold:
+    """The storages of tensors that a running collective keeps, until `release` or the death of its output."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], free: Callable[[StorageRef], None]) -> None:
+        keys = (storage_key(untyped_storage(tensor)) for tensor in tensors)
+        self._refs = [live_storages[key] for key in keys if key in live_storages]
+        self._free = free
+        for ref in self._refs:
+            ref.holds += 1
+
+    def release(self) -> None:
+        """Free the blocks of the storages that have died since, unless other collectives hold them."""
+        refs, self._refs = self._refs, []
+        for ref in refs:
+            if ref.holds:
+                ref.holds -= 1
+                if not ref.holds and ref() is None:
+                    self._free(ref)
+
+    __del__ = release
+
+
+def _hold(runner: Any, output: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     others = [tensor for tensor in tensors if tensor is not output]
     if others:
-        output.__dict__.setdefault(_HELD, []).extend(others)
+        output.__dict__.setdefault(_HOLDS, []).append(_Hold(others, runner.free_held))
 
 
 def release(outputs: Any) -> None:
     """Release what collectives with these outputs keep, as `Work.wait` does."""
     for output in _flat(outputs):
-        output.__dict__.pop(_HELD, None)
+        for hold in output.__dict__.pop(_HOLDS, ()):
+            hold.release()

@@ -95,7 +95,7 @@ def _failure(process: Any) -> str:
 
 
 class _Marking:
-    """Observer of the copy of the virtual GPU in a forked child (`runner.Observer`)."""
+    """Observer of the copy of the virtual GPU in a forked child (`observer.Observer`)."""
 
     def alloc(self, *request: Any) -> None:
         """Mark that the child allocated."""
@@ -110,9 +110,9 @@ class _Marking:
         """Ignore an op."""
 
     def used_on(self, *use: Any) -> None:
-        """Ignore what another stream uses, and what the program waits for."""
+        """Ignore what streams and collectives use, and what the program waits for."""
 
-    ordered = finished = used_on
+    ordered = finished = may_be_free = used_on
 
     def position(self) -> int:
         """Return that nothing was observed."""

@@ -162,7 +162,7 @@ def _ordered(stream: int, other: int, until: int | None = None) -> None:
 
 
 def finished(stream: int | None, until: int | None = None) -> None:
-    """Tell the recording that the program waits for a stream, None for all; `until` as in `runner.Observer`."""
+    """Tell the recording that the program waits for a stream, None for all; `until` as in `observer.Observer`."""
     observer = _observer()
     if observer is not None:
         observer.finished(stream, until)

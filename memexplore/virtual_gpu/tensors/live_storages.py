@@ -16,11 +16,13 @@ from memexplore.torch_internals.tensors import storage_key
 class StorageRef(weakref.ref[Any]):
     """A weak reference to a storage with its block on the device; its callback frees the block."""
 
-    __slots__ = ("address", "key", "origin", "size", "tag", "tensor")
+    __slots__ = ("address", "holds", "key", "origin", "size", "tag", "tensor")
     address: int
     """Address of the block, 0 while the storage has no memory on the device that is on."""
+    holds: int
+    """Collectives that hold the storage: it keeps its block until each has ended, although it may be dead."""
     key: int
-    """The storage's C++ address, its identity while it lives."""
+    """The storage's C++ address, its identity while it lives; another number for a dead one that is held."""
     size: int
     """Bytes, 0 for a storage that `resize_(0)` has emptied."""
     origin: Any
@@ -32,7 +34,7 @@ class StorageRef(weakref.ref[Any]):
 
 
 live_storages: dict[int, StorageRef] = {}
-"""Key -> reference of every storage alive on the virtual GPU, in order of allocation."""
+"""Key -> reference of every storage alive or held on the virtual GPU, in order of allocation."""
 
 
 def storage_ref(
@@ -41,11 +43,17 @@ def storage_ref(
     """Enter a storage in `live_storages` and return its reference; `died` is called when the storage dies."""
     ref = StorageRef(storage, died)
     ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
-    ref.tensor = tensor
+    ref.tensor, ref.holds = tensor, 0
     # Last in the order of allocation, also where the storage had another block before.
     live_storages.pop(ref.key, None)
     live_storages[ref.key] = ref
     return ref
+
+
+def keep_dead(ref: StorageRef) -> None:
+    """Enter a dead storage that is held, under a number that no other storage can have."""
+    ref.key = -id(ref)
+    live_storages[ref.key] = ref
 
 
 def watch_empty(storage: torch.UntypedStorage) -> None:

@@ -1,8 +1,9 @@
-"""Frees that wait for another stream (`Tensor.record_stream`): when they end at the latest.
+"""Frees that the timing of a GPU decides: those that may end late, and those that may begin early.
 
-In: the uses, frees and waits of a recorded program, as numbers of its events. Out: for each such free the event before
-which it ends at the latest. A virtual GPU has no timing: there the work of each stream ends at once. On a real GPU it
-ends between that moment and the next time that the program waits for the stream.
+In: the uses, frees and waits of a recorded program, as numbers of its events. Out: for each free that waits for another
+stream (`Tensor.record_stream`) the event before which it ends at the latest, and for each free of a block that only a
+collective held the event before which it begins at the earliest. A virtual GPU has no timing: there the work of each
+stream ends at once, and a collective holds its inputs until the program waits for it.
 """
 
 from __future__ import annotations
@@ -65,3 +66,23 @@ class LateFrees:
             if order.since <= reached.get(order.stream, -1):
                 reached[order.other] = max(reached.get(order.other, 0), order.until)
         return reached
+
+
+class EarlyFrees:
+    """The frees of one recording that a GPU which does not lag makes earlier."""
+
+    def __init__(self) -> None:
+        self.begins: dict[int, int] = {}
+        """Event of a free -> the event before which it begins at the earliest."""
+        self.free_from: dict[int, int] = {}
+        """Row of a block -> the event before which it may be free."""
+
+    def may_be_free(self, row: int, now: int) -> None:
+        """Note that the block of a row may be free from now on."""
+        self.free_from.setdefault(row, now)
+
+    def freed(self, row: int, event: int) -> None:
+        """Note that the block of a row is freed by an event."""
+        begin = self.free_from.pop(row, event)
+        if begin < event:
+            self.begins[event] = begin

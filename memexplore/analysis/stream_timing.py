@@ -1,6 +1,8 @@
-"""Peaks of a simulated run where frees that wait for another stream (`Tensor.record_stream`) end late.
+"""Peaks of a simulated run under other timings of the GPU.
 
-In: a tape on which every free ends at once, and when some of them end at the latest. Out: the higher reserved peak.
+In: a tape on which every free ends at once, and frees that wait for another stream (`Tensor.record_stream`), with the
+rows before which they end at the latest, or frees of what only a collective held, with the rows before which they begin
+at the earliest. Out: the higher reserved peak, or the lower peaks.
 """
 
 from __future__ import annotations
@@ -66,3 +68,37 @@ def with_late_peak(tape: Tape, ends: Mapping[int, int]) -> Tape:
     )
     notes = tape.meta.notes if highest == own else (*tape.meta.notes, note)
     return tape.replace(meta=tape.meta._replace(late_reserved=highest, notes=notes))
+
+
+def early_tape(tape: Tape, begins: Mapping[int, int]) -> Tape:
+    """Return a tape where frees are earlier, replayed.
+
+    `begins` gives for a free, by its place among all FREE_REQUESTED rows, the row of `tape` before which it begins.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> rows = {"action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED],
+    ...         "address": [1, 2, 1, 1], "size": [100] * 4}
+    >>> earlier = early_tape(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "T4")), {0: 1})
+    >>> [Action(action).name for action in earlier.action if action != Action.SEGMENT_ALLOC]
+    ['ALLOC', 'FREE_REQUESTED', 'FREE_COMPLETED', 'ALLOC']
+
+    Raises ValueError for a tape without placed segments that begins with blocks, as `replay_placed` does.
+    """
+    requested = np.flatnonzero(tape.action == Action.FREE_REQUESTED)
+    place = np.arange(len(tape), dtype=float)
+    for number, row in begins.items():
+        place[requested[number] : requested[number] + 2] = row - 0.5
+    return replay_placed(tape[np.argsort(place, kind="stable")], placement_on(tape.meta.os))
+
+
+def with_early_peaks(tape: Tape, begins: Mapping[int, int]) -> Tape:
+    """Return a tape with `Meta.early_allocated`, `Meta.early_reserved` and a note, for earlier frees (`early_tape`)."""
+    early = early_tape(tape, begins)
+    own, allocated = peak(tape)[0], peak(early)[0]
+    note = (
+        "an asynchronous collective holds its inputs until the program waits for it; a GPU that does not lag frees "
+        f"them before, and allocates at least {size_text(allocated)} instead of {size_text(own)}"
+    )
+    notes = tape.meta.notes if allocated == own else (*tape.meta.notes, note)
+    reserved = min(peak(early, "reserved")[0], peak(tape, "reserved")[0])
+    return tape.replace(meta=tape.meta._replace(early_allocated=allocated, early_reserved=reserved, notes=notes))
