@@ -32,12 +32,17 @@ def late_tape(tape: Tape, ends: Mapping[int, int]) -> Tape:
 
     Raises ValueError for a tape without placed segments that begins with blocks, as `replay_placed` does.
     """
+    # A free is two rows, the second of which is its end.
     requested = np.flatnonzero(tape.action == Action.FREE_REQUESTED)
+    return _replayed(_with_own_addresses(tape), {int(requested[free]) + 1: row for free, row in ends.items()})
+
+
+def _replayed(tape: Tape, moves: Mapping[int, int]) -> Tape:
+    """Replay a tape after each row that is a key of `moves` has moved before the row of the tape that is its value."""
     place = np.arange(len(tape), dtype=float)
-    for number, row in ends.items():
-        # A free is two rows, the second of which is its end.
-        place[requested[number] + 1] = row - 0.5
-    return replay_placed(_with_own_addresses(tape)[np.argsort(place, kind="stable")], placement_on(tape.meta.os))
+    for row, to in moves.items():
+        place[row] = to - 0.5
+    return replay_placed(tape[np.argsort(place, kind="stable")], placement_on(tape.meta.os))
 
 
 def _with_own_addresses(tape: Tape) -> Tape:
@@ -85,10 +90,8 @@ def early_tape(tape: Tape, begins: Mapping[int, int]) -> Tape:
     Raises ValueError for a tape without placed segments that begins with blocks, as `replay_placed` does.
     """
     requested = np.flatnonzero(tape.action == Action.FREE_REQUESTED)
-    place = np.arange(len(tape), dtype=float)
-    for number, row in begins.items():
-        place[requested[number] : requested[number] + 2] = row - 0.5
-    return replay_placed(tape[np.argsort(place, kind="stable")], placement_on(tape.meta.os))
+    both = (0, 1)  # the rows of a free
+    return _replayed(tape, {int(requested[free]) + one: row for free, row in begins.items() for one in both})
 
 
 def with_early_peaks(tape: Tape, begins: Mapping[int, int]) -> Tape:

@@ -189,11 +189,16 @@ def test_inputs_of_two_collectives_are_held_until_both_are_waited_for():
         assert torch.cuda.memory_allocated() == 2 * BLOCK
 
 
+def scattered() -> tuple[torch.Tensor, torch.Tensor, dist.Work]:
+    """A part, the two blocks that are scattered, and the running collective."""
+    dist.init_process_group("nccl")
+    part, whole = block(), torch.empty(2 * BLOCK, dtype=torch.uint8, device="cuda")
+    return part, whole, dist.reduce_scatter_tensor(part, whole, async_op=True)
+
+
 def test_a_held_tensor_is_freed_with_the_output_of_its_collective():
     with mx.virtual("T4", world=2):
-        dist.init_process_group("nccl")
-        part, whole = block(), torch.empty(2 * BLOCK, dtype=torch.uint8, device="cuda")
-        work = dist.reduce_scatter_tensor(part, whole, async_op=True)
+        part, whole, work = scattered()
         del whole
         assert torch.cuda.memory_allocated() == 3 * BLOCK
         del part, work
@@ -202,9 +207,7 @@ def test_a_held_tensor_is_freed_with_the_output_of_its_collective():
 
 def test_a_recording_begins_with_the_held_tensors():
     with mx.virtual("T4", world=2):
-        dist.init_process_group("nccl")
-        part, whole = block(), torch.empty(2 * BLOCK, dtype=torch.uint8, device="cuda")
-        work = dist.reduce_scatter_tensor(part, whole, async_op=True)
+        part, whole, work = scattered()
         del whole
         with mx.record() as recording:
             work.wait()
@@ -214,9 +217,7 @@ def test_a_recording_begins_with_the_held_tensors():
 
 def test_a_storage_emptied_while_a_collective_holds_it_has_no_memory():
     with mx.virtual("T4", world=2):
-        dist.init_process_group("nccl")
-        part, whole = block(), torch.empty(2 * BLOCK, dtype=torch.uint8, device="cuda")
-        work = dist.reduce_scatter_tensor(part, whole, async_op=True)
+        _part, whole, work = scattered()
         whole.untyped_storage().resize_(0)
         assert torch.cuda.memory_allocated() == BLOCK
         work.wait()
