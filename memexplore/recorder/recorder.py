@@ -37,6 +37,7 @@ _UNKNOWN = int(Category.UNKNOWN)
 _ALLOC, _FREE, _MARK, _OOM, _PREEXISTING = (
     int(action) for action in (Action.ALLOC, Action.FREE_REQUESTED, Action.MARK, Action.OOM, Action.PREEXISTING)
 )
+_NEW_SEGMENT = int(Action.SEGMENT_ALLOC), int(Action.SEGMENT_MAP)
 
 
 class Recorder(Tags):
@@ -257,7 +258,7 @@ class Recorder(Tags):
             else:
                 module, stack = self._made_by(node, sequence, module)
         if (self.step, phase) != self._marked and self._threads.leads(here, phase == _BACKWARD):
-            self._mark(phase)
+            self._mark_before_segments(phase)
         return phase, module, stack, int(grad), call
 
     def _stack_now(self, here: ThreadState) -> int:
@@ -289,6 +290,20 @@ class Recorder(Tags):
         self._marked = (self.step, phase)
         now = time.perf_counter_ns() - self._epoch
         self.events.append((now, _MARK, -1, 0, phase, self.step, -1, -1, -1, 0, -1, _UNKNOWN))
+
+    def _mark_before_segments(self, phase: int) -> None:
+        """Mark a phase that begins with a request, before the segments that the allocator got for the request."""
+        events = self.events
+        end = start = len(events)
+        while start and events[start - 1][1] in _NEW_SEGMENT:
+            start -= 1
+        segments = events[start:]
+        del events[start:]
+        self._mark(phase)
+        events += [(*event[:4], phase, self.step, *event[6:]) for event in segments]
+        for row in range(end, start, -1):
+            if row - 1 in self.streams:
+                self.streams[row] = self.streams.pop(row - 1)
 
     def _step_begins(self, here: ThreadState) -> None:
         if self._threads.leads(here, trains=True) and self._step_ended:

@@ -16,7 +16,6 @@ from memexplore import capture, targets
 from memexplore.analysis.picture import with_whole
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.layouts import several
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import TracedSetting, record_of
 from memexplore.steps.trace_reuse import Trace
@@ -34,7 +33,7 @@ def expected_tape(
     """Return the tape that a setting will probably have, from runs of two other batches with the same other knobs.
 
     `gpu`, `release` and `os` are as in `trial.run`. None where no two of the nearest batches that were traced make the
-    same requests but for their sizes, for a setting that was traced itself, for several GPUs, and on a real device.
+    same requests but for their sizes, for a setting that was traced itself, and on a real device.
 
     >>> import torch
     >>> from memexplore.analysis.curves import peak
@@ -46,8 +45,6 @@ def expected_tape(
     >>> peak(expected) == peak(run(step, Knobs(batch=20), gpu="T4").tape)
     True
     """
-    if several(knobs):
-        return None
     name = target_of(knobs, gpu)
     if isinstance(name, str) and targets.is_real(name):
         return None
@@ -71,7 +68,8 @@ def expected_tape(
 
 def _between(by_batch: dict[int, TracedSetting], batch: int, near: int, other: int) -> TracedSetting | None:
     share = (batch - near) / (other - near)
-    trace = extrapolated(by_batch[near].trace, by_batch[other].trace, share)
+    one, another = by_batch[near].trace, by_batch[other].trace
+    trace = extrapolated(one, another, share) if isinstance(one, Trace) and isinstance(another, Trace) else None
     return None if trace is None else by_batch[near]._replace(trace=trace)
 
 

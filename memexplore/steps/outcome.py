@@ -106,16 +106,19 @@ def outcome_of(
     gpu: str | Gpu | None,
     samples: int,
     trial: Trial | None = None,
+    whole: Trial | None = None,
 ) -> tuple[Trial, Outcome]:
     """Run knobs by a function of knobs and GPU, and a second time with unlimited memory if they do not fit.
 
     `gpu` is as in `trial.run`; the GPU with unlimited memory is virtual. `samples` are those of one step. `trial` is
-    the trial of the knobs where it was run before. Raises what `run` raises.
+    the trial of the knobs, and `whole` that with unlimited memory, where it was run before. Raises what `run` raises.
     """
     device = targets.gpu_of(target_of(knobs, gpu))
-    trial = whole = trial or run(knobs, gpu)
-    if not fits(trial.tape):
-        whole = run(knobs.replace(gpu=None), capture.unlimited(device))
+    trial = trial or run(knobs, gpu)
+    if fits(trial.tape):
+        whole = trial
+    else:
+        whole = whole or run(knobs.replace(gpu=None), capture.unlimited(device))
         trial = trial._replace(tape=with_whole(trial.tape, whole.tape))
     capacity = device.capacity if trial.tape.meta.capacity is None else trial.tape.meta.capacity
     return trial, _outcome(knobs, device, capacity, samples, whole, fits=fits(trial.tape))
@@ -150,7 +153,9 @@ def run_unlimited(
     device = targets.gpu_of(target_of(knobs, gpu))
     whole = run(step, knobs.replace(gpu=None), gpu=capture.unlimited(device), release=release, os=os)
     if not is_traced(step, knobs, gpu, release):
-        return run_outcome(step, knobs, gpu=gpu, release=release, os=os)
+        return outcome_of(
+            lambda one, on: run(step, one, gpu=on, release=release, os=os), knobs, gpu, samples, None, whole
+        )
     capacity = device.for_release(capture.release_or_installed(release)).capacity
     trial = derived_trial(step, knobs, gpu, release, os)
     return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)

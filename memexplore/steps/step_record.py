@@ -20,7 +20,7 @@ from memexplore.knobs.report import ApplyReport
 from memexplore.steps.cost import Cost
 from memexplore.steps.scratch_requests import with_scratch_of
 from memexplore.steps.step import Step
-from memexplore.steps.trace_reuse import FirstStep, Trace
+from memexplore.steps.trace_reuse import FirstStep, Requests, Trace
 from memexplore.tape import Ending, Meta, Tape
 from memexplore.virtual_gpu.device import VirtualGpu
 
@@ -33,11 +33,13 @@ _KEPT_SIMILAR = 4
 class TracedSetting(NamedTuple):
     """A setting that was traced or derived, with the data that its trial on another GPU needs."""
 
-    trace: Trace
+    trace: Requests
     applied: ApplyReport
     cost: Cost
     assumptions: tuple[str, ...]
     """Notes of the tape about values that a virtual tensor does not have."""
+    traced: Meta
+    """Metadata of the tape, for its place among the ranks of several GPUs."""
 
     def tape_on(self, gpu: VirtualGpu) -> Tape | None:
         """Return the tape on a virtual GPU; None if a request does not fit."""
@@ -49,7 +51,13 @@ class TracedSetting(NamedTuple):
 
     def _meta(self, gpu: VirtualGpu) -> Meta:
         meta = capture.predicted(gpu)
-        return meta._replace(notes=(*meta.notes, *self.assumptions), ending=Ending.COMPLETED)
+        return meta._replace(
+            notes=(*meta.notes, *self.assumptions),
+            ending=Ending.COMPLETED,
+            rank=self.traced.rank,
+            world=self.traced.world,
+            communicators=self.traced.communicators,
+        )
 
 
 @dataclasses.dataclass(eq=False)

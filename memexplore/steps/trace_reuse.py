@@ -69,12 +69,45 @@ class FirstUpdate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trace:
-    """All requests of two steps, and for each of them the request of the first step that has the same size."""
+class Requests:
+    """All requests of two steps, for other GPUs on which the same kernels run, and other allocator settings."""
 
-    first: FirstStep
     tape: Tape
     """Without segments; a free is two rows."""
+
+    def on_allocator(self, meta: Meta, settings: Settings) -> Tape | None:
+        """Return the tape for the capacity of `meta` and allocator settings; None if a request does not fit.
+
+        Running out of memory unwinds the Python code, which frees in an order that only a run gives.
+        """
+        tape = self._placed(meta, settings)
+        return None if _ends_out_of_memory(tape) else tape
+
+    def until_failure(self, meta: Meta, settings: Settings) -> Tape | None:
+        """Return the tape up to the request that does not fit, without the frees that follow it.
+
+        None if all requests fit, and if a kernel can do without the one that does not: then only a run shows the rest.
+        """
+        tape = self._placed(meta, settings)
+        if not _ends_out_of_memory(tape) or tape.category[-1] == Category.WORKSPACE:
+            return None
+        failed = np.count_nonzero(~np.isin(tape.action[:-1], SEGMENT_ACTIONS))
+        size, category = tape.size.copy(), tape.category.copy()
+        size[-1], category[-1] = self.tape.size[failed], Category.UNKNOWN  # as a recorder has them, not a block
+        return tape.replace(size=size, category=category, meta=meta._replace(ending=Ending.OUT_OF_MEMORY))
+
+    def _placed(self, meta: Meta, settings: Settings) -> Tape:
+        tape = assign_addresses(self.tape.replace(meta=meta), settings)
+        segments = np.isin(tape.action, SEGMENT_ACTIONS)
+        none = {name: np.where(segments, -1, getattr(tape, name)) for name in ("op", "module", "stack")}
+        return tape.replace(category=np.where(segments, Category.UNKNOWN, tape.category).astype(np.uint8), **none)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace(Requests):
+    """The requests of two steps, and for each of them the request of the first step that has the same size."""
+
+    first: FirstStep
     size_source: NDArray[np.int64]
     """For each row of `tape` the row of `first` that it is, or whose size it has; -1 where it keeps its own size."""
     tensor_source: NDArray[np.int64]
@@ -116,49 +149,27 @@ class Trace:
         tape = self.tape.replace(size=size, tensor=np.array(numbers, dtype=np.int32), tensor_texts=texts)
         return dataclasses.replace(self, first=first, tape=tape)
 
-    def on_allocator(self, meta: Meta, settings: Settings) -> Tape | None:
-        """Return the tape for the capacity of `meta` and allocator settings; None if a request does not fit.
-
-        Running out of memory unwinds the Python code, which frees in an order that only a run gives.
-        """
-        tape = self._placed(meta, settings)
-        return None if _ends_out_of_memory(tape) else tape
-
-    def until_failure(self, meta: Meta, settings: Settings) -> Tape | None:
-        """Return the tape up to the request that does not fit, without the frees that follow it.
-
-        None if all requests fit, and if a kernel can do without the one that does not: then only a run shows the rest.
-        """
-        tape = self._placed(meta, settings)
-        if not _ends_out_of_memory(tape) or tape.category[-1] == Category.WORKSPACE:
-            return None
-        failed = np.count_nonzero(~np.isin(tape.action[:-1], SEGMENT_ACTIONS))
-        size, category = tape.size.copy(), tape.category.copy()
-        size[-1], category[-1] = self.tape.size[failed], Category.UNKNOWN  # as a recorder has them, not a block
-        return tape.replace(size=size, category=category, meta=meta._replace(ending=Ending.OUT_OF_MEMORY))
-
-    def _placed(self, meta: Meta, settings: Settings) -> Tape:
-        tape = assign_addresses(self.tape.replace(meta=meta), settings)
-        segments = np.isin(tape.action, SEGMENT_ACTIONS)
-        none = {name: np.where(segments, -1, getattr(tape, name)) for name in ("op", "module", "stack")}
-        return tape.replace(category=np.where(segments, Category.UNKNOWN, tape.category).astype(np.uint8), **none)
-
 
 def _ends_out_of_memory(tape: Tape) -> bool:
     return bool(len(tape) and tape.action[-1] == Action.OOM)
 
 
-def reusable_trace(first: FirstStep, tape: Tape, update: FirstUpdate | None = None) -> Trace | None:
-    """Return the part of the tape of two traced steps that other runs can reuse; None if nothing can be.
+def requests_of(tape: Tape) -> Requests | None:
+    """Return the requests of the tape of two traced steps; None where they depend on the capacity of the GPU."""
+    if np.isin(tape.action, (*_RELEASED, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
+        return None
+    return Requests(tape[~np.isin(tape.action, SEGMENT_ACTIONS)])
+
+
+def reusable_trace(first: FirstStep, requests: Requests, update: FirstUpdate | None = None) -> Trace | None:
+    """Return the requests of two traced steps in the form that runs with other sizes can reuse; None without one.
 
     `first` is the first step of the same run, `update` its update where that depends on the parameters only. A request
     of the second step is matched with the request of the first step that has the same op, layer and line, in order
     where several have; where their sizes differ, nothing is reused. Requests of the optimizer depend on the parameters
     only, and keep their sizes and shapes. Where only the shapes of a match differ, the shape is unknown in other runs.
     """
-    if np.isin(tape.action, (*_RELEASED, Action.OOM, Action.PREEXISTING, Action.SNAPSHOT)).any():
-        return None
-    kept = tape[~np.isin(tape.action, SEGMENT_ACTIONS)]
+    kept = requests.tape
     # A free is one event and two rows.
     is_event = kept.action != Action.FREE_COMPLETED
     number = np.cumsum(is_event) - 1
@@ -176,7 +187,7 @@ def reusable_trace(first: FirstStep, tape: Tape, update: FirstUpdate | None = No
     if not np.array_equal(kept.size[later[has_match]], kept.size[matched[has_match]]):
         return None
     size_source[later[has_match]] = number[matched[has_match]]
-    return Trace(first, kept, _with_frees(kept, size_source), tensor_source, update)
+    return Trace(kept, first, _with_frees(kept, size_source), tensor_source, update)
 
 
 def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ from memexplore.steps import optimizers, parallel, real_run, training_loop
 from memexplore.steps.cost import Cost, Meter, measuring
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import StepRecord, TracedSetting, built_model, record_of
-from memexplore.steps.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, reusable_trace
+from memexplore.steps.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, requests_of, reusable_trace
 from memexplore.steps.weights_on_cpu import virtual_tensors_on_cpu
 from memexplore.tape import Meta, Os, Tape
 from memexplore.texts import encodable
@@ -88,10 +88,8 @@ def run(
     target = target_of(knobs, gpu)
     if isinstance(target, str) and targets.is_real(target):
         return _run_on_real_device(step, knobs, target, release)
-    # What other GPUs are sent is not on the tape, so that runs with collectives are not derived from others.
-    record = None if several(knobs) else record_of(step)
     derived = derived_trial(step, knobs, gpu, release, os)
-    return derived or _run(step, knobs, virtual_gpu(knobs, gpu, release, os), record)
+    return derived or _run(step, knobs, virtual_gpu(knobs, gpu, release, os), record_of(step))
 
 
 def traced(
@@ -309,13 +307,14 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
             rows, works, notes = before_update
             # A note of the update would be missing in a run that ends before it.
             update = FirstUpdate(rows, cost.works[works:]) if notes == assumptions else None
-        trace = reusable_trace(begun, tape, update)
-        if trace is not None:
-            record.add_trace(knobs, target, trace)
-        if trace is not None:
-            record.add_setting(knobs, target, TracedSetting(trace, applied, cost, assumptions))
+        requests = requests_of(tape)
+        if requests is not None:
+            trace = reusable_trace(begun, requests, update)
+            if trace is not None:
+                record.add_trace(knobs, target, trace)
+            record.add_setting(knobs, target, TracedSetting(trace or requests, applied, cost, assumptions, tape.meta))
         return Trial(knobs, tape, applied, cost)
-    setting = TracedSetting(trace, applied, cost, assumptions)
+    setting = TracedSetting(trace, applied, cost, assumptions, tape.meta)
     record.add_setting(knobs, target, setting)
     return _Continued(setting, tape.meta)
 

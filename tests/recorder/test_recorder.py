@@ -37,6 +37,19 @@ def test_steps_count_from_one(device):
     assert sorted(set(tape.step.tolist())) == [0, 1, 2, 3]
 
 
+def test_segments_of_a_request_belong_to_its_phase():
+    def forward():
+        model = nn.Linear(1024, 1024, bias=False, device="cuda")  # a segment of 20 MiB
+        model(torch.zeros(8 << 10, 1024, device="cuda"))  # one of 32 MiB for the input, and one for the output
+
+    tape = mx.simulate(forward, gpu="T4")
+    (output,) = np.flatnonzero((tape.action == Action.ALLOC) & (tape.size == 32 << 20) & (tape.phase == Phase.FORWARD))
+    before = slice(output - 2, output + 1)
+    assert tape.action[before].tolist() == [Action.MARK, Action.SEGMENT_ALLOC, Action.ALLOC]
+    assert tape.phase[before].tolist() == [Phase.FORWARD] * 3
+    assert tape.step[before].tolist() == [1] * 3
+
+
 def test_a_step_is_forward_backward_optimizer():
     tape = train("cuda", steps=1)
     marks = tape.phase[tape.action == Action.MARK].tolist()

@@ -10,13 +10,14 @@ from torch import nn
 
 import memexplore as mx
 from memexplore.knobs.knobs import Knobs
+from memexplore.recorder.recorder import Recorder
 from memexplore.search.sweep import sweep
-from memexplore.steps.outcome import run_outcome
+from memexplore.steps.outcome import run_outcome, run_unlimited
 from memexplore.steps.parallel import replicated
 from memexplore.steps.sentences import link_sentence
 from memexplore.steps.step import Step
 from memexplore.steps.tensor_parallel import why_not
-from memexplore.steps.trial import run
+from memexplore.steps.trial import run, traced
 
 MIB = 1024**2
 LAYER = 4 * MIB  # 1024 x 1024 numbers of 4 bytes
@@ -231,3 +232,25 @@ def test_a_wrapper_has_the_attributes_and_the_layer_names_of_its_model() -> None
         wrapped = replicated(network)
         assert wrapped.vocabulary == 7
         assert [name for name, _ in wrapped.named_modules()] == ["", "0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp2 no reshard", "hsdp", "zero 1"])
+def test_a_setting_that_was_traced_is_not_run_again(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, knobs = step_of(), Knobs(gpus=4, strategy=strategy)
+    run(step, knobs, gpu="2GiB")
+    elsewhere = traced(step_of(), knobs, gpu="1GiB")
+    monkeypatch.setattr(Recorder, "alloc", lambda *_: pytest.fail("an op was traced"))
+    derived = run(step, knobs, gpu="1GiB")
+    assert derived.tape.equals(elsewhere.tape)
+    assert (derived.tape.meta.world, derived.cost) == (4, elsewhere.cost)
+
+
+def test_a_setting_that_does_not_fit_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    shard = torch.distributed.fsdp.fully_shard
+    monkeypatch.setattr(
+        torch.distributed.fsdp, "fully_shard", lambda *of, **named: calls.append(1) or shard(*of, **named)
+    )
+    _, outcome = run_unlimited(step_of(), Knobs(gpus=2, strategy="fsdp2"), gpu="24MiB")
+    assert not outcome.fits
+    assert len(calls) == LAYERS + 1  # each layer, and the model
