@@ -1,5 +1,5 @@
 // One graph that plotly draws: its size, its colours, and its buttons.
-import { themedLayout } from "./theme.js";
+import { coloursOf, themedLayout } from "./theme.js";
 import { makeToolbar, updateToolbar } from "./toolbar.js";
 
 /** @typedef {import("./types").Trace} Trace */
@@ -11,8 +11,14 @@ import { makeToolbar, updateToolbar } from "./toolbar.js";
 const CONFIG = { displaylogo: false, responsive: false, doubleClick: false, doubleClickDelay: 600, showTips: false };
 const MIN_HEIGHT = 200; // pixels
 
-/** What all charts of a view share; `plotly` is null until plotly.js has loaded. */
-/** @typedef {{ root: HTMLElement, plotly: import("./types").Plotly | null }} Context */
+/** What all charts of a view share; `plotly` is null until plotly.js has loaded, `colours` until a chart is drawn. */
+/**
+ * @typedef {{
+ *   root: HTMLElement,
+ *   plotly: import("./types").Plotly | null,
+ *   colours: { text: string, paper: string } | null,
+ * }} Context
+ */
 
 export class Chart {
   /**
@@ -36,13 +42,18 @@ export class Chart {
   }
 
   get colour() {
-    return getComputedStyle(this.context.root).color;
+    return coloursOf(this.context).text;
   }
 
   /** Return width and height in pixels; undefined, which plotly replaces by its own, while the graph is hidden. */
   size() {
     const width = Math.round(this.graph.parentElement?.getBoundingClientRect().width ?? 0) || undefined;
     return { width, height: width && Math.max(this.availableHeight(), MIN_HEIGHT) };
+  }
+
+  /** The size to draw in. */
+  drawnSize() {
+    return this.size();
   }
 
   /**
@@ -52,9 +63,10 @@ export class Chart {
    * @param {import("./types").Config} config
    */
   async draw(data, layout, config) {
-    const sized = themedLayout({ ...layout, ...this.size() }, this.colour);
+    const sized = themedLayout({ ...layout, ...this.drawnSize() }, this.colour);
     const isFirst = !this.isDrawn;
-    await this.plotly.react(this.graph, data, sized, { ...CONFIG, ...config });
+    // plotly keeps the buttons of the first drawing: to compare them with those given again takes 6 ms.
+    await this.plotly.react(this.graph, data, sized, isFirst ? { ...CONFIG, ...config } : undefined);
     if (isFirst) this.graph.on("plotly_afterplot", () => this.giveButtonsOneStop());
     this.giveButtonsOneStop();
   }
@@ -75,8 +87,7 @@ export class Chart {
 
   /** @returns {unknown} */
   download() {
-    const background = getComputedStyle(this.context.root).getPropertyValue("--memexplore-paper").trim();
-    const layout = { ...this.graph.layout, ...this.size(), paper_bgcolor: background };
+    const layout = { ...this.graph.layout, ...this.size(), paper_bgcolor: coloursOf(this.context).paper };
     const figure = { data: this.graph.data ?? [], layout };
     return this.plotly.downloadImage(figure, { format: "png", filename: "memexplore" });
   }

@@ -94,3 +94,16 @@ export function themedLayout(layout, colour) {
   const modebar = { bgcolor: "rgba(0,0,0,0)", color: "#888888", activecolor: colour };
   return { ...layout, font: { ...layout.font, color: colour }, modebar };
 }
+
+/**
+ * Return the colours of text and background of a view. They are read once for each theme: the page computes all its styles
+ * again when they are read.
+ * @param {import("./chart.js").Context} context
+ */
+export function coloursOf(context) {
+  if (context.colours) return context.colours;
+  const style = getComputedStyle(context.root);
+  const colours = { text: style.color, paper: style.getPropertyValue("--memexplore-paper").trim() };
+  if (colours.text) context.colours = colours; // an element that is not on the page has none
+  return colours;
+}

@@ -7,7 +7,7 @@ import { rowAfterKey, shapesWithCursor } from "./cursor.js";
 import { element, graphElement } from "./dom.js";
 import { hoverChange } from "./hover.js";
 import { Legend } from "./legend.js";
-import { themedLayout } from "./theme.js";
+import { coloursOf, themedLayout } from "./theme.js";
 import { TimelineControls } from "./timeline_controls.js";
 import { windowOf } from "./zoom.js";
 
@@ -66,6 +66,12 @@ export class Timeline extends Chart {
 
   size() {
     return { ...super.size(), height: this.availableHeight() };
+  }
+
+  /** The size that it has: `resize` follows the page, and to measure takes the time of a layout of the whole page. */
+  drawnSize() {
+    const { width, height } = this.graph.layout ?? {};
+    return width && height ? { width, height } : this.size();
   }
 
   /** @param {Figure} figure */
@@ -132,7 +138,7 @@ export class Timeline extends Chart {
   /** Labels in colours that are legible in the theme; that of the peak stands before lines. */
   annotations() {
     const { root } = this.context;
-    const paper = getComputedStyle(root).getPropertyValue("--memexplore-paper").trim();
+    const { paper } = coloursOf(this.context);
     const capacity = CAPACITY_TEXT[root.dataset.memexploreTheme === "dark" ? "dark" : "light"];
     return (this.figure.layout.annotations ?? []).map((note) => {
       const font = /** @type {Record<string, unknown>} */ (note.font ?? {});
@@ -172,7 +178,7 @@ export class Timeline extends Chart {
   download() {
     const layout = themedLayout({ ...this.figure.layout, ...this.size() }, this.colour);
     layout.xaxis = { ...layout.xaxis, range: this.graph.layout.xaxis?.range };
-    layout.paper_bgcolor = getComputedStyle(this.context.root).getPropertyValue("--memexplore-paper").trim();
+    layout.paper_bgcolor = coloursOf(this.context).paper;
     const figure = { data: this.legend.visible(this.figure.data), layout };
     return this.plotly.downloadImage(figure, { format: "png", filename: "memexplore" });
   }

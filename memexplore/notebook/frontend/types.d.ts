@@ -93,7 +93,7 @@ export interface Config {
 
 export interface Plotly {
   Icons: Record<string, unknown>;
-  react(graph: Graph, data: Trace[], layout: Layout, config: Config): Promise<unknown>;
+  react(graph: Graph, data: Trace[], layout: Layout, config?: Config): Promise<unknown>;
   relayout(graph: Graph, change: Record<string, unknown>): Promise<unknown>;
   restyle(graph: Graph, change: Record<string, unknown>, traces?: number[]): Promise<unknown>;
   purge(graph: Graph): void;

@@ -40,7 +40,7 @@ export class View {
     this.model = model;
     this.root = root;
     /** @type {import("./chart.js").Context} */
-    this.context = { root, plotly: null };
+    this.context = { root, plotly: null, colours: null };
     this.isAlive = true;
     this.isStarted = false;
     this.detailsTape = 0; // number of the tape whose details are drawn
@@ -416,6 +416,7 @@ export class View {
 
   async recolour() {
     markTheme(this.root);
+    this.context.colours = null;
     for (const chart of this.charts) await chart.recolour();
   }
 
