@@ -39,7 +39,11 @@ def serve(path: str, packages: list[str]) -> None:
             for key, _ in selector.select():
                 if key.fileobj is listener:
                     connection, _ = listener.accept()
-                    program = _fork(connection, [listener, *programs.values()], installed)
+                    try:
+                        program = _fork(connection, [listener, *programs.values()], installed)
+                    except OSError:  # the process that asked for it was killed
+                        connection.close()
+                        continue
                     programs[program] = connection
                     selector.register(connection, selectors.EVENT_READ, ("end", program))
                     selector.register(os.pidfd_open(program), selectors.EVENT_READ, ("ended", program))
@@ -66,17 +70,28 @@ def _end(program: int) -> None:
 
 
 def _fork(connection: socket.socket, others: list[socket.socket], installed: list[str]) -> int:
-    """Fork a program with the module, environment, folder and streams of a request; return its number."""
+    """Fork a program with the module, environment, folder and streams of a request; return its number.
+
+    Raises OSError where the process that made the request has ended: then no program is left.
+    """
     data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     while not data.endswith(b"\n"):
-        data += connection.recv(1 << 20)
+        more = connection.recv(1 << 20)
+        if not more:
+            raise ConnectionError("the request has no end")
+        data += more
     request = json.loads(data)
     program = os.fork()
     if program == 0:
         _exit(lambda: _become(request, streams, [connection, *others], installed))
     for stream in streams:
         os.close(stream)
-    connection.sendall(f"{program}\n".encode())
+    try:
+        connection.sendall(f"{program}\n".encode())
+    except OSError:
+        os.kill(program, signal.SIGKILL)  # it may not lead a group of processes yet
+        os.waitpid(program, 0)
+        raise
     return program
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -25,6 +27,7 @@ import cloudpickle
 import torch
 
 from memexplore import targets
+from memexplore.analysis.tables import is_users
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import lanes, workers
 from memexplore.search.advice import Advice
@@ -119,10 +122,10 @@ class SearchProcess:
         _running.discard(self)
 
 
-def _started() -> tuple[SpawnProcess, Connection]:
-    """Start the process of a search, which waits for its step."""
+def _started(modules: tuple[str, ...] = ()) -> tuple[SpawnProcess, Connection]:
+    """Start the process of a search, which imports modules and waits for its step."""
     mine, its = multiprocessing.Pipe()
-    process = workers.new_process(_search, (its,))
+    process = workers.new_process(_search, (its, modules))
     process.start()
     # The end of the process then ends the connection.
     its.close()
@@ -133,19 +136,35 @@ def _started() -> tuple[SpawnProcess, Connection]:
 
 _prepared: tuple[SpawnProcess, Connection] | None = None
 _LEAST_MEMORY = 2 << 30
-"""Free memory of the machine from which on a process may wait: it takes a quarter of a GiB."""
+"""Free memory of the machine from which on a process may wait: it takes a quarter of a GiB, or half of one."""
 
 
 def prepare() -> None:
-    """Start the process of the next search now: it imports torch at low priority, and waits.
+    """Start the process of the next search now: it imports torch and libraries of models at low priority, and waits.
 
-    No effect where one waits already, or where the machine has little memory left.
+    These are the installed modules that define a class of layers in this process: to import `transformers` takes
+    longer than to run a step. No effect where one waits already, or where the machine has little memory left.
     """
     global _prepared
     if _prepared is not None and _prepared[0].is_alive():
         return
     if targets.available_system_memory() >= _LEAST_MEMORY:
-        _prepared = _started()
+        _prepared = _started(installed_layers())
+
+
+def installed_layers() -> tuple[str, ...]:
+    """Return the modules of installed packages, other than torch, that define a class of layers in this process."""
+    classes: dict[type, None] = {}
+    found: list[type] = [torch.nn.Module]
+    while found:
+        classes |= dict.fromkeys(found)
+        found = [one for parent in found for one in parent.__subclasses__() if one not in classes]
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in {one.__module__ for one in classes}}
+    return tuple(
+        name
+        for name, file in sorted(files.items())
+        if file and not is_users(file) and name.partition(".")[0] not in ("torch", "memexplore")
+    )
 
 
 def _take_prepared() -> tuple[SpawnProcess, Connection] | None:
@@ -169,24 +188,28 @@ def _stop_all() -> None:
 # --- in the process -------------------------------------------------------------------------------------------------
 
 
-def _search(connection: Connection) -> None:
+def _search(connection: Connection, modules: tuple[str, ...]) -> None:
     # An interrupt of a notebook reaches the whole process group; the parent stops the search itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_when_terminated()
     try:
-        _answer(connection)
+        _answer(connection, modules)
     finally:
         # The functions that torch runs at exit come next: Python would print an exception that is raised in them.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _answer(connection: Connection) -> None:
+def _answer(connection: Connection, modules: tuple[str, ...]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     torch.set_num_threads(1)
     # The first fake mode imports much of torch: a prepared process has done so when its step arrives.
     fake_mode()
+    for name in modules:
+        # Where a module cannot be imported here, the step says so.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     latest: Advice | None = None
 
     def found(advice: Advice) -> None:

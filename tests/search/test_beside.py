@@ -161,6 +161,14 @@ def test_prepared_process_does_the_next_search_and_only_that() -> None:
     second.stop()
 
 
+def test_prepared_process_imports_installed_libraries_of_models() -> None:
+    pytest.importorskip("transformers.models.gpt2.modeling_gpt2")
+    names = beside.installed_layers()
+    assert "transformers.models.gpt2.modeling_gpt2" in names
+    # Neither torch's own, nor those of this file.
+    assert not [name for name in names if name.startswith(("torch.", "tests", "__main__"))]
+
+
 def test_prepared_process_that_died_is_replaced() -> None:
     beside.prepare()
     assert beside._prepared is not None

@@ -17,7 +17,7 @@ const TENSOR_COLUMNS = [
 /** @type {import("./tables.js").Column<import("./types").LineRow>[]} */
 const LINE_COLUMNS = [
   { title: "Size", texts: ({ size, blocks }) => [size, blocks === "1" ? "1 block" : `${blocks} blocks`] },
-  CATEGORY,
+  { ...CATEGORY, title: "Main category" }, // with most bytes of the line
   LINE,
 ];
 

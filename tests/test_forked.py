@@ -1,0 +1,37 @@
+"""The process that forks programs for the tests goes on after requests whose sender was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import programs
+
+pytestmark = pytest.mark.skipif(not programs.IS_SUPPORTED, reason="programs are forked on Linux only")
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"environment"', b"whole"])
+def test_a_killed_client_does_not_end_the_server(tmp_path: Path, sent: bytes) -> None:
+    path = str(tmp_path / "forks")
+    server = programs.serve(path, ("json",))
+    try:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        request = {"environment": {}, "folder": str(tmp_path), "module": "json.tool", "arguments": ["--help"]}
+        with socket.socket(socket.AF_UNIX) as client, open(os.devnull) as null:
+            while client.connect_ex(path):  # the socket exists before it listens
+                time.sleep(0.01)
+            if sent:
+                content = json.dumps(request).encode() + b"\n" if sent == b"whole" else sent
+                socket.send_fds(client, [content], [null.fileno()] * 3)
+        command = programs.client(path, "json.tool", "--help")
+        assert b"usage" in subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    finally:
+        server.terminate()
+        server.wait()
