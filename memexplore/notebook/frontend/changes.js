@@ -42,7 +42,7 @@ export class Changes {
       this.drawn = drawn;
       const chips = changes.map(({ field, text }) => {
         const chip = element("button", "change");
-        chip.append(...changeParts(text).map((part, place) => element("span", place ? "change-value" : "change-text", part)), "↺");
+        chip.append(element("span", "change-text", text), " ↺");
         chip.type = "button";
         chip.title = `Undo this change: ${text}`;
         chip.setAttribute("aria-label", `Reset ${text}`);
@@ -62,15 +62,6 @@ export class Changes {
     this.redo.disabled = !can_redo;
     updateToolbar(this.root);
   }
-}
-
-/**
- * Return a change as the part that a narrow row shortens first and, if there is one, the new value.
- * @param {string} text such as `Batch 16 → 8`
- */
-export function changeParts(text) {
-  const [, before, after] = /^(.*) (→ .*)$/s.exec(text) ?? [];
-  return after ? [before, after] : [text];
 }
 
 /**

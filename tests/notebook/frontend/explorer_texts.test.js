@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { changeParts, comparison } from "../../../memexplore/notebook/frontend/changes.js";
+import { comparison } from "../../../memexplore/notebook/frontend/changes.js";
 import { lineKind } from "../../../memexplore/notebook/frontend/code.js";
 import { runningText } from "../../../memexplore/notebook/frontend/explorer.js";
 import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
@@ -16,11 +16,6 @@ test("a slider says its value with the unit", () => {
   assert.equal(valueText(samples, 0), "1 sample");
   assert.equal(valueText({ options: ["off", "on"], unit: "", unit_of_one: "" }, 0), "off");
   assert.equal(valueText({ options: [], unit: "", unit_of_one: "" }, -1), "");
-});
-
-test("a change without an old value is one part", () => {
-  assert.deepEqual(changeParts("Batch 16 → 8"), ["Batch 16", "→ 8"]);
-  assert.deepEqual(changeParts("Freeze wte"), ["Freeze wte"]);
 });
 
 test("why a request failed stays beside why a setting was not applied", () => {
