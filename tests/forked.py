@@ -78,6 +78,8 @@ def _fork(connection: socket.socket, others: list[socket.socket], installed: lis
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 20)
         if not more:
+            for stream in streams:
+                os.close(stream)
             raise ConnectionError("the request has no end")
         data += more
     request = json.loads(data)
