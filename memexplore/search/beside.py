@@ -158,7 +158,8 @@ def installed_layers() -> tuple[str, ...]:
     found: list[type] = [torch.nn.Module]
     while found:
         classes |= dict.fromkeys(found)
-        found = [one for parent in found for one in parent.__subclasses__() if one not in classes]
+        children: list[type] = [child for parent in found for child in parent.__subclasses__()]
+        found = [child for child in children if child not in classes]
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in {one.__module__ for one in classes}}
     return tuple(
         name
