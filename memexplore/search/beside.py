@@ -154,12 +154,11 @@ def prepare() -> None:
 
 def installed_layers() -> tuple[str, ...]:
     """Return the modules of installed packages, other than torch, that define a class of layers in this process."""
-    classes: dict[type, None] = {}
-    found: list[type] = [torch.nn.Module]
+    classes: dict[type[torch.nn.Module], None] = {}
+    found: list[type[torch.nn.Module]] = [torch.nn.Module]
     while found:
         classes |= dict.fromkeys(found)
-        children: list[type] = [child for parent in found for child in parent.__subclasses__()]
-        found = [child for child in children if child not in classes]
+        found = [child for parent in found for child in parent.__subclasses__() if child not in classes]
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in {one.__module__ for one in classes}}
     return tuple(
         name
