@@ -85,21 +85,28 @@ def place(line: str) -> Place:
 def places(stack: tuple[Frame, ...]) -> tuple[Place, ...]:
     """Return the places of a stack: the innermost line of the user's code first, then the others, innermost first.
 
-    Frames of C++ are left out, calls of modules by `Module.__call__`, and frames beyond the thirtieth.
+    Left out are frames of C++ and of memexplore, calls of modules by `Module.__call__`, what calls the user's code, such
+    as IPython, and frames beyond the thirtieth.
 
     >>> stack = (Frame("/env/site-packages/torch/nn/functional.py", 10, "relu"), Frame("train.py", 7, "forward"))
     >>> [place.text for place in places(stack)]
     ['train.py, line 7', 'torch/nn/functional.py, line 10']
     """
     first = user_line(stack)
+    users = [number for number, frame in enumerate(stack) if is_users(frame.filename)]
     lines = [
         f"{frame.filename}:{frame.line}"
-        for frame in stack
-        if not is_native(frame.filename) and not _is_module_call(frame)
+        for frame in stack[: users[-1] + 1 if users else len(stack)]
+        if not (is_native(frame.filename) or _is_own(frame) or _is_module_call(frame))
     ]
     if first in lines:
         lines.remove(first)
     return tuple(place(line) for line in ([first, *lines] if first else [])[:_MAX_PLACES])
+
+
+def _is_own(frame: Frame) -> bool:
+    path = frame.filename.replace("\\", "/")
+    return path.startswith(f"{_HERE}memexplore/") or "site-packages/memexplore/" in path
 
 
 def _is_module_call(frame: Frame) -> bool:

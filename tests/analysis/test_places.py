@@ -63,6 +63,22 @@ def test_own_frame_is_first_and_frames_of_c_are_left_out() -> None:
     ]
 
 
+def test_what_calls_the_cell_is_left_out_and_memexplore_between() -> None:
+    stack = (
+        Frame("/env/site-packages/torch/nn/functional.py", 10, "linear"),
+        Frame("<ipython-input-1-0a1b>", 6, "compute_loss"),
+        Frame(str(Path(places.__file__)), 20, "run"),
+        Frame("<ipython-input-1-0a1b>", 9, "<module>"),
+        Frame("/env/site-packages/IPython/core/interactiveshell.py", 3670, "run_code"),
+        Frame("/env/site-packages/ipykernel_launcher.py", 18, "<module>"),
+    )
+    assert [place.text for place in places.places(stack)] == [
+        "Cell In[1], line 6",
+        "torch/nn/functional.py, line 10",
+        "Cell In[1], line 9",
+    ]
+
+
 def test_stack_of_the_autograd_engine_has_the_name_of_its_node() -> None:
     stack = (Frame("??", 0, "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)"),)
     assert places.places(stack) == (places.Place("MulBackward0 (autograd)", "", ""),)
