@@ -30,6 +30,8 @@ def where(tape: Tape, row: int) -> dict[str, Any]:
 def location_text(tape: Tape, row: int) -> str:
     """Return the location of a row as text: ``step 2, backward of layer3.5.conv2``; empty without step and layer.
 
+    A layer whose name is a number has its class, if it is known: ``step 1, forward of features.0 (Conv2d)``.
+
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40], "step": [1], "phase": [Phase.OPTIMIZER]},
     ...                          meta=Meta(Source.MEASURED, "cpu"))
@@ -37,10 +39,17 @@ def location_text(tape: Tape, row: int) -> str:
     'step 1, optimizer'
     """
     place = where(tape, row)
-    step, phase, layer = place["step"], place["phase"], place["layer"]
+    step, phase, layer = place["step"], place["phase"], _with_class(tape, row, place["layer"])
     words = [f"step {step}"] if step else []
     if phase != Phase.OTHER.text:
         words.append(f"{phase} of {layer}" if layer and phase != Phase.OPTIMIZER.text else phase)
     elif layer:
         words.append(layer)
     return ", ".join(words)
+
+
+def _with_class(tape: Tape, row: int, layer: str | None) -> str | None:
+    if layer is None or not tape.classes or not layer.rpartition(".")[2].isdecimal():
+        return layer
+    kind = tape.classes[int(tape.module[row])]
+    return f"{layer} ({kind})" if kind else layer

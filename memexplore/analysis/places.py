@@ -85,8 +85,8 @@ def place(line: str) -> Place:
 def places(stack: tuple[Frame, ...]) -> tuple[Place, ...]:
     """Return the places of a stack: the innermost line of the user's code first, then the others, innermost first.
 
-    Left out are frames of C++ and of memexplore, calls of modules by `Module.__call__`, what calls the user's code, such
-    as IPython, and frames beyond the thirtieth.
+    Left out are frames of C++ and of memexplore, calls of modules by `Module.__call__`, frames outside of the user's
+    code, such as IPython's, and frames beyond the thirtieth.
 
     >>> stack = (Frame("/env/site-packages/torch/nn/functional.py", 10, "relu"), Frame("train.py", 7, "forward"))
     >>> [place.text for place in places(stack)]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
 from memexplore.analysis.growth import leak
+from memexplore.analysis.levers import lever
 from memexplore.analysis.location import location_text
 from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
@@ -21,16 +22,8 @@ from memexplore.units import parse_size, size_text
 
 TIGHT = 0.05
 """A run fits tightly if less than this share of the device is left."""
-_LEVERS = {
-    Category.PARAMETER: "weights in 16 bits",
-    Category.OPTIMIZER_STATE: "an optimizer with less state, such as 8-bit AdamW or SGD",
-    Category.GRADIENT: "an update in the backward pass, frozen layers or LoRA",
-    Category.ACTIVATION: "checkpointing or mixed precision",
-    Category.INPUT: "a smaller batch",
-    Category.TEMPORARY: "a smaller batch or micro-batches",
-    Category.GATHERED_PARAMETER: "fully_shard on smaller blocks, with reshard_after_forward",
-}
-"""What lowers the bytes of a category; the others depend on the code alone."""
+_ROOMY = 0.5
+"""A run that uses less than this share of the device needs no advice."""
 _PLURALS = {
     Category.PARAMETER: "parameters",
     Category.BUFFER: "buffers",
@@ -159,9 +152,10 @@ def _content(
 def _fits(tape: Tape) -> VerdictContent:
     used, capacity = peak(tape, "reserved")[0], tape.meta.capacity
     caught = tuple(found for row in caught_requests(tape) for found in _places(tape, row)[:1])
+    has_room = capacity is not None and used < capacity * _ROOMY
     details = [
         f"Peak {_held(tape)}{_at(tape)}",
-        _shares_and_lever(tape),
+        _shares(tape) if has_room else _shares_and_lever(tape),
         caught_text(tape).removesuffix("."),
         _source(tape),
     ]
@@ -329,8 +323,8 @@ def _shares(tape: Tape) -> str:
 
 def _shares_and_lever(tape: Tape) -> str:
     """Return the two largest categories with their shares, and what lowers the larger one."""
-    levers = [f": try {_LEVERS[kind]}" for kind, _ in _largest(tape)[:1] if kind in _LEVERS]
-    return "".join([_shares(tape), *levers])
+    levers = filter(None, (lever(tape, kind) for kind, _ in _largest(tape)[:1]))
+    return ": try ".join([_shares(tape), *levers])
 
 
 def _largest(tape: Tape) -> list[tuple[Category, float]]:

@@ -38,6 +38,14 @@ class _Box(NamedTuple):
         return across and self.top <= other.top and other.bottom <= self.bottom
 
 
+class Line(NamedTuple):
+    """A horizontal line over the whole width."""
+
+    y: float
+    name: str
+    colour: str
+
+
 class _Place(NamedTuple):
     """A place of a name: distance of its nearer end and of its middle line from the point."""
 
@@ -59,19 +67,20 @@ _PLACES += [_Place(side, side * dx, dy) for dy in _FAR for dx in (6, 40, 80) for
 def name_labels(
     named: Sequence[tuple[float, float, str]],
     points: Sequence[tuple[float, float]],
-    line: float | None,
+    line: Line | None,
     right: float,
     top: float,
     height: int,
 ) -> list[dict[str, Any]]:
-    """Return annotations with the names of points, in order; a name without a free place is omitted.
+    """Return annotations: the name of a line, and those of points in order; a point without a free place has none.
 
-    `named` has x, y and name, `points` all points of the chart, `line` the y of a horizontal line; `right` and `top`
-    are the ends of the axes, which begin at zero, and `height` is that of the figure in pixels. Points at one place
-    have one label with all their names.
+    `named` has x, y and name, `points` all points of the chart; `right` and `top` are the ends of the axes, which begin
+    at zero, and `height` is that of the figure in pixels. Points at one place have one label with all their names. The
+    name of the line, without a free place at it, is above the axes.
 
-    >>> [note["text"] for note in name_labels([(1, 2, "a"), (1, 2, "b")], [(1, 2)], None, 2, 4, 320)]
-    ['a = b']
+    >>> notes = name_labels([(1, 2, "a"), (1, 2, "b")], [(1, 2)], Line(3, "most", "red"), 2, 4, 320)
+    >>> [(note["text"], note["y"]) for note in notes]
+    [('most', 3), ('a = b', 2)]
     """
     names: dict[tuple[float, float], list[str]] = {}
     for x, y, name in named:
@@ -81,20 +90,42 @@ def name_labels(
     for width in _WIDTHS:
         places = [(x / right * width, (1 - y / top) * inner) for x, y in points]
         taken[width] = [_Box(x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER) for x, y in places]
-        if line is not None:
-            level = (1 - line / top) * inner
-            taken[width].append(_Box(0, level - 2, width, level + 2))
     found = []
+    if line is not None:
+        level = (1 - line.y / top) * inner
+        found.append(_line_name(line, level, inner, taken))
+        for width, boxes in taken.items():
+            boxes.append(_Box(0, level - 2, width, level + 2))
     for (x, y), together in names.items():
         text = " = ".join(together)
-        boxes = _free(x / right, (1 - y / top) * inner, _CHARACTER * len(text), inner, taken)
-        if boxes is None:
+        free = _free(x / right, (1 - y / top) * inner, _CHARACTER * len(text), inner, taken)
+        if free is None:
             continue
-        place, of_width = boxes
+        place, of_width = free
         for width, box in of_width.items():
             taken[width].append(box)
         found.append(_annotation(text, x, y, place))
     return found
+
+
+def _line_name(line: Line, level: float, height: float, taken: dict[int, list[_Box]]) -> dict[str, Any]:
+    """Return the name of a line at one of its ends, where no point is; its boxes are added to those taken."""
+    length = _CHARACTER * len(line.name)
+    note = {"text": line.name, "showarrow": False, "font": {"size": 11, "color": line.colour}, "xref": "paper"}
+    for is_right in (False, True):
+        for dy in (-9, 9):
+            boxes = {}
+            for width in taken:
+                start = width - length - 2 if is_right else 2
+                boxes[width] = _Box(start, level + dy - _LINE / 2, start + length, level + dy + _LINE / 2)
+            fits = all(box.top >= 0 and box.bottom <= height for box in boxes.values())
+            if not fits or any(box.meets(other) for width, box in boxes.items() for other in taken[width]):
+                continue
+            for width, box in boxes.items():
+                taken[width].append(box)
+            end = {"x": 0.995, "xanchor": "right"} if is_right else {"x": 0.005, "xanchor": "left"}
+            return note | end | {"y": line.y, "yshift": -dy, "yanchor": "middle"}
+    return note | {"x": 0.005, "xanchor": "left", "y": 1, "yref": "paper", "yshift": 10}
 
 
 def _free(

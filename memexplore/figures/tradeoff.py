@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from memexplore.analysis.tradeoffs import Point, frontier
-from memexplore.figures.name_labels import name_labels
+from memexplore.figures.name_labels import Line, name_labels
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, escaped
 from memexplore.tape import Source
 from memexplore.units import signed_percent, size_text
@@ -20,6 +20,8 @@ _FAR = 2.5
 than this multiple of the median is drawn at the right edge with its value as text."""
 _BEYOND = 2
 """A setting that needs more than this multiple of the capacity is drawn at the upper edge with its value as text."""
+_LITTLE_BEYOND = 1.25
+"""The memory axis is this much longer where all settings fit on it then."""
 _LABEL_LENGTH = 30
 _SEPARATOR, _WRITTEN = ", ", "as written"
 """Text between the knobs of a setting, and the setting without knobs."""
@@ -113,7 +115,7 @@ def tradeoff(
             hovertemplate="%{text}<extra></extra>",
             cliponaxis=False,
         )
-    shapes, annotations, top = _capacity(capacity, max((ys[number] for number in valid), default=1))
+    shapes, annotations, line, top = _capacity(capacity, max((ys[number] for number in valid), default=1))
     marked = [number for number in valid if points[number].setting in (_WRITTEN, chosen)]
     texts_of = {number: _clipped_text(points[number], x_axis, edge, ceiling) for number in valid}
     clipped = [number for number in valid if texts_of[number]]
@@ -125,7 +127,7 @@ def tradeoff(
     # The value of a clipped setting comes first: without it, its place would be taken for its value.
     labelled = [(xs[number], ys[number], texts_of[number]) for number in dict.fromkeys((*clipped, *named))]
     drawn = [(xs[number], ys[number]) for number in valid]
-    annotations += name_labels(labelled, drawn, capacity, edge * _HEADROOM, top, HEIGHT)
+    annotations += name_labels(labelled, drawn, line, edge * _HEADROOM, top, HEIGHT)
     values, texts = byte_ticks(top)
     sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
     measured = str(Source.MEASURED) in sources
@@ -183,13 +185,13 @@ def largest_batches(
         hovertemplate="%{text}<extra></extra>",
         cliponaxis=False,
     )
-    shapes, annotations, top = _capacity(
+    shapes, annotations, line, top = _capacity(
         capacity, max((min(points[n].peak_reserved, ceiling) for n in shown), default=1)
     )
     end = max((batches[number] for number in shown), default=1) * _HEADROOM
     drawn = [(batches[number], min(points[number].peak_reserved, ceiling)) for number in shown]
     names_of = [(*drawn[index], _own_name(points, shown[index])) for index in best]
-    annotations += name_labels(names_of, drawn, capacity, end, top, HEIGHT)
+    annotations += name_labels(names_of, drawn, line, end, top, HEIGHT)
     values, texts = byte_ticks(top)
     figure.update_layout(
         shapes=shapes,
@@ -225,7 +227,10 @@ def _styled(figure: go.Figure, theme: Theme) -> go.Figure:
 def _ceiling(sizes: Sequence[int], capacity: int | None) -> int:
     """Return the size at which the memory axis ends: not far beyond the capacity, unless all settings are."""
     highest = max(sizes, default=1)
-    return highest if capacity is None else min(highest, max(_BEYOND * capacity, min(sizes, default=0)))
+    if capacity is None:
+        return highest
+    ceiling = max(_BEYOND * capacity, min(sizes, default=0))
+    return highest if highest <= _LITTLE_BEYOND * ceiling else ceiling
 
 
 def _clipped_text(point: Point, x_axis: XAxis, edge: float, ceiling: int) -> str:
@@ -251,20 +256,18 @@ def _edge(values: Sequence[float]) -> float:
     return max(1.0, *(value for value in [1.0, *ordered] if value <= limit))
 
 
-def _capacity(capacity: int | None, highest: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float]:
-    """Return the shapes and annotations of the capacity, and the top of the y axis."""
+def _capacity(
+    capacity: int | None, highest: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Line | None, float]:
+    """Return the shapes and annotations of the capacity, its line if it has one, and the top of the y axis."""
     if capacity is None:
-        return [], [], highest * _HEADROOM
+        return [], [], None, highest * _HEADROOM
     text = f"capacity {size_text(capacity)}"
     if capacity > _FAR * highest:
         text += f", {capacity / highest:.1f} times the highest ↑"
-        return [], [_label(text)], highest * _HEADROOM
-    # Above the axes, where no setting lies.
-    line = {"color": CAPACITY, "width": 2, "dash": "solid"}
-    shape = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": capacity, "y1": capacity, "line": line}
-    return [shape], [_label(text)], max(highest, capacity) * _HEADROOM
-
-
-def _label(text: str) -> dict[str, Any]:
-    place = {"x": 0.005, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yshift": 10}
-    return {"text": text, "showarrow": False, "font": {"size": 11, "color": CAPACITY}, **place}
+        place = {"x": 0.005, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yshift": 10}
+        note = {"text": text, "showarrow": False, "font": {"size": 11, "color": CAPACITY}, **place}
+        return [], [note], None, highest * _HEADROOM
+    style = {"color": CAPACITY, "width": 2, "dash": "solid"}
+    shape = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": capacity, "y1": capacity, "line": style}
+    return [shape], [], Line(capacity, text, CAPACITY), max(highest, capacity) * _HEADROOM

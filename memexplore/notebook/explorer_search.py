@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,9 @@ class Search:
             self._number += 1
             self._stop()
             self.state = after_stop(self.state)
+            if self.advice is not None:
+                self.advice = dataclasses.replace(self.advice, cancelled=True)
+        self._on_advice()
         self._on_progress()
 
     def _receive(self, event: Found | Ended) -> None:

@@ -99,9 +99,11 @@ def trade_offs(
 ) -> Tab:
     """Return charts with a point for each setting on the present GPU: time and memory; memory and `largest`.
 
-    `largest` are the largest batches, where a search found them.
+    `largest` are the largest batches, where a search found them. Training and inference are not in one chart: neither
+    can replace the other.
     """
     as_written = _as_written(outcomes)
+    outcomes = [outcome for outcome in outcomes if outcome.knobs.mode is current.mode]
     gpus = {outcome.gpu for outcome in outcomes if outcome.knobs == current}
     outcomes = [outcome for outcome in outcomes if outcome.gpu in gpus or not gpus]
     capacities = {outcome.capacity for outcome in outcomes if outcome.knobs == current}
@@ -178,8 +180,19 @@ def advice(advice: Advice, current: Knobs | None = None, base: Knobs = _WRITTEN)
         rows.append(row)
     titles = ["Setting", f"Reserved, {unit}", f"Left, {left}", "Time", "FLOPs", "Largest batch"]
     sentences = [sentence.removesuffix(":").removesuffix(".") + "." for sentence in advice.sentences]
-    text = " ".join((*sentences, *(["Click a setting to use it."] if rows else [])))
+    is_listed = current is None or any(row["current"] for row in rows)
+    other = "" if current is None or is_listed else _other_search(base, current)
+    text = " ".join(filter(None, (other, *sentences, "Click a setting to use it." if rows else "")))
     return {"kind": "table", "titles": titles, "align": _ALIGN, "rows": rows, "text": text}
+
+
+def _other_search(base: Knobs, current: Knobs) -> str:
+    """Return for what a search was, where the GPU, the batch or the input size are other ones now; else nothing."""
+    names = {"gpu": "GPU", "batch": "batch", "input_size": "input size"}
+    changed = [text for name, text in names.items() if getattr(base, name) != getattr(current, name)]
+    if not changed:
+        return ""
+    return f'Found for another {" and ".join(changed)}: press "What would fit?" for the present one.'
 
 
 def reserved_cell(outcome: Outcome, unit: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import itertools
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,10 +75,22 @@ def test_capacity_is_a_line():
     assert [(shape.y0, shape.y1, shape.line.color) for shape in shapes] == [(14 * GIB, 14 * GIB, CAPACITY)]
 
 
-def test_capacity_is_named_above_the_axes_where_no_setting_lies():
-    note = next(note for note in tradeoff(POINTS, 14 * GIB).layout.annotations if "capacity" in note.text)
+def capacity_note(points: list[Point], capacity: int) -> Any:
+    return next(note for note in tradeoff(points, capacity).layout.annotations if "capacity" in note.text)
+
+
+def test_capacity_is_named_at_its_line():
+    note = capacity_note(POINTS, 14 * GIB)
+    assert (note.y, note.yref) == (14 * GIB, None)
+    assert abs(note.yshift) < 15  # pixels
+
+
+def test_capacity_is_named_above_the_axes_where_settings_lie_along_its_line():
+    along = [
+        Point(f"batch {number}", number / 20, 0.0, 14 * GIB + (number % 2) * GIB // 10, False) for number in range(41)
+    ]
+    note = capacity_note(along, 14 * GIB)
     assert (note.y, note.yref) == (1, "paper")
-    assert note.yshift > 0
 
 
 def test_capacity_far_above_the_points_is_only_a_label():
@@ -155,6 +168,15 @@ def test_text_is_sorted_by_time_with_a_star_on_the_frontier():
 
 def test_nan_time_is_a_dash():
     assert "nan" not in tradeoff_text([Point("gpu", math.nan, math.nan, GIB, True)])
+
+
+def test_setting_a_little_beyond_twice_the_capacity_is_where_it_belongs() -> None:
+    # 22 of 10 GiB, less than 1.25 times 20
+    figure = tradeoff(
+        [Point("as written", 1.0, 0.0, 22 * GIB, False), Point("fp16", 0.5, 0.0, 8 * GIB, True)], 10 * GIB
+    )
+    assert list(trace(figure, "does not fit").y) == [22 * GIB]
+    assert not [note.text for note in figure.layout.annotations if "↑" in note.text]
 
 
 def test_settings_far_beyond_the_capacity_are_clipped_with_an_arrow() -> None:

@@ -23,8 +23,9 @@ def tape_of(*rows: tuple[Action, int], meta: Meta = ENDED) -> Tape:
 
 
 def of_categories(sizes: dict[Category, int], meta: Meta = ENDED) -> Tape:
-    """Return a tape that holds some bytes of each category."""
+    """Return a tape that holds some bytes of each category, on a GPU of this size."""
     program = Program()
+    meta = meta._replace(capacity=sum(sizes.values()))
     for kind, size in sizes.items():
         program.alloc(size, kind)
     return program.tape(meta)
@@ -103,6 +104,13 @@ def test_caught_errors_are_in_the_detail() -> None:
 )
 def test_two_largest_categories_and_what_lowers_the_first(sizes: dict[Category, int], text: str) -> None:
     assert text in verdict_content(of_categories({kind: size * MIB for kind, size in sizes.items()})).detail
+
+
+def test_run_with_half_of_the_gpu_to_spare_has_no_lever() -> None:
+    # 1 GiB of 4
+    program = Program()
+    program.alloc(GIB, Category.ACTIVATION)
+    assert "100 % activations · predicted" in verdict_content(program.tape(ENDED)).detail
 
 
 def test_category_of_less_than_half_a_per_cent_is_not_named() -> None:

@@ -140,6 +140,15 @@ def test_advice_for_another_gpu_stays_on_that_gpu(shown: Explorer, monkeypatch: 
     assert [row["cells"][0] for row in shown.view._tabs[tabs.ADVICE]["rows"] if row["current"]] == ["batch 32"]
 
 
+def test_stopped_search_says_that_its_list_may_be_incomplete(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowSearch()
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    slow.find(6, advise(step(), budget=1, progress=None))
+    send(shown, "stop")
+    assert "The search was stopped: there may be better settings." in shown.view._tabs[tabs.ADVICE]["text"]
+
+
 def test_trade_offs_have_the_settings_of_the_present_gpu(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     turn(shown, "gpu", "A100 40GB · 39.0 GiB")
     slow, advice = SlowSearch(), advise(step(), "A100 40GB", budget=3, progress=None)

@@ -78,6 +78,31 @@ def test_text_over_the_rows_of_advice_has_whole_sentences(outcome: Outcome) -> N
     assert text.endswith("1 setting was run. These fit, cheapest first. Click a setting to use it.")
 
 
+@pytest.mark.parametrize(
+    ("base", "current", "text"),
+    [
+        (Knobs(), Knobs(), "As written it needs"),
+        (Knobs(), Knobs(gpu="A10"), 'Found for another GPU: press "What would fit?" for the present one. As written'),
+        (Knobs(batch=8, gpu="A10"), Knobs(), "Found for another GPU and batch: "),
+        # a setting of the list is in force
+        (Knobs(), Knobs(batch=8), "As written it needs"),
+    ],
+)
+def test_advice_says_that_it_was_found_for_another_setting(
+    outcome: Outcome, base: Knobs, current: Knobs, text: str
+) -> None:
+    smaller = Option(of(outcome, knobs=Knobs(batch=8), fits=True), 1.0, 0.0, frozenset(), None, "")
+    found = Advice(gpu_catalogue.find("T4"), outcome, (smaller,), (outcome,), {}, {}, frozenset({Knobs()}))
+    assert tabs.advice(found, current, base)["text"].startswith(text)
+
+
+def test_chart_of_training_has_no_inference(outcome: Outcome) -> None:
+    outcomes = [outcome, of(outcome, knobs=Knobs(mode="inference")), of(outcome, knobs=Knobs(batch=8))]
+    figures = [tabs.trade_offs(outcomes, knobs)["figure"] for knobs in (Knobs(), Knobs(mode="inference"))]
+    ids = [{name for trace in figure["data"] for name in trace.get("ids", ())} for figure in figures]
+    assert ids == [{"as written", "batch 8"}, {str(Knobs(mode="inference"))}]
+
+
 def test_code_is_shown_as_a_diff() -> None:
     tab = tabs.code(None, Knobs(accumulation=2))
     assert "-     loss = loss_function(model(inputs), targets)" in tab["diff"].split("\n")

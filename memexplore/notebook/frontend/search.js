@@ -4,6 +4,7 @@ import { element } from "./dom.js";
 /** @typedef {import("./types").ExplorerState["search"]} SearchState */
 
 const TICK_MS = 1000;
+const RUNS = "A run is that of a setting, or of a setting with another batch to find its largest one.";
 
 export class Search {
   /** @param {(request: { type: string }) => void} onRequest */
@@ -48,7 +49,7 @@ export class Search {
     this.running = isRunning && search.planned ? search : null;
     this.since = Date.now();
     this.text.textContent = search.text;
-    this.text.title = search.text;
+    this.text.title = search.done ? `${search.text}. ${RUNS}` : search.text;
     this.close();
     if (this.running) {
       this.tick();
