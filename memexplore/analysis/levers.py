@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memexplore.analysis.curves import block_bytes, live_rows
-from memexplore.tape import Category, Phase, Tape
+from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.tensor_text import dtype_of
 
 _LEVERS = {
@@ -42,7 +42,8 @@ def lever(tape: Tape, category: Category) -> str:
 
 def _recomputes(tape: Tape) -> bool:
     """Return whether a checkpoint recomputes activations in the backward pass."""
-    return bool(np.any((tape.category == Category.ACTIVATION) & (tape.phase == Phase.BACKWARD)))
+    made = (tape.action == Action.ALLOC) & (tape.category == Category.ACTIVATION)
+    return bool(np.any(made & (tape.phase == Phase.BACKWARD)))
 
 
 def _is_short(tape: Tape, category: Category) -> bool:

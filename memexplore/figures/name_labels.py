@@ -125,7 +125,8 @@ def _line_name(line: Line, level: float, height: float, taken: dict[int, list[_B
                 taken[width].append(box)
             end = {"x": 0.995, "xanchor": "right"} if is_right else {"x": 0.005, "xanchor": "left"}
             return note | end | {"y": line.y, "yshift": -dy, "yanchor": "middle"}
-    return note | {"x": 0.005, "xanchor": "left", "y": 1, "yref": "paper", "yshift": 10}
+    # As in a legend: the line is elsewhere.
+    return note | {"text": f"━ {line.name}", "x": 0.005, "xanchor": "left", "y": 1, "yref": "paper", "yshift": 10}
 
 
 def _free(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memexplore.analysis.levers import lever
-from memexplore.tape import Category, Meta, Phase, Source, Tape
+from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
 
 
 def tape_of(dtype: str, phase: Phase = Phase.FORWARD, category: Category = Category.ACTIVATION) -> Tape:
@@ -35,6 +35,20 @@ def tape_of(dtype: str, phase: Phase = Phase.FORWARD, category: Category = Categ
 )
 def test_activations_are_lowered_by_what_is_not_in_use(tape: Tape, text: str) -> None:
     assert lever(tape, Category.ACTIVATION) == text
+
+
+def test_activations_that_the_backward_pass_frees_are_not_recomputed() -> None:
+    tape = Tape.from_columns(
+        {
+            "action": [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED],
+            "address": [0, 1024, 0],
+            "size": [500, 500, 500],
+            "category": [Category.ACTIVATION] * 3,
+            "phase": [Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD],
+        },
+        meta=Meta(Source.PREDICTED, "Tesla T4"),
+    )
+    assert lever(tape, Category.ACTIVATION) == "checkpointing or mixed precision"
 
 
 def test_weights_in_16_bits_have_no_lever() -> None:
