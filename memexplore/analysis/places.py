@@ -93,7 +93,9 @@ def places(stack: tuple[Frame, ...]) -> tuple[Place, ...]:
     ['train.py, line 7', 'torch/nn/functional.py, line 10']
     """
     first = user_line(stack)
-    users = [number for number, frame in enumerate(stack) if is_users(frame.filename)]
+    # A cell is called by code of the notebook, of which some may not be installed.
+    users = [number for number, frame in enumerate(stack) if _is_cell(frame.filename)]
+    users = users or [number for number, frame in enumerate(stack) if is_users(frame.filename)]
     lines = [
         f"{frame.filename}:{frame.line}"
         for frame in stack[: users[-1] + 1 if users else len(stack)]
@@ -104,6 +106,10 @@ def places(stack: tuple[Frame, ...]) -> tuple[Place, ...]:
     return tuple(place(line) for line in ([first, *lines] if first else [])[:_MAX_PLACES])
 
 
+def _is_cell(filename: str) -> bool:
+    return bool(cell_name(filename) or _CELL_FILE.search(filename))
+
+
 def _is_own(frame: Frame) -> bool:
     path = frame.filename.replace("\\", "/")
     return path.startswith(f"{_HERE}memexplore/") or "site-packages/memexplore/" in path
@@ -111,7 +117,8 @@ def _is_own(frame: Frame) -> bool:
 
 def _is_module_call(frame: Frame) -> bool:
     """Return whether a frame calls a module or its hooks: three such frames for each level of the model say nothing."""
-    return frame.function in _MODULE_CALLS and frame.filename.replace("\\", "/").endswith("torch/nn/modules/module.py")
+    name = frame.function.rpartition(".")[2]
+    return name in _MODULE_CALLS and frame.filename.replace("\\", "/").endswith("torch/nn/modules/module.py")
 
 
 def name_cells(text: str) -> str:

@@ -178,6 +178,7 @@ def timeline_traces(
             "type": "scatter",
             "x": places.x([row]).tolist() if row >= 0 else [],
             "y": [allocated] if row >= 0 else [],
+            "customdata": [row] if row >= 0 else [],
             "name": "peak",
             "mode": "markers",
             "marker": {"symbol": "circle", "size": 9, "color": CAPACITY, "line": {"width": 1.5, "color": "white"}},

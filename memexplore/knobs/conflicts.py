@@ -7,6 +7,13 @@ from memexplore.knobs.choices import Mode, Optimizer, Precision, Update, ZeroGra
 from memexplore.knobs.knobs import Knobs
 
 
+def refuse_conflicts(knobs: Knobs) -> None:
+    """Raise ValueError with a sentence for each contradiction in a setting."""
+    wrong = conflicts(knobs)
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
 def conflicts(knobs: Knobs) -> list[str]:
     """Return a sentence for each contradiction in a setting; an empty list if it can run.
 

@@ -121,17 +121,18 @@ def grouped(hidden: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def changes(table: Sequence[Knob], knobs: Knobs) -> list[dict[str, str]]:
-    """Return the knobs with another value than as written: name of the control, and from what to what."""
+    """Return the knobs with another value than as written: name and label of the control, and from what to what."""
     found = []
     for knob in table:
         if not knob.is_changed(knobs) or (knob.field == "lora_rank" and not knobs.lora):
             continue
         if knob.name == "checkpoint" and knobs.checkpoint.kind is CheckpointKind.LAYERS:
             continue  # the knob CHOSEN_LAYERS names them
-        found.append({"field": knob.name, "text": change_text(knob, knobs)})
+        found.append({"field": knob.name, "label": knob.label, "text": change_text(knob, knobs)})
     # Knobs without a control can be set in code.
     others = {field: value for field, value in knobs.changed().items() if field not in {knob.field for knob in table}}
-    return found + [{"field": field, "text": str(Knobs(**{field: value}))} for field, value in others.items()]
+    texts = {field: str(Knobs(**{field: value})) for field, value in others.items()}
+    return found + [{"field": field, "label": "", "text": text} for field, text in texts.items()]
 
 
 def change_text(knob: Knob, knobs: Knobs) -> str:

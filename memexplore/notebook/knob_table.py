@@ -233,7 +233,7 @@ def _sequence_lengths(size: int) -> list[int]:
 
 
 def _optimizer_knobs(written: Mapping[str, str]) -> list[Knob]:
-    zero = {ZeroGrad.AS_WRITTEN: "", ZeroGrad.TO_NONE: "gradients to None", ZeroGrad.TO_ZERO: "gradients to zeros"}
+    zero = {ZeroGrad.AS_WRITTEN: "", ZeroGrad.TO_NONE: "to None", ZeroGrad.TO_ZERO: "to zeros"}
     own = written.get("optimizer", "")
     # The written optimizer can have other arguments than the one of the knob.
     optimizers = {kind: f"{kind.value}, default arguments" if kind.value == own else kind.value for kind in Optimizer}

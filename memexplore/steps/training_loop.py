@@ -14,7 +14,7 @@ import torch
 
 from memexplore.knobs.apply import micro_batch_notes, of_model, training_loop_scope
 from memexplore.knobs.choices import MemoryFormat, Mode, Precision, Update, ZeroGrad
-from memexplore.knobs.conflicts import conflicts
+from memexplore.knobs.conflicts import refuse_conflicts
 from memexplore.knobs.facts import Change, Count, Unit
 from memexplore.knobs.forward import device_of
 from memexplore.knobs.knobs import Knobs
@@ -78,9 +78,7 @@ def train(
 
     Raises ValueError for knobs that contradict each other or do not suit the step.
     """
-    wrong = conflicts(knobs)
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    refuse_conflicts(knobs)
     batch = step.batch_of(knobs.batch, knobs.input_size)
     count, device = knobs.accumulation or 1, device_of(model) if across is None else torch.device("cuda", 0)
     called = model if across is None else across.model

@@ -21,6 +21,7 @@ from memexplore.analysis.curves import peak
 from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import apply_to_step
 from memexplore.knobs.choices import InPlace, Optimizer, Precision, Update
+from memexplore.knobs.conflicts import refuse_conflicts
 from memexplore.knobs.facts import Note, NoteKind
 from memexplore.knobs.inplace.legal import legal_sites, observed
 from memexplore.knobs.inplace.sites import Sites
@@ -234,6 +235,7 @@ class _Continued(NamedTuple):
 
 def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord | None) -> Trial | _Continued:
     """Run a step on a virtual GPU until its end, or until a trace of the record has all that follows."""
+    refuse_conflicts(knobs)  # before the model is distributed
     model = built_model(step)
     sites = _sites(step, knobs, target)
     applied = ApplyReport()

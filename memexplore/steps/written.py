@@ -33,7 +33,7 @@ def written_texts(step: Step, model: nn.Module, tape: Tape) -> dict[str, str]:
         "checkpoint": checkpoint_text(tape),
         "optimizer": "" if optimizer is None else optimizer_text(optimizer),
         "update": "" if optimizer is None else update_text(optimizer, tape.meta.device),
-        "zero_grad": "gradients to None",
+        "zero_grad": "to None",
     }
     return {field: text for field, text in texts.items() if text}
 

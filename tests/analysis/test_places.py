@@ -37,8 +37,9 @@ def test_calls_of_modules_are_left_out() -> None:
     module = "/env/site-packages/torch/nn/modules/module.py"
     stack = (
         Frame("net.py", 7, "forward"),
-        Frame(module, 1832, "inner"),
-        Frame(module, 1884, "_call_impl"),
+        # as a recording and as a snapshot name them
+        Frame(module, 1832, "Module._call_impl.<locals>.inner"),
+        Frame(module, 1884, "Module._call_impl"),
         Frame(module, 1778, "_wrapped_call_impl"),
         Frame(module, 930, "_apply"),
         Frame("train.py", 3, "<module>"),
@@ -70,7 +71,7 @@ def test_what_calls_the_cell_is_left_out_and_memexplore_between() -> None:
         Frame(str(Path(places.__file__)), 20, "run"),
         Frame("<ipython-input-1-0a1b>", 9, "<module>"),
         Frame("/env/site-packages/IPython/core/interactiveshell.py", 3670, "run_code"),
-        Frame("/env/site-packages/ipykernel_launcher.py", 18, "<module>"),
+        Frame("/home/me/start_kernel.py", 18, "<module>"),
     )
     assert [place.text for place in places.places(stack)] == [
         "Cell In[1], line 6",

@@ -32,7 +32,7 @@ CHOICES = [
     Turn("Checkpoint", "ArrowDown", Knobs(checkpoint="every 1"), "√N segments", Knobs(checkpoint="sqrt")),
     Turn("Optimizer", "ArrowDown", Knobs(optimizer="SGD"), "Adafactor", Knobs(optimizer="Adafactor")),
     Turn("Update", "ArrowDown", Knobs(update="fused"), "in backward", Knobs(update="in backward")),
-    Turn("zero_grad", "ArrowDown", Knobs(zero_grad="set to zero"), "gradients to None (as written)", Knobs()),
+    Turn("zero_grad", "ArrowDown", Knobs(zero_grad="set to zero"), "to None (as written)", Knobs()),
     Turn("GPU", "ArrowUp", Knobs(gpu="RTX 3060"), "A100 40GB", Knobs(gpu="A100 40GB")),
     Turn(
         "Split blocks up to",

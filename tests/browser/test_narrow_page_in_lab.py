@@ -101,6 +101,18 @@ def test_nothing_moves_or_overlaps_while_knobs_turn(explored: Any, width: int) -
         assert box["x"] + box["width"] <= row["x"] + row["width"], part.inner_text()
 
 
+@pytest.mark.parametrize("width", [800, 1400])
+def test_changes_show_their_new_values(explored: Any, width: int) -> None:
+    page = explored.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    for label, option in [("Precision", "bf16"), ("Checkpoint", "every block")]:
+        choose(explored, label, option)
+        explored.settle()
+    values = page.locator(".memexplore-change-value")
+    assert values.all_inner_texts() == ["→ bf16 autocast", "→ every block"]
+    assert not any(value.evaluate(CUT) for value in values.all())
+
+
 def test_legend_lies_below_the_controls_of_the_timeline(narrow: Any) -> None:
     page = narrow.page
     page.get_by_label("Batch", exact=True).press("ArrowLeft")  # with an outline in the legend

@@ -156,6 +156,24 @@ def test_out_of_memory_is_said_once_with_the_users_line_first(notebook: Callable
     assert [text.count(words) for words in (found["headline"], "stops in", "GPU has")] == [1, 1, 1]
 
 
+def test_one_disclosure_is_open_at_a_time_and_none_after_a_click_beside_it(notebook: Callable[..., Any]) -> None:
+    book = notebook(CHOICE, STOPPING)
+    book.run(0)
+    shown(book, 1)
+    where, notes = (book.page.locator(f".memexplore-{name}").last for name in ("where", "notes"))
+    opened = [lambda: where.evaluate("it => it.open"), lambda: notes.evaluate("it => it.open")]
+    where.locator("summary").click()
+    lines = where.locator("li").all_inner_texts()
+    assert [line.split(",")[0] for line in lines if not line.startswith("Cell In")] == [
+        "torch/nn/modules/linear.py",
+        "torch/nn/modules/container.py",
+    ]
+    notes.locator("summary").click()
+    assert [one() for one in opened] == [False, True]
+    book.page.locator(".memexplore-headline").last.click()
+    assert [one() for one in opened] == [False, False]
+
+
 def test_progress_is_a_bar_in_its_own_output_and_a_sweep_has_curves(notebook: Callable[..., Any]) -> None:
     book = notebook(CHOICE, SWEEP)
     book.run(0)

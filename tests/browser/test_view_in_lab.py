@@ -283,3 +283,74 @@ def test_plotly_of_the_page_is_restored(notebook: Callable[..., Any]) -> None:
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn")
     assert book.page.evaluate("() => globalThis.Plotly") == "mine"
+
+
+def at_the_peak(book: Any) -> Any:
+    """Wait until the cursor is at the peak."""
+    peak = curves.peak(training_tape(steps=STEPS))[1]
+    book.page.wait_for_function(f"row => {{ {GRAPH} return graph.dataset.row === String(row) }}", arg=peak)
+
+
+def test_button_moves_the_cursor_to_the_peak(shown: Any) -> None:
+    button = shown.page.get_by_role("button", name="To the peak")
+    assert not button.is_visible()  # the cursor is there
+    click_timeline(shown, 100)
+    button.click()
+    at_the_peak(shown)
+    shown.settle()
+    assert not button.is_visible()
+
+
+def test_key_moves_the_cursor_to_the_peak(shown: Any) -> None:
+    click_timeline(shown, 100)
+    shown.settle()
+    shown.page.locator(".memexplore-timeline").press("p")
+    at_the_peak(shown)
+
+
+def test_click_beside_the_marker_of_the_peak_is_at_the_peak(shown: Any) -> None:
+    click_timeline(shown, 100)
+    shown.settle()
+    x, y = shown.page.evaluate(
+        f"""() => {{ {GRAPH} const box = graph.getBoundingClientRect(), {{ xaxis, yaxis }} = graph._fullLayout;
+            const peak = graph.figure.data.find(({{ name }}) => name === "peak");
+            return [box.x + xaxis._offset + xaxis.d2p(peak.x[0]), box.y + yaxis._offset + yaxis.d2p(peak.y[0])] }}"""
+    )
+    # 6² + 6² is less than 10²; on this tape of 16 steps a pixel is more than a row.
+    shown.page.mouse.click(x + 6, y + 6)
+    at_the_peak(shown)
+
+
+def test_search_counts_what_it_finds_in_each_tab(shown: Any) -> None:
+    shown.page.locator(".memexplore-search").fill("conv")
+    counts = shown.page.evaluate(
+        """() => Object.fromEntries(
+            [...document.querySelectorAll('[data-count]')].map(tab => [tab.textContent, +tab.dataset.count]))"""
+    )
+    rows = shown.page.locator(".memexplore-layer-label", has_text="conv")
+    assert counts["Layers"] == rows.count() > 0
+    shown.page.get_by_role("tab", name="Tensors").click()
+    assert counts["Tensors"] == visible(shown, ".memexplore-tensors tbody tr")
+    shown.page.locator(".memexplore-search").fill("")
+    assert shown.page.locator("[data-count]").count() == 0
+
+
+def test_rows_below_the_panel_are_announced(shown: Any) -> None:
+    more = shown.page.locator(".memexplore-layers-more")
+    for fold in ("▸",) * 8:  # open what is closed, until the rows are more than the panel shows
+        closed = shown.page.locator(".memexplore-fold", has_text=fold)
+        if closed.count():
+            closed.first.click()
+    below = """() => { const end = document.querySelector('.memexplore-layers-more').getBoundingClientRect().top;
+        const rows = [...document.querySelectorAll('.memexplore-layer')];
+        return rows.filter(row => row.getBoundingClientRect().bottom > end + 1).length }"""
+    count = shown.page.evaluate(below)
+    assert count > 0
+    shown.page.wait_for_function(
+        "count => document.querySelector('.memexplore-layers-more').textContent.startsWith(`▾ ${count} more row`)",
+        arg=count,
+    )
+    shown.page.locator(".memexplore-layers").evaluate("tree => tree.lastElementChild.scrollIntoView()")
+    shown.page.locator(".memexplore-panel").first.evaluate("panel => panel.scrollTo(0, panel.scrollHeight)")
+    shown.page.wait_for_function("() => !document.querySelector('.memexplore-layers-more').textContent")
+    assert not more.is_visible()

@@ -46,7 +46,7 @@ def test_begins_as_written(shown: Explorer) -> None:
         ("accumulation", "16", Knobs(accumulation=16)),
         ("optimizer", "Adam", Knobs(optimizer="Adam")),
         ("update", "per tensor", Knobs(update="per tensor")),
-        ("zero_grad", "gradients to zeros", Knobs(zero_grad="set to zero")),
+        ("zero_grad", "to zeros", Knobs(zero_grad="set to zero")),
         ("frozen", "0", Knobs(frozen="0")),
         ("lora", "0", Knobs(lora="0")),
         ("checkpoint layers", "0 1", Knobs(checkpoint="layers 0 1")),
@@ -340,7 +340,7 @@ def test_a_choice_that_says_what_is_written_is_not_listed_twice(shown: Explorer)
         return next(row["options"] for row in shown.message()["knobs"] if row["field"] == field)
 
     assert options("checkpoint")[:2] == ["none (as written)", "every block"]
-    assert options("zero_grad") == ["gradients to None (as written)", "gradients to zeros"]
+    assert options("zero_grad") == ["to None (as written)", "to zeros"]
     shown.knobs = Knobs(checkpoint="none")  # in code it can be set; it is listed while it is
     assert options("checkpoint")[:2] == ["none (as written)", "none"]
     assert "SGD, default arguments" in options("optimizer")

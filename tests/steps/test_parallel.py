@@ -254,3 +254,8 @@ def test_a_setting_that_does_not_fit_is_run_once(monkeypatch: pytest.MonkeyPatch
     _, outcome = run_unlimited(step_of(), Knobs(gpus=2, strategy="fsdp2"), gpu="24MiB")
     assert not outcome.fits
     assert len(calls) == LAYERS + 1  # each layer, and the model
+
+
+def test_tensor_parallel_groups_without_a_strategy_end_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^tensor_parallel=2 on 4 GPUs needs .*: write strategy='fsdp2'$"):
+        run(step_of(), Knobs(gpus=4, tensor_parallel=2))

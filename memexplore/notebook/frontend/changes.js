@@ -40,9 +40,9 @@ export class Changes {
     const drawn = JSON.stringify(changes);
     if (drawn !== this.drawn) {
       this.drawn = drawn;
-      const chips = changes.map(({ field, text }) => {
+      const chips = changes.map(({ field, label, text }) => {
         const chip = element("button", "change");
-        chip.append(element("span", "change-text", text), " ↺");
+        chip.append(...changeParts(label, text).map((part, index) => element("span", CHANGE_PARTS[index], part)), element("span", "", "↺"));
         chip.type = "button";
         chip.title = `Undo this change: ${text}`;
         chip.setAttribute("aria-label", `Reset ${text}`);
@@ -62,6 +62,19 @@ export class Changes {
     this.redo.disabled = !can_redo;
     updateToolbar(this.root);
   }
+}
+
+const CHANGE_PARTS = ["change-knob", "change-before", "change-value"];
+
+/**
+ * Return the parts of a change: the knob, the value before, which a narrow page may cut, and the new one.
+ * @param {string} label of the knob, empty for a knob without a control
+ * @param {string} text such as `Batch 16 → 8`
+ */
+export function changeParts(label, text) {
+  const rest = label && text.startsWith(`${label} `) ? text.slice(label.length + 1) : text;
+  const at = rest.lastIndexOf("→ ");
+  return rest === text ? [text, "", ""] : [`${label} `, rest.slice(0, Math.max(at, 0)), rest.slice(Math.max(at, 0))];
 }
 
 /**

@@ -8,7 +8,7 @@
 /**
  * Report presses and clicks: a double click is a press, a click and a double click.
  * @param {Pick<import("./types").Graph, "addEventListener" | "on">} graph
- * @param {{ onPress: () => void, onClick: (points: Points) => void, onDoubleClick: () => void }} handlers
+ * @param {{ onPress: () => void, onClick: (points: Points, event?: MouseEvent) => void, onDoubleClick: () => void }} handlers
  */
 export function reportClicks(graph, { onPress, onClick, onDoubleClick }) {
   let presses = 0; // of one place in a short time; 0 where only plotly counts, as for touches
@@ -28,9 +28,9 @@ export function reportClicks(graph, { onPress, onClick, onDoubleClick }) {
   graph.on("plotly_doubleclick", () => {
     if (presses !== 1) reportDouble();
   });
-  graph.on("plotly_click", ({ points }) => {
+  graph.on("plotly_click", ({ points, event }) => {
     if (isReported) return;
     if (presses > 1) reportDouble();
-    else onClick(points);
+    else onClick(points, event);
   });
 }

@@ -7,6 +7,7 @@ import { CATEGORY, LINE, fillMemoryTable, showMarked } from "./tables.js";
 
 const AT_CURSOR = ["Layers", "Tensors", "Lines", "Blocks"]; // tabs about the row of the cursor
 const SEARCHED = ["Layers", "Tensors", "Lines"];
+const SEARCH = "Search layers, tensors, lines";
 /** @type {import("./tables.js").Column<import("./types").TensorRow>[]} */
 const TENSOR_COLUMNS = [
   { title: "Size", texts: ({ size, each }) => [size, each] },
@@ -55,8 +56,9 @@ export class Details {
     tabs.add("Growth").append(this.growthText, this.growth);
     this.search = element("input", "search");
     this.search.type = "search";
-    this.search.placeholder = "Search layers, tensors, lines";
-    this.search.setAttribute("aria-label", this.search.placeholder);
+    this.search.placeholder = "Search";
+    this.search.title = SEARCH;
+    this.search.setAttribute("aria-label", SEARCH);
     this.search.addEventListener("input", () => this.applySearch());
     // JupyterLab has shortcuts for single letters.
     this.search.addEventListener("keydown", (event) => event.stopPropagation());
@@ -74,6 +76,7 @@ export class Details {
     this.layers.drawHeld(layers);
     this.tensors.setRows(tensors);
     this.lines.setRows(lines);
+    this.drawFound();
   }
 
   /**
@@ -87,6 +90,13 @@ export class Details {
 
   applySearch() {
     for (const part of [this.layers, this.tensors, this.lines]) part.setSearch(this.search.value);
+    this.drawFound();
+  }
+
+  /** Show beside the name of each searched tab how many of its rows match. */
+  drawFound() {
+    const parts = [this.layers, this.tensors, this.lines];
+    SEARCHED.forEach((name, index) => this.tabs.setCount(name, this.search.value.trim() ? parts[index].found : null));
   }
 
   /**

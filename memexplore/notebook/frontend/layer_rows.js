@@ -41,14 +41,32 @@ export function bytesOf(row) {
 }
 
 /**
+ * Return whether a row itself matches a search.
+ * @param {LayerRow} row
+ * @param {string} search in lower case
+ */
+export function isHit(row, search) {
+  return [row.name, row.label, row.kind].some((text) => text.toLowerCase().includes(search));
+}
+
+/**
+ * Return what the rows below the visible part are, empty for none.
+ * @param {LayerRow[]} rows
+ */
+export function moreText(rows) {
+  if (!rows.length) return "";
+  const largest = rows.reduce((one, other) => (bytesOf(other) > bytesOf(one) ? other : one));
+  return `▾ ${rows.length} more row${rows.length === 1 ? "" : "s"} below: ${rows.length === 1 ? "" : "up to "}${largest.size}`;
+}
+
+/**
  * Return whether a row or one below it matches a search.
  * @param {LayerRow} row
  * @param {string} search in lower case
  * @returns {boolean}
  */
 export function matches(row, search) {
-  const isHit = [row.name, row.label, row.kind].some((text) => text.toLowerCase().includes(search));
-  return isHit || [...row.children, ...row.members].some((inner) => matches(inner, search));
+  return isHit(row, search) || [...row.children, ...row.members].some((inner) => matches(inner, search));
 }
 
 /**

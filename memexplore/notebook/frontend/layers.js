@@ -1,6 +1,6 @@
 // The layers as a tree of rows with bars, by the ARIA pattern "tree view". A click or Enter selects, arrow keys move.
 import { element } from "./dom.js";
-import { Folds, afterKey, bytesOf, rowAround, visibleRows } from "./layer_rows.js";
+import { Folds, afterKey, bytesOf, isHit, moreText, rowAround, visibleRows } from "./layer_rows.js";
 
 /** @typedef {import("./types").LayerTree} LayerTree */
 /** @typedef {import("./types").LayerRow} LayerRow */
@@ -45,7 +45,15 @@ export class Layers {
     this.tree.setAttribute("aria-label", "Layers by bytes");
     this.tree.addEventListener("keydown", (event) => this.handleKey(event));
     this.tree.addEventListener("click", (event) => this.handleClick(event));
-    panel.append(bar, this.tree);
+    this.panel = panel;
+    this.more = element("p", "layers-more");
+    this.more.setAttribute("aria-hidden", "true"); // the tree has all rows
+    this.more.addEventListener("click", () => panel.scrollBy({ top: panel.clientHeight / 2 }));
+    panel.addEventListener("scroll", () => this.drawMore(), { passive: true });
+    // Called after the browser has computed the layout, also when the rows or the panel get another size.
+    this.sizes = new ResizeObserver(() => this.drawMore());
+    for (const part of [panel, this.tree]) this.sizes.observe(part);
+    panel.append(bar, this.tree, this.more);
     this.drawBar();
   }
 
@@ -103,6 +111,22 @@ export class Layers {
     return visibleRows(rows, this.folds, total, this.search);
   }
 
+  /** Say how many rows are below the visible part of the panel, and how large they are. */
+  drawMore() {
+    const rows = this.rows;
+    const end = this.panel.getBoundingClientRect().bottom - this.more.offsetHeight;
+    const lines = [...this.tree.children].slice(0, rows.length);
+    const first = lines.findIndex((line) => line.getBoundingClientRect().bottom > end + 1);
+    const text = this.panel.clientHeight && first >= 0 ? moreText(rows.slice(first).map(({ row }) => row)) : "";
+    if (this.more.textContent !== text) this.more.textContent = text;
+    this.more.classList.toggle("memexplore-unseen", !text);
+  }
+
+  /** The number of visible rows that match the search. */
+  get found() {
+    return this.rows.filter(({ row }) => isHit(row, this.search)).length;
+  }
+
   draw() {
     const rows = this.rows;
     if (!rows.some(({ id }) => id === this.current)) this.current = rows[0]?.id ?? "";
@@ -113,6 +137,7 @@ export class Layers {
     this.markAround(rows.indexOf(/** @type {Visible} */ (rowAround(rows, this.selection))));
     if (!rows.length && this.search) this.tree.append(element("p", "caption", "No layer matches."));
     if (hadFocus) this.currentElement()?.focus();
+    requestAnimationFrame(() => this.drawMore());
   }
 
   /** @param {number} index of the row that contains the selected layer, -1 if this layer is visible */

@@ -34,6 +34,7 @@ export class MemoryTable {
     /** @type {Row[]} */
     this.rows = [];
     this.search = "";
+    this.found = 0; // rows that match the search
     this.marked = ""; // `file:line`
     this.column = 0;
     this.isReversed = false;
@@ -62,6 +63,7 @@ export class MemoryTable {
 
   draw() {
     const rows = arranged(this.rows, this.columns, this.search, this.column, this.isReversed);
+    this.found = rows.length;
     this.empty.hidden = rows.length > 0 || !this.search;
     const focused = this.headings().indexOf(/** @type {HTMLElement} */ (document.activeElement));
     fillMemoryTable(this.table, this.columns, rows, this.marked);

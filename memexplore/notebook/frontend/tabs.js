@@ -110,6 +110,17 @@ export class Tabs {
     if (!isVisible && this.isOpen(name)) this.open(this.visibleNames()[0]);
   }
 
+  /**
+   * Show a number beside the name of a tab, or none.
+   * @param {string} name
+   * @param {number | null} count
+   */
+  setCount(name, count) {
+    const button = this.entries.get(name)?.button;
+    if (count === null) delete button?.dataset.count;
+    else if (button) button.dataset.count = String(count);
+  }
+
   visibleNames() {
     return [...this.entries].filter(([, { button }]) => !button.hidden).map(([name]) => name);
   }

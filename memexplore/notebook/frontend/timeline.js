@@ -3,7 +3,7 @@ import { drawAreas } from "./areas.js";
 import { bytesAxis, highestOf, toRow } from "./axis.js";
 import { Chart } from "./chart.js";
 import { reportClicks } from "./clicks.js";
-import { rowAfterKey, shapesWithCursor } from "./cursor.js";
+import { isBesidePeak, peakRow, rowAfterKey, shapesWithCursor } from "./cursor.js";
 import { element, graphElement } from "./dom.js";
 import { hoverChange } from "./hover.js";
 import { Legend } from "./legend.js";
@@ -21,7 +21,17 @@ import { windowOf } from "./zoom.js";
 
 const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
 const CAPACITY_TEXT = { light: "#ad4c00", dark: "#ff8a3d" }; // the lines are #D55E00, too pale for text on white
-const LABEL = "Timeline of allocated memory; arrows, Page Up, Page Down, Home and End move the cursor";
+const LABEL = "Timeline of allocated memory; arrows, Page Up, Page Down, Home and End move the cursor, P to the peak";
+
+const TITLE_HEIGHT = 30; // pixels, of a saved picture
+
+/**
+ * Return the title of a saved picture: the verdict, and the day, by which two pictures can be told apart later.
+ * @param {string} headline
+ */
+export function savedTitle(headline) {
+  return `<b>${headline.replaceAll("<", "&lt;")}</b> · ${new Date().toLocaleDateString("sv")}`;
+}
 
 export class Timeline extends Chart {
   /**
@@ -33,12 +43,13 @@ export class Timeline extends Chart {
     super(context, graphElement("timeline"), () => height);
     this.handlers = handlers;
     this.row = -1; // of the cursor
+    this.caption = ""; // of the saved picture
     this.rowBefore = -1; // of the cursor when the mouse was pressed
     /** @type {Figure} */
     this.figure = { data: [], layout: {} };
     this.canvas = element("canvas", "areas");
     this.legend = new Legend(() => this.fitHeight());
-    this.controls = new TimelineControls(handlers);
+    this.controls = new TimelineControls({ ...handlers, onPeak: () => this.toPeak() });
     this.stage = element("div", "stage");
     this.stage.append(this.canvas, this.graph, this.controls.root, this.legend.root);
     this.graph.style.height = `${height}px`;
@@ -46,12 +57,18 @@ export class Timeline extends Chart {
     this.graph.setAttribute("role", "group");
     this.graph.setAttribute("aria-label", LABEL);
     this.graph.addEventListener("keydown", (event) => {
-      const row = rowAfterKey(event.key, this.row, this.shownRows(), this.figure.axis);
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const row = rowAfterKey(event.key, this.row, this.shownRows(), this.figure.axis, peakRow(this.figure));
       if (row === undefined) return;
       event.preventDefault();
       event.stopPropagation();
       handlers.onCursor(row);
     });
+  }
+
+  toPeak() {
+    const row = peakRow(this.figure);
+    if (row !== undefined) this.handlers.onCursor(row);
   }
 
   /**
@@ -113,7 +130,12 @@ export class Timeline extends Chart {
     this.graph.on("plotly_relayouting", () => this.drawTraces());
     reportClicks(this.graph, {
       onPress: () => void (this.rowBefore = this.row),
-      onClick: ([{ customdata }]) => onCursor(Number([customdata].flat()[0])),
+      onClick: ([{ customdata }], event) => {
+        const { left, top } = this.graph.getBoundingClientRect();
+        const place = { x: (event?.clientX ?? Infinity) - left, y: (event?.clientY ?? Infinity) - top };
+        if (isBesidePeak(this.figure, this.graph._fullLayout, place)) this.toPeak();
+        else onCursor(Number([customdata].flat()[0]));
+      },
       // Its first click has moved the cursor, which returns to where it was.
       onDoubleClick: () => {
         onZoom(null);
@@ -135,7 +157,7 @@ export class Timeline extends Chart {
     this.drawTraces();
   }
 
-  /** Labels in colours that are legible in the theme; that of the peak stands before lines. */
+  /** Labels in colours that are legible in the theme; those inside the axes stand before lines. */
   annotations() {
     const { root } = this.context;
     const { paper } = coloursOf(this.context);
@@ -143,7 +165,7 @@ export class Timeline extends Chart {
     return (this.figure.layout.annotations ?? []).map((note) => {
       const font = /** @type {Record<string, unknown>} */ (note.font ?? {});
       if (note.name === "peak") return { ...note, bgcolor: paper };
-      return font.color === undefined ? note : { ...note, font: { ...font, color: capacity } };
+      return font.color === undefined ? note : { ...note, bgcolor: paper, font: { ...font, color: capacity } };
     });
   }
 
@@ -151,6 +173,7 @@ export class Timeline extends Chart {
   async moveCursor(row) {
     this.row = row;
     this.graph.dataset.row = String(row);
+    this.controls.drawPeak(row === peakRow(this.figure));
     if (this.isDrawn) await this.plotly.relayout(this.graph, { shapes: this.shapes() });
   }
 
@@ -179,6 +202,9 @@ export class Timeline extends Chart {
     const layout = themedLayout({ ...this.figure.layout, ...this.size() }, this.colour);
     layout.xaxis = { ...layout.xaxis, range: this.graph.layout.xaxis?.range };
     layout.paper_bgcolor = coloursOf(this.context).paper;
+    layout.title = { text: savedTitle(this.caption), x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", pad: { l: 12, t: 10 }, font: { size: 14 } };
+    layout.margin = { ...layout.margin, t: (layout.margin?.t ?? 0) + TITLE_HEIGHT };
+    layout.height = (layout.height ?? 0) + TITLE_HEIGHT;
     const figure = { data: this.legend.visible(this.figure.data), layout };
     return this.plotly.downloadImage(figure, { format: "png", filename: "memexplore" });
   }

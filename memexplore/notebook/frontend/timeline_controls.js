@@ -4,12 +4,13 @@ import { element } from "./dom.js";
 /** @typedef {import("./types").Axis} Axis */
 /** @typedef {import("./types").Pictures} Pictures */
 /** @typedef {{ onAxis: (axis: string, folds: boolean) => void, onPicture: (happened: boolean) => void }} Handlers */
+/** @typedef {Handlers & { onPeak: () => void }} OwnHandlers */
 
 const TITLES = /** @type {Record<string, string>} */ ({ event: "events", time: "time", layer: "layers" });
 
 export class TimelineControls {
-  /** @param {Handlers} handlers */
-  constructor({ onAxis, onPicture }) {
+  /** @param {OwnHandlers} handlers */
+  constructor({ onAxis, onPicture, onPeak }) {
     this.root = element("div", "timeline-controls");
     this.unit = labelled("Horizontal axis: ");
     this.unit.select.addEventListener("change", () => onAxis(this.unit.select.value, this.isFolded));
@@ -18,8 +19,13 @@ export class TimelineControls {
     this.fold.addEventListener("click", () => onAxis(this.unit.select.value, !this.isFolded));
     this.picture = labelled("Picture: ");
     this.picture.select.addEventListener("change", () => onPicture(this.picture.select.selectedIndex === 1));
-    this.root.append(this.picture.label, this.unit.label, this.fold);
+    this.peak = element("button", "to-peak", "To the peak");
+    this.peak.type = "button";
+    this.peak.title = "Move the cursor to the peak (P on the timeline)";
+    this.peak.addEventListener("click", onPeak);
+    this.root.append(this.picture.label, this.unit.label, this.fold, this.peak);
     this.drawPictures(null);
+    this.drawPeak(true);
   }
 
   get isFolded() {
@@ -39,6 +45,11 @@ export class TimelineControls {
     this.unit.select.value = chosen;
     this.fold.hidden = !canFold;
     this.fold.setAttribute("aria-pressed", String(isFolded));
+  }
+
+  /** @param {boolean} isThere whether the cursor is at the peak; the place of the button stays */
+  drawPeak(isThere) {
+    this.peak.classList.toggle("memexplore-unseen", isThere);
   }
 
   /** @param {Pictures | null} pictures */

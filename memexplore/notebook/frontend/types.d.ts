@@ -71,6 +71,7 @@ interface PlotlyAxis {
 
 export interface Click {
   points: { x: number; id: string; customdata: number | number[] }[];
+  event?: MouseEvent;
 }
 
 /** An element that plotly has drawn into. */
@@ -425,7 +426,7 @@ export interface ExplorerState {
   knobs: KnobRow[];
   /** Knobs that do not apply here, with one line of reason for each group of labels. */
   hidden: { label: string; reason: string }[];
-  changes: { field: string; text: string }[];
+  changes: { field: string; label: string; text: string }[];
   /** Change of the peak in per cent, as "−47 %", against the step as written and the pinned setting; else empty. */
   against: { written: string; pinned: string };
   is_pinned: boolean;

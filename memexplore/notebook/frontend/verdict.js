@@ -1,5 +1,5 @@
 // The verdict above the timeline: whether it fits, in one sentence, with a bar of the memory against the capacity.
-import { element } from "./dom.js";
+import { element, uniqueId } from "./dom.js";
 
 /** @typedef {import("./types").TapeContent} TapeContent */
 /** @typedef {import("./types").Verdict} Verdict */
@@ -32,9 +32,14 @@ export class VerdictBar {
     const showLine = () => this.grows.hidden || onLine(this.grows.dataset.line ?? "");
     this.grows.addEventListener("click", showLine);
     this.headline.addEventListener("click", showLine); // by keyboard the button below it
-    this.where = disclosure("where");
-    this.notes = disclosure("notes");
-    this.applied = disclosure("applied");
+    const group = uniqueId();
+    this.where = disclosure("where", group);
+    this.notes = disclosure("notes", group);
+    this.applied = disclosure("applied", group);
+    this.closeOthers = (/** @type {Event} */ { target }) => {
+      for (const details of [this.where, this.notes, this.applied]) if (!details.contains(/** @type {Node} */ (target))) details.open = false;
+    };
+    document.addEventListener("pointerdown", this.closeOthers);
     this.problem = element("p", "problem");
     this.problem.setAttribute("role", "alert");
     this.gone = element("p", "gone");
@@ -122,6 +127,7 @@ export class VerdictBar {
 
   close() {
     this.sizes.disconnect();
+    document.removeEventListener("pointerdown", this.closeOthers);
   }
 
   /**
@@ -174,9 +180,13 @@ function countText(count, name) {
   return `${count} ${name}${count === 1 ? "" : "s"}`;
 }
 
-/** @param {string} name */
-function disclosure(name) {
+/**
+ * @param {string} name
+ * @param {string} group of which one is open at a time
+ */
+function disclosure(name, group) {
   const details = element("details", name);
+  details.name = group;
   details.classList.add("memexplore-disclosure");
   details.hidden = true;
   details.addEventListener("keydown", (event) => {

@@ -298,6 +298,7 @@ export class View {
     const { data, outline, layout, axis } = content;
     this.verdict.draw(content);
     this.timeline.row = content.row;
+    this.timeline.caption = content.verdict.headline;
     content.figure ??= { data: [...data, ...outline], layout, axis };
     await this.timeline.drawFigure(content.figure);
     this.timeline.controls.drawPictures(content.pictures);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { comparison } from "../../../memexplore/notebook/frontend/changes.js";
+import { changeParts, comparison } from "../../../memexplore/notebook/frontend/changes.js";
 import { lineKind } from "../../../memexplore/notebook/frontend/code.js";
 import { runningText } from "../../../memexplore/notebook/frontend/explorer.js";
 import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
@@ -29,6 +29,13 @@ test("changes are given against the step as written and the pinned setting", () 
   assert.deepEqual(comparison({ written: "−47 %", pinned: "−12 %" }), ["peak vs written −47 %", "vs pinned −12 %"]);
   assert.deepEqual(comparison({ written: "−47 %", pinned: "" }), ["peak vs written −47 %"]);
   assert.deepEqual(comparison({ written: "", pinned: "" }), []);
+});
+
+test("the new value of a change is a part of its own", () => {
+  assert.deepEqual(changeParts("Batch", "Batch 16 → 8"), ["Batch ", "16 ", "→ 8"]);
+  assert.deepEqual(changeParts("GPU", "GPU T4 · 14.4 GiB → H200 · 139 GiB"), ["GPU ", "T4 · 14.4 GiB ", "→ H200 · 139 GiB"]);
+  assert.deepEqual(changeParts("Inference only", "Inference only on"), ["Inference only ", "", "on"]);
+  assert.deepEqual(changeParts("", "variables n=2"), ["variables n=2", "", ""]); // set in code
 });
 
 test("knobs that do not apply are listed with their reasons", () => {

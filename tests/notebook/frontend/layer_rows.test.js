@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Folds, afterKey, bytesOf, rowAround, visibleRows } from "../../../memexplore/notebook/frontend/layer_rows.js";
+import { Folds, afterKey, bytesOf, isHit, moreText, rowAround, visibleRows } from "../../../memexplore/notebook/frontend/layer_rows.js";
 import { arranged } from "../../../memexplore/notebook/frontend/memory_tables.js";
 
 const row = (label, bytes, children = [], members = []) => ({
@@ -13,6 +13,18 @@ const labels = (rows) => rows.map(({ row, level }) => `${level} ${row.label}`);
 test("the root and layers with much of the total are open at first", () => {
   // h has 80 of 100 bytes; mlp, on the third level, has 60
   assert.deepEqual(labels(visibleRows(TREE, new Folds(), 100)), ["1 Net", "2 h", "3 attn", "3 mlp", "4 act", "2 fc", "1 none"]);
+});
+
+test("rows below the visible part are counted, with the largest size", () => {
+  const sized = (label, bytes) => ({ ...row(label, bytes), size: `${bytes} B` });
+  assert.equal(moreText([sized("a", 5), sized("b", 9), sized("c", 2)]), "▾ 3 more rows below: up to 9 B");
+  assert.equal(moreText([sized("a", 5)]), "▾ 1 more row below: 5 B");
+  assert.equal(moreText([]), "");
+});
+
+test("a row around a match is no match itself", () => {
+  assert.ok(!isHit(BLOCKS, "attn"));
+  assert.ok(isHit(BLOCKS.children[0], "attn"));
 });
 
 test("a row stays open or closed as chosen, whatever the next tape holds", () => {

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { rowAfterKey, shapesWithCursor } from "../../../memexplore/notebook/frontend/cursor.js";
+import { isBesidePeak, peakRow, rowAfterKey, shapesWithCursor } from "../../../memexplore/notebook/frontend/cursor.js";
 import { hoverChange } from "../../../memexplore/notebook/frontend/hover.js";
 import { listedTraces } from "../../../memexplore/notebook/frontend/legend.js";
 import { isSameWindow, windowOf, Zoom } from "../../../memexplore/notebook/frontend/zoom.js";
@@ -38,6 +38,20 @@ test("the cursor has a line, except at the peak", () => {
   assert.deepEqual(names(4), ["phase"]);
   assert.deepEqual(names(3), ["phase", "cursor"]);
   assert.equal(shapesWithCursor(FIGURE, 3, "black")[1].x0, 3);
+});
+
+test("P moves the cursor to the row of the peak", () => {
+  const figure = { data: [{ name: "peak", x: [4], y: [750], customdata: [9] }], layout: {} };
+  assert.equal(rowAfterKey("p", 7, [0, 100], undefined, peakRow(figure)), 9);
+  assert.equal(peakRow({ data: [], layout: {} }), undefined);
+});
+
+test("a click at most ten pixels from the marker of the peak is beside it", () => {
+  // row 4 of 8 is at 50 + 400 / 2 = 250 pixels, 750 of 1000 bytes at 20 + 200 / 4 = 70
+  const axes = { xaxis: { _offset: 50, _length: 400, range: [0, 8] }, yaxis: { _offset: 20, _length: 200, range: [0, 1000] } };
+  assert.ok(isBesidePeak(FIGURE, axes, { x: 256, y: 78 })); // 6² + 8² = 10²
+  assert.ok(!isBesidePeak(FIGURE, axes, { x: 257, y: 78 }));
+  assert.ok(!isBesidePeak({ data: [], layout: {} }, axes, { x: 250, y: 70 }));
 });
 
 test("an empty tape has no cursor", () => {
