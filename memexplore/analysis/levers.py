@@ -32,7 +32,7 @@ def lever(tape: Tape, category: Category) -> str:
     ('checkpointing', 'a smaller batch', '')
     """
     if category is Category.ACTIVATION:
-        ways = [] if _recomputes(tape) else ["checkpointing"]
+        ways = [] if recomputes(tape) else ["checkpointing"]
         ways += [] if _is_short(tape, category) else ["mixed precision"]
         return " or ".join(ways) or "a smaller batch or micro-batches"
     if category is Category.PARAMETER and _is_short(tape, category):
@@ -40,7 +40,7 @@ def lever(tape: Tape, category: Category) -> str:
     return _LEVERS.get(category, "")
 
 
-def _recomputes(tape: Tape) -> bool:
+def recomputes(tape: Tape) -> bool:
     """Return whether a checkpoint recomputes activations in the backward pass."""
     made = (tape.action == Action.ALLOC) & (tape.category == Category.ACTIVATION)
     return bool(np.any(made & (tape.phase == Phase.BACKWARD)))

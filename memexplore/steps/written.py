@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from memexplore.analysis.levers import recomputes
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps import optimizers
 from memexplore.steps.step import Step
-from memexplore.tape import Category, Phase, Tape
+from memexplore.tape import Phase, Tape
 
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 _OTHER_COUNT = re.compile(r"batches|(^|_)(n|num|number|count|i|id|idx|index|micro)(_|$)")
@@ -63,8 +64,7 @@ def inplace_text(model: nn.Module) -> str:
 
 def checkpoint_text(tape: Tape) -> str:
     """Return whether a run recomputes activations in its backward pass."""
-    recomputed = (tape.category == Category.ACTIVATION) & (tape.phase == Phase.BACKWARD) & (tape.op >= 0)
-    return "as in the model" if recomputed.any() else "none"
+    return "as in the model" if recomputes(tape) else "none"
 
 
 def optimizer_text(optimizer: torch.optim.Optimizer) -> str:

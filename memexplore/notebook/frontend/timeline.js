@@ -7,6 +7,7 @@ import { isBesidePeak, peakRow, rowAfterKey, shapesWithCursor } from "./cursor.j
 import { element, graphElement } from "./dom.js";
 import { hoverChange } from "./hover.js";
 import { Legend } from "./legend.js";
+import { savedLayout } from "./saved_picture.js";
 import { coloursOf, themedLayout } from "./theme.js";
 import { TimelineControls } from "./timeline_controls.js";
 import { windowOf } from "./zoom.js";
@@ -22,16 +23,6 @@ import { windowOf } from "./zoom.js";
 const BELOW_AXIS = 22; // pixels from the axis to the controls, for the labels of its ticks
 const CAPACITY_TEXT = { light: "#ad4c00", dark: "#ff8a3d" }; // the lines are #D55E00, too pale for text on white
 const LABEL = "Timeline of allocated memory; arrows, Page Up, Page Down, Home and End move the cursor, P to the peak";
-
-const TITLE_HEIGHT = 30; // pixels, of a saved picture
-
-/**
- * Return the title of a saved picture: the verdict, and the day, by which two pictures can be told apart later.
- * @param {string} headline
- */
-export function savedTitle(headline) {
-  return `<b>${headline.replaceAll("<", "&lt;")}</b> · ${new Date().toLocaleDateString("sv")}`;
-}
 
 export class Timeline extends Chart {
   /**
@@ -199,12 +190,10 @@ export class Timeline extends Chart {
 
   /** Save the visible traces as plotly draws all of them. */
   download() {
-    const layout = themedLayout({ ...this.figure.layout, ...this.size() }, this.colour);
+    const themed = themedLayout({ ...this.figure.layout, ...this.size() }, this.colour);
+    const layout = savedLayout(themed, this.caption, this.legend.root.offsetHeight);
     layout.xaxis = { ...layout.xaxis, range: this.graph.layout.xaxis?.range };
     layout.paper_bgcolor = coloursOf(this.context).paper;
-    layout.title = { text: savedTitle(this.caption), x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", pad: { l: 12, t: 10 }, font: { size: 14 } };
-    layout.margin = { ...layout.margin, t: (layout.margin?.t ?? 0) + TITLE_HEIGHT };
-    layout.height = (layout.height ?? 0) + TITLE_HEIGHT;
     const figure = { data: this.legend.visible(this.figure.data), layout };
     return this.plotly.downloadImage(figure, { format: "png", filename: "memexplore" });
   }

@@ -5,6 +5,7 @@ import { test } from "node:test";
 import { isBesidePeak, peakRow, rowAfterKey, shapesWithCursor } from "../../../memexplore/notebook/frontend/cursor.js";
 import { hoverChange } from "../../../memexplore/notebook/frontend/hover.js";
 import { listedTraces } from "../../../memexplore/notebook/frontend/legend.js";
+import { savedLayout } from "../../../memexplore/notebook/frontend/saved_picture.js";
 import { isSameWindow, windowOf, Zoom } from "../../../memexplore/notebook/frontend/zoom.js";
 
 test("plotly reports a zoom in two ways, and other changes are not a zoom", () => {
@@ -97,4 +98,12 @@ test("the legend lists traces by rank, and not those that hide", () => {
     { name: "parameter", legendrank: 1 },
   ];
   assert.deepEqual(listedTraces(traces).map(({ name }) => name), ["parameter", "gradient", "reserved"]);
+});
+
+test("a saved picture has the verdict and the day above its axes, and a legend below them", () => {
+  const layout = { height: 300, margin: { t: 60, b: 50, l: 70 }, showlegend: false };
+  const saved = savedLayout(layout, "Needs 3 < 4", 44, new Date(2026, 10, 25));
+  assert.equal(saved.title.text, "<b>Needs 3 &lt; 4</b> · 2026-11-25");
+  assert.deepEqual(saved.margin, { t: 90, b: 94, l: 70 }); // 60 + 30 of the title, 50 + 44 of the legend
+  assert.deepEqual([saved.height, saved.showlegend], [374, true]); // the axes keep 190 pixels
 });
