@@ -105,7 +105,7 @@ class Search:
         with self._lock:
             before = self.advice
             self.advice, self.state = event.advice or self.advice, after(self.state, event)
-            is_new = _settings(before) != _settings(self.advice) or isinstance(event, Ended)
+            is_new = _shown(before) != _shown(self.advice) or isinstance(event, Ended)
         if is_new:
             self._on_advice()
         self._on_progress()
@@ -136,8 +136,11 @@ def after_stop(state: SearchState) -> SearchState:
     return SearchState("stopped", state.done, state.planned, None, f"Stopped after {state.done} runs")
 
 
-def _settings(advice: Advice | None) -> list[tuple[Knobs, str]]:
-    return [] if advice is None else [(option.knobs, option.largest_text) for option in advice.options]
+def _shown(advice: Advice | None) -> list[tuple[Knobs, str]] | int | None:
+    """Return what the tab of an advice shows: its settings; without one, how many were tried."""
+    if advice is None or not advice.options:
+        return advice and len(advice.tried)
+    return [(option.knobs, option.largest_text) for option in advice.options]
 
 
 def search_step(

@@ -93,6 +93,17 @@ def test_search_streams_goes_on_while_knobs_turn_and_keeps_its_results(
     assert [row["cells"] for row in shown.view._tabs[tabs.ADVICE]["rows"]] == [row["cells"] for row in rows]
 
 
+def test_while_nothing_fits_the_advice_counts_what_was_tried(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, found = SlowSearch(), advise(step(), budget=3, progress=None)
+    tried = tuple(outcome._replace(fits=False, capacity=1) for outcome in found.tried)
+    advice = dataclasses.replace(found, as_written=tried[0], tried=tried, options=())
+    monkeypatch.setattr(shown._search, "_begin", slow.start)
+    send(shown, "search")
+    for count in (2, 3):
+        slow.find(count, dataclasses.replace(advice, tried=tried[:count]))
+        assert f"None of the {count} settings tried fits" in shown.view._tabs[tabs.ADVICE]["text"]
+
+
 def test_stop_during_the_start_of_a_second_search_stops_it(shown: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = SlowSearch(), SlowSearch()
     monkeypatch.setattr(shown._search, "_begin", first.start)
