@@ -106,4 +106,6 @@ def highlight(traces: list[dict[str, Any]], tape: Tape, layer: str) -> list[dict
         }
         for kind, sizes in by_category.items()
     ]
-    return pale + coloured
+    # The memory over the capacity is hatched, also where it is the layer's.
+    hatched = next((number for number, trace in enumerate(pale) if "fillpattern" in trace), len(pale))
+    return pale[:hatched] + coloured + pale[hatched:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,14 @@ def test_legend_has_each_category_once() -> None:
     legend = [trace["name"] for trace in traces if trace.get("showlegend") is not False]
     assert len(legend) == len(set(legend))
     assert {"activation", "input", "temporary"} < set(legend)
+
+
+def test_memory_over_the_capacity_is_hatched_in_front_of_the_layer() -> None:
+    small = small_tape()
+    tape = dataclasses.replace(small, meta=small.meta._replace(capacity=500))
+    names = [trace["name"] for trace in highlight(timeline_traces(tape), tape, "fc")]
+    layer = max(number for number, name in enumerate(names) if name == "activation")
+    assert layer < names.index("over capacity") < names.index("reserved")
 
 
 def test_unknown_layer_raises() -> None:
