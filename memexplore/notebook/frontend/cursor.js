@@ -15,7 +15,8 @@ export function shapesWithCursor(figure, row, colour) {
   const shapes = figure.layout.shapes ?? [];
   const peak = figure.data.find((trace) => trace.name === "peak");
   const x = toX(figure.axis, row);
-  if (!peak?.x.length || x === peak.x[0]) return shapes;
+  // Of the row of the peak: its place, which the kernel computed, may differ in the last digit.
+  if (!peak?.x.length || x === toX(figure.axis, peakRow(figure) ?? peak.x[0])) return shapes;
   const line = { color: colour, width: 1, dash: "dot" };
   return [...shapes, { type: "line", name: "cursor", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line }];
 }

@@ -41,6 +41,13 @@ test("the cursor has a line, except at the peak", () => {
   assert.equal(shapesWithCursor(FIGURE, 3, "black")[1].x0, 3);
 });
 
+test("the cursor at the peak has no line where its place is rounded", () => {
+  const axis = { rows: [0, 10107], xs: [0, 10107] };
+  const figure = { ...FIGURE, axis, data: [{ name: "peak", x: [6544], y: [750], customdata: [6544] }] };
+  assert.deepEqual(shapesWithCursor(figure, 6544, "black").map(({ name }) => name), ["phase"]);
+  assert.equal(shapesWithCursor(figure, 6543, "black").length, 2);
+});
+
 test("P moves the cursor to the row of the peak", () => {
   const figure = { data: [{ name: "peak", x: [4], y: [750], customdata: [9] }], layout: {} };
   assert.equal(rowAfterKey("p", 7, [0, 100], undefined, peakRow(figure)), 9);
