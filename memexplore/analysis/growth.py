@@ -48,10 +48,11 @@ def growth(tape: Tape) -> pandas.DataFrame:
     """Return the groups whose memory grows from step to step, most growth first.
 
     Columns `layer`, `line`, `category`, one column per step (its number) with the allocated bytes at the end of that
-    step, and `grew`, last minus first. Only groups that never shrink and that grow at least twice are included (once if
-    two steps are compared): what a program allocates once and keeps, such as the state of a second optimizer, is no
-    leak. The first step is warm-up, because it allocates gradients and optimizer state, and an unfinished last step is
-    ignored, so the table is empty for fewer than three steps. Of more than 100 steps 100 are compared, evenly spread.
+    step, and `grew`, last minus first. Only groups that never shrink and that grow at least twice are included (of two
+    compared steps: that hold memory at the end of the first, too): what a program allocates once and keeps, such as the
+    state of a second optimizer or the gradients that no further step sets to None, is no leak. The first step is
+    warm-up, because it allocates gradients and optimizer state, and an unfinished last step is ignored, so the table is
+    empty for fewer than three steps. Of more than 100 steps 100 are compared, evenly spread.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"address": [0, 512, 1024], "size": [10, 10, 10], "step": [1, 2, 3]}
@@ -66,8 +67,10 @@ def growth(tape: Tape) -> pandas.DataFrame:
     values = held.sizes
     grew = values[:, -1] - values[:, 0] if len(held.steps) else np.zeros(0, dtype=np.int64)
     changes = np.diff(values, axis=1)
-    rises = np.count_nonzero(changes > 0, axis=1) >= min(2, max(changes.shape[1], 1))
-    kept = np.flatnonzero(np.all(changes >= 0, axis=1) & rises) if len(grew) else grew
+    rises = np.count_nonzero(changes > 0, axis=1)
+    if len(held.steps) == 2:
+        rises += values[:, 0] > 0
+    kept = np.flatnonzero(np.all(changes >= 0, axis=1) & (rises >= 2)) if len(grew) else grew
     rows = held.row[kept]
     columns: dict[str | int, NDArray[Any]] = {"layer": layer_names(tape)[tape.module[rows]]}
     columns |= {"line": line_names(tape, tape.stack[rows]), "category": category_names(tape, rows)}

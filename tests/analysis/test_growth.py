@@ -43,6 +43,18 @@ def test_memory_that_a_program_allocates_once_and_keeps_is_not_in_the_table() ->
     assert len(growth.growth(program.tape())) == 0
 
 
+def test_gradients_of_the_last_step_are_not_in_the_table_where_each_step_begins_with_zero_grad() -> None:
+    program = Program()
+    gradient = None
+    for step in range(1, 4):
+        if gradient is not None:
+            program.free(gradient)
+        program.mark(step, Phase.FORWARD)
+        program.mark(step, Phase.BACKWARD)
+        gradient = program.alloc(400, Category.GRADIENT, "mm", "fc", 3)
+    assert len(growth.growth(program.tape())) == 0
+
+
 def test_a_step_whose_rows_lie_between_those_of_others_ends_once() -> None:
     # Each row allocates a block of 512 B; step 2 ends in row 3, step 3 in row 4 and step 4 in row 5.
     steps = [1, 2, 3, 2, 3, 4]
