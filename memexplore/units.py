@@ -54,20 +54,22 @@ def difference_text(before: float, after: float) -> str:
 
     >>> difference_text(1024**3, 512 * 1024**2)
     '−512 MiB (−50 %)'
+    >>> difference_text(1024**2, 20 * 1024**2)
+    '+19.0 MiB (+1,900 %)'
     """
     change = after - before
     sign = "+" if change >= 0 else "−"
-    percent = f" ({sign}{abs(change) / before * 100:.0f} %)" if before else ""
+    percent = f" ({sign}{abs(change) / before * 100:,.0f} %)" if before else ""
     return f"{sign}{size_text(abs(change))}{percent}"
 
 
 def signed_percent(share: float) -> str:
     """Return a share by which something changes in per cent, with its sign.
 
-    >>> signed_percent(0.352), signed_percent(-0.52), signed_percent(-0.001)
-    ('+35 %', '−52 %', '+0 %')
+    >>> signed_percent(0.352), signed_percent(-0.52), signed_percent(-0.001), signed_percent(29.42)
+    ('+35 %', '−52 %', '+0 %', '+2,942 %')
     """
-    number = f"{abs(share) * 100:.0f}"
+    number = f"{abs(share) * 100:,.0f}"
     return f"{'−' if share < 0 and number != '0' else '+'}{number} %"
 
 

@@ -234,12 +234,12 @@ def _peaks(before: Tape, after: Tape, whole: tuple[Outcome, Outcome] | None) -> 
 def percent_text(ratio: float) -> str:
     """Return a ratio as a change in per cent, with its sign.
 
-    >>> percent_text(0.47), percent_text(1.3), percent_text(1.001)
-    ('−53 %', '+30 %', '+0.1 %')
+    >>> percent_text(0.47), percent_text(1.3), percent_text(1.001), percent_text(20)
+    ('−53 %', '+30 %', '+0.1 %', '+1,900 %')
     """
     share = (ratio - 1) * 100
     digits = 0 if abs(share) >= 0.95 or not share else 1 if abs(share) >= 0.05 else 2
-    return f"{'−' if share < 0 else '+'}{abs(share):.{digits}f} %"
+    return f"{'−' if share < 0 else '+'}{abs(share):,.{digits}f} %"
 
 
 def _flops(before: Trial, after: Trial, whole: tuple[Outcome, Outcome] | None) -> str:
