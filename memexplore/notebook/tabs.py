@@ -33,7 +33,8 @@ UNSEARCHED: Tab = {
 """The tab of the advice before a search."""
 NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step with its batch is run first…"}
 """The tab of the advice before its first run has ended."""
-_NO_CODE = "# The step runs as written. Change a knob to see the lines of PyTorch with the same effect."
+_NO_CODE = "# The step runs as written.\n# Change a knob to see lines of PyTorch with the same effect."
+"""In lines that fit into the panel, which does not break them."""
 
 
 def explorer_tabs(

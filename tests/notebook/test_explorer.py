@@ -264,7 +264,9 @@ def test_click_on_a_tab_without_settings_changes_no_knob(shown: Explorer) -> Non
 
 
 def test_code_and_trade_offs_are_those_of_the_setting(shown: Explorer) -> None:
-    assert "The step runs as written" in shown.view._tabs[tabs.CODE]["text"]
+    text = shown.view._tabs[tabs.CODE]["text"]
+    assert "The step runs as written" in text
+    assert max(map(len, text.split("\n"))) <= 62  # characters in the panel on a page of 1400 pixels
     turn(shown, "precision", "bf16 autocast")
     assert "torch.autocast" in shown.view._tabs[tabs.CODE]["text"]
     figure = shown.view._tabs[tabs.TRADE_OFFS]["figure"]
