@@ -49,6 +49,17 @@ def in_unit(size: int, unit: str) -> str:
     return f"−{text}" if value < 0 and float(text) else text
 
 
+def range_text(low: int, high: int) -> str:
+    """Return the sizes from one to another as text.
+
+    >>> range_text(1024, 2048), range_text(1024, 1 << 20), range_text(1024, 1024)
+    ('1.00–2.00 KiB', '1.00 KiB–1.00 MiB', '1.00 KiB')
+    """
+    first, last = size_text(low), size_text(high)
+    number, unit = first.split(" ")
+    return last if first == last else f"{number if last.endswith(f' {unit}') else first}–{last}"
+
+
 def difference_text(before: float, after: float) -> str:
     """Return a change in bytes as text, with its sign and in per cent of `before`.
 

@@ -10,7 +10,7 @@ from memexplore.analysis.layer_rows import LayerRow, held_layers
 from memexplore.analysis.tables import NO_LAYER
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
-from memexplore.units import size_text
+from memexplore.units import range_text, size_text
 
 NOT_IN_A_LAYER = "not in a layer"
 """Label of the bytes that belong to no layer."""
@@ -34,11 +34,7 @@ def each_text(row: LayerRow) -> str:
     >>> each_text(LayerRow("h.0–1", "h", "Block", 2, (3072,), 1024, 2048))
     'each 1.00–2.00 KiB'
     """
-    if row.layers == 1:
-        return ""
-    low, high = size_text(row.smallest), size_text(row.largest)
-    number, unit = low.split(" ")
-    return f"each {high}" if low == high else f"each {number if high.endswith(f' {unit}') else low}–{high}"
+    return "" if row.layers == 1 else f"each {range_text(row.smallest, row.largest)}"
 
 
 def layers_tree(tape: Tape, row: int | None = None) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,7 +13,7 @@ from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.figures.name_labels import Line, name_labels
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, escaped
 from memexplore.tape import Source
-from memexplore.units import signed_percent, size_text
+from memexplore.units import range_text, signed_percent, size_text
 
 HEIGHT = 320
 _FAR = 2.5
@@ -23,6 +24,8 @@ _BEYOND = 2
 _LITTLE_BEYOND = 1.25
 """The memory axis is this much longer where all settings fit on it then."""
 _LABEL_LENGTH = 30
+_NEAR = 0.08
+"""Settings beyond the upper edge that are closer to the next than this share of the axis have their values together."""
 _SEPARATOR, _WRITTEN = ", ", "as written"
 """Text between the knobs of a setting, and the setting without knobs."""
 _HEADROOM = 1.15
@@ -62,15 +65,16 @@ def tradeoff(
     *,
     x_axis: XAxis = XAxis.TIME,
     chosen: str | None = None,
+    height: int = HEIGHT,
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
     """Return settings as points (x: time or FLOPs, y: peak reserved) with lines for the frontier and the capacity.
 
     Traces by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its index in
-    `points`, `ids` its setting. `capacity` is in bytes, `chosen` the setting with a ring. Settings with a NaN time are
-    omitted; a setting much slower than the others is drawn at the right edge, one far beyond the capacity at the upper
-    edge, both with an arrow and their value. Settings of the frontier have their names, without what all settings have,
-    where there is space.
+    `points`, `ids` its setting. `capacity` is in bytes, `chosen` the setting with a ring, `height` in pixels. Settings
+    with a NaN time are omitted; a setting much slower than the others is drawn at the right edge, one far beyond the
+    capacity at the upper edge, both with an arrow and their value; neighbours at the upper edge have one text. Settings
+    of the frontier have their names, without what all settings have, where there is space.
 
     >>> figure = tradeoff([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536)
     >>> [(trace.name, list(trace.y)) for trace in figure.data]
@@ -91,6 +95,7 @@ def tradeoff(
         # No setting lies between two of the frontier: the lower memory is available only from the slower one on.
         line={"color": RESERVED, "width": 1.5, "dash": "dash", "shape": "hv"},
         hoverinfo="skip",
+        showlegend=len(best) > 1,
     )
     for name, fits, colour, symbol in (("fits", True, FITS, "circle"), ("does not fit", False, CAPACITY, "x")):
         shown = [number for number in valid if points[number].fits is fits]
@@ -117,7 +122,7 @@ def tradeoff(
         )
     shapes, annotations, line, top = _capacity(capacity, max((ys[number] for number in valid), default=1))
     marked = [number for number in valid if points[number].setting in (_WRITTEN, chosen)]
-    texts_of = {number: _clipped_text(points[number], x_axis, edge, ceiling) for number in valid}
+    texts_of = _clipped_texts({number: points[number] for number in valid}, x_axis, edge, ceiling)
     clipped = [number for number in valid if texts_of[number]]
     # The ends of the frontier are the fastest and the smallest setting.
     named = list(dict.fromkeys((*marked, *best[:1], *best[-1:], *best)))
@@ -125,9 +130,10 @@ def tradeoff(
         if points[number].peak_reserved <= ceiling:
             texts_of[number] = f"{_own_name(points, number)} {texts_of[number]}".strip()
     # The value of a clipped setting comes first: without it, its place would be taken for its value.
-    labelled = [(xs[number], ys[number], texts_of[number]) for number in dict.fromkeys((*clipped, *named))]
+    order = [number for number in dict.fromkeys((*clipped, *named)) if texts_of[number]]
+    labelled = [(xs[number], ys[number], texts_of[number]) for number in order]
     drawn = [(xs[number], ys[number]) for number in valid]
-    annotations += name_labels(labelled, drawn, line, edge * _HEADROOM, top, HEIGHT)
+    annotations += name_labels(labelled, drawn, line, edge * _HEADROOM, top, height)
     values, texts = byte_ticks(top)
     sources = sorted({str(point.source) for point in points}) or [str(Source.PREDICTED)]
     measured = str(Source.MEASURED) in sources
@@ -145,7 +151,7 @@ def tradeoff(
             "ticktext": texts,
         },
     )
-    return _styled(figure, theme)
+    return _styled(figure, height, theme)
 
 
 def largest_batches(
@@ -154,12 +160,13 @@ def largest_batches(
     capacity: int | None = None,
     *,
     chosen: str | None = None,
+    height: int = HEIGHT,
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
     """Return settings as points: x is the largest batch that fits with a setting, y its peak reserved in bytes.
 
     `batches` has the largest batch of each point, 0 where it is unknown: such a point is omitted. `customdata` of a
-    point is its index in `points`, `ids` its setting, `chosen` the setting with a ring.
+    point is its index in `points`, `ids` its setting, `chosen` the setting with a ring, `height` in pixels.
 
     >>> figure = largest_batches([Point("fp16", 0.5, 0.0, 1024, True), Point("sqrt", 1.3, 0.3, 512, True)], [8, 0])
     >>> list(figure.data[0].x), list(figure.data[0].y)
@@ -191,7 +198,7 @@ def largest_batches(
     end = max((batches[number] for number in shown), default=1) * _HEADROOM
     drawn = [(batches[number], min(points[number].peak_reserved, ceiling)) for number in shown]
     names_of = [(*drawn[index], _own_name(points, shown[index])) for index in best]
-    annotations += name_labels(names_of, drawn, line, end, top, HEIGHT)
+    annotations += name_labels(names_of, drawn, line, end, top, height)
     values, texts = byte_ticks(top)
     figure.update_layout(
         shapes=shapes,
@@ -205,12 +212,12 @@ def largest_batches(
         },
         showlegend=False,
     )
-    return _styled(figure, theme)
+    return _styled(figure, height, theme)
 
 
-def _styled(figure: go.Figure, theme: Theme) -> go.Figure:
+def _styled(figure: go.Figure, height: int, theme: Theme) -> go.Figure:
     figure.update_layout(
-        height=HEIGHT,
+        height=height,
         margin={"l": 70, "r": 24, "t": 24, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -238,6 +245,24 @@ def _clipped_text(point: Point, x_axis: XAxis, edge: float, ceiling: int) -> str
     beyond = [f"↑ {size_text(point.peak_reserved)}"] if point.peak_reserved > ceiling else []
     value = x_axis.value_of(point)
     return " ".join(beyond + ([f"{value:.1f} →"] if value > edge else []))
+
+
+def _clipped_texts(points: Mapping[int, Point], x_axis: XAxis, edge: float, ceiling: int) -> dict[int, str]:
+    """Return the text of each point: its values beyond the axes, for neighbours at the upper edge those of all."""
+    texts = {number: _clipped_text(point, x_axis, edge, ceiling) for number, point in points.items()}
+    above = [(x_axis.value_of(point), number) for number, point in points.items() if point.peak_reserved > ceiling]
+    groups: list[list[int]] = []
+    last = -math.inf
+    for value, number in sorted(pair for pair in above if pair[0] <= edge):
+        if value - last > _NEAR * edge:
+            groups.append([])
+        groups[-1].append(number)
+        last = value
+    for group in groups:
+        sizes = [points[number].peak_reserved for number in group]
+        text = f"↑ {range_text(min(sizes), max(sizes))}"
+        texts |= {number: text if number == group[len(group) // 2] else "" for number in group}
+    return texts
 
 
 def _own_name(points: Sequence[Point], number: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from memexplore.analysis.verdict_content import TIGHT
 from memexplore.codegen import diff
 from memexplore.codegen.own_code import OwnCode
-from memexplore.figures.tradeoff import largest_batches, tradeoff
+from memexplore.figures.tradeoff import HEIGHT, largest_batches, tradeoff
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.view import Tab
 from memexplore.search.advice import Advice
@@ -33,6 +33,8 @@ UNSEARCHED: Tab = {
 """The tab of the advice before a search."""
 NO_ADVICE: Tab = {"kind": "table", "titles": [], "rows": [], "text": "The step with its batch is run first…"}
 """The tab of the advice before its first run has ended."""
+_VIEWS_HEIGHT = 40
+"""Pixels of the buttons above a chart with several views."""
 _NO_CODE = "# The step runs as written.\n# Change a knob to see lines of PyTorch with the same effect."
 """In lines that fit into the panel, which does not break them."""
 
@@ -109,11 +111,12 @@ def trade_offs(
     outcomes = [outcome for outcome in outcomes if outcome.gpu in gpus or not gpus]
     capacities = {outcome.capacity for outcome in outcomes if outcome.knobs == current}
     points = [point(outcome, as_written) for outcome in outcomes]
-    figure = tradeoff(points, *capacities, chosen=str(current)).to_dict()
     batches = [largest[outcome.knobs].samples if outcome.knobs in largest else 0 for outcome in outcomes]
     if not any(batches):
-        return {"kind": "figure", "figure": figure}
-    second = largest_batches(points, batches, *capacities, chosen=str(current)).to_dict()
+        return {"kind": "figure", "figure": tradeoff(points, *capacities, chosen=str(current)).to_dict()}
+    style: dict[str, Any] = {"chosen": str(current), "height": HEIGHT - _VIEWS_HEIGHT}
+    figure = tradeoff(points, *capacities, **style).to_dict()
+    second = largest_batches(points, batches, *capacities, **style).to_dict()
     views = [{"label": "Time", "figure": figure}, {"label": "Largest batch", "figure": second}]
     return {"kind": "figure", "figure": figure, "views": views}
 

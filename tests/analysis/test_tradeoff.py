@@ -189,6 +189,28 @@ def test_settings_far_beyond_the_capacity_are_clipped_with_an_arrow() -> None:
     assert figure.layout.yaxis.range[1] < 25 << 30
 
 
+def test_neighbours_far_beyond_the_capacity_have_one_text() -> None:
+    far = [Point(f"batch {n}", 1 + n / 100, 0.0, n * 30 << 30, False) for n in (1, 2, 4, 8)]
+    others = [Point("offload", 2.0, 0.0, 50 << 30, False), Point("fp16", 0.5, 0.0, 8 << 30, True)]
+    figure = tradeoff([*far, *others], 10 << 30)
+    texts = [annotation.text for annotation in figure.layout.annotations if "↑" in annotation.text]
+    assert sorted(texts) == ["↑ 30.0–240 GiB", "↑ 50.0 GiB"]
+
+
+def test_one_setting_has_no_frontier_in_the_legend() -> None:
+    points = [Point("as written", 1.0, 0.0, 8 << 30, True), Point("sqrt", 1.3, 0.3, 4 << 30, True)]
+    assert trace(tradeoff(points), "frontier").showlegend
+    assert not trace(tradeoff(points[:1]), "frontier").showlegend
+
+
+def test_names_stay_between_the_axes_of_a_chart_that_is_less_high() -> None:
+    points = [Point(f"size {n}", 0.5 + 0.02 * n, 0.0, (92 - 3 * n) << 26, n > 4) for n in range(8)]
+    for height in (220, 280, 320):
+        figure = tradeoff(points, 7 << 30, height=height)
+        assert figure.layout.height == height
+        assert all(top >= 0 for _, top, _, _ in boxes(figure, 330)), height
+
+
 def test_the_frontier_is_labelled_where_there_is_space() -> None:
     points = [
         Point("fast", 0.5, 0.0, 8 << 30, True),
