@@ -91,8 +91,8 @@ class OpenRow(NamedTuple):
     label: str
 
 
-def open_rows(rows: tuple[LayerRow, ...], count: int) -> list[OpenRow]:
-    """Return the lines of a tree that are visible at first; of more than `count` the largest, in order."""
+def open_rows(rows: tuple[LayerRow, ...]) -> list[OpenRow]:
+    """Return the lines of a tree that are visible at first."""
     total = max(sum(row.total for row in rows), 1)
     found: list[OpenRow] = []
 
@@ -103,6 +103,18 @@ def open_rows(rows: tuple[LayerRow, ...], count: int) -> list[OpenRow]:
                 visit(row.children, level + 1)
 
     visit(rows, 1)
-    # The smallest rows are left out; a row is never smaller than those below it.
-    least = sorted((each.row.total for each in found), reverse=True)[:count][-1:]
-    return [each for each in found if each.row.total >= least[0]][:count] if found else []
+    return found
+
+
+def largest_rows(rows: list[OpenRow], count: int) -> tuple[list[OpenRow], list[OpenRow]]:
+    """Return the `count` largest lines of a tree, in order, and those left out; a line is left out with those below it.
+
+    >>> rows = [OpenRow(LayerRow(name, name, "", 1, (size,), size, size), 1, name) for name, size in
+    ...         (("a", 2), ("b", 1), ("c", 3), ("d", 2))]
+    >>> [[each.label for each in part] for part in largest_rows(rows, 2)]
+    [['a', 'c'], ['b', 'd']]
+    """
+    # A line is never smaller than those below it, and of equal lines the first stay.
+    order = sorted(range(len(rows)), key=lambda number: -rows[number].row.total)
+    kept = set(order[:count])
+    return [rows[number] for number in sorted(kept)], [rows[number] for number in sorted(order[count:])]

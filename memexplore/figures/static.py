@@ -14,7 +14,7 @@ from memexplore.analysis.layer_rows import held_layers
 from memexplore.analysis.picture import picture, refused
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import bands
-from memexplore.figures.layers import open_rows
+from memexplore.figures.layers import largest_rows, open_rows
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
 from memexplore.figures.positions import axis_ticks, positions
 from memexplore.figures.scale import scale
@@ -209,8 +209,11 @@ def _legend(canvas: _Canvas, kinds: list[Category]) -> None:
 
 
 def _layers(canvas: _Canvas, tape: Tape, row: int, top: int) -> int:
-    """Draw the largest layers with what they hold after a row, as rows with bars; return the height of the image."""
-    rows = open_rows(held_layers(tape, row), _LAYERS)
+    """Draw the largest layers with what they hold after a row, as rows with bars; return the height of the image.
+
+    A line below them counts the rows that are left out.
+    """
+    rows, others = largest_rows(open_rows(held_layers(tape, row)), _LAYERS)
     if not any(tape.modules):
         return top
     canvas.text("Layers at the peak", 8, top + 8, size=12, more='font-weight="600"')
@@ -228,7 +231,12 @@ def _layers(canvas: _Canvas, tape: Tape, row: int, top: int) -> int:
                     f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="{width:.1f}" height="10" fill="{COLOURS[kind]}"/>'
                 )
             x += width
-    return top + 28 + 18 * len(rows)
+    bottom = top + 28 + 18 * len(rows)
+    if not others:
+        return bottom
+    count, most = len(others), max(each.row.total for each in others)
+    canvas.text(f"not shown: {count} smaller {'row' if count == 1 else 'rows'}, up to {size_text(most)}", 8, bottom)
+    return bottom + 18
 
 
 def _document(elements: list[str], width: int, height: int) -> str:

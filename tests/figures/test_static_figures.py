@@ -47,6 +47,14 @@ def test_image_has_the_layers_at_the_peak():
     assert labels[start:] == ["Net", "650 B", "fc", "600 B", "(itself)", "50 B", "not in a layer", "100 B"]
 
 
+def test_image_says_how_many_layers_it_leaves_out(monkeypatch):
+    monkeypatch.setattr(static, "_LAYERS", 2)
+    root = ET.fromstring(static.svg(small_tape()))
+    labels = [element.text for element in root.iter(f"{SVG}text")]
+    start = labels.index("Layers at the peak") + 1
+    assert labels[start:] == ["Net", "650 B", "fc", "600 B", "not shown: 2 smaller rows, up to 100 B"]
+
+
 def test_image_of_a_run_that_did_not_fit_ends_with_the_request():
     root = ET.fromstring(static.svg(unwound_tape()))
     assert [element.get("id") for element in root.iter(f"{SVG}pattern")] == ["over"]
