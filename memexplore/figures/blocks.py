@@ -103,7 +103,7 @@ def _layout(theme: Theme) -> dict[str, Any]:
         "height": 420,
         "barmode": "overlay",
         "bargap": 0.16,
-        "margin": {"l": 40, "r": 24, "t": 8, "b": 40},
+        "margin": {"l": 40, "r": 24, "t": 30, "b": 40},  # plotly's buttons lie above the first segment
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": FONT, "size": 12, "color": theme.value},

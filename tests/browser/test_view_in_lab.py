@@ -196,6 +196,14 @@ def test_blocks_follow_the_cursor(shown: Any) -> None:
     shown.page.wait_for_function(f"size => ({ALLOCATED})() === size", arg=active)
 
 
+def test_buttons_of_the_blocks_cover_no_segment(shown: Any) -> None:
+    shown.page.get_by_role("tab", name="Blocks", exact=True).click()
+    shown.page.wait_for_function(DRAWN)
+    panel = shown.page.locator(".memexplore-panel:visible")
+    buttons, axes = panel.locator(".modebar").bounding_box(), panel.locator(".nsewdrag").bounding_box()
+    assert buttons["y"] + buttons["height"] <= axes["y"]
+
+
 def test_selected_layer_highlights_its_blocks_and_a_block_selects_its_layer(shown: Any) -> None:
     shown.page.get_by_role("tab", name="Blocks", exact=True).click()
     shown.page.wait_for_function(DRAWN)
@@ -240,6 +248,13 @@ def test_colours_follow_the_theme(shown: Any) -> None:
     # text is dark on the light page, and light on the dark page: 3 x 255 is white
     assert brightness[0] < 200
     assert brightness[1] > 565
+
+
+def test_output_of_the_view_has_no_scroll_bar(shown: Any) -> None:
+    assert shown.page.evaluate(
+        """() => { const output = document.querySelector('.jp-OutputArea-output:has(.memexplore)');
+            return output.scrollHeight === output.clientHeight && output.offsetWidth === output.clientWidth }"""
+    )
 
 
 def test_width_follows_the_page(shown: Any) -> None:
