@@ -18,7 +18,7 @@ from memexplore.figures.layers import largest_rows, open_rows
 from memexplore.figures.palette import CAPACITY, COLOURS, FONT, RESERVED, Theme, byte_ticks, event_ticks
 from memexplore.figures.positions import axis_ticks, positions
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import timeline_arrays
+from memexplore.figures.timeline import OVER_CAPACITY, REQUESTED, timeline_arrays
 from memexplore.figures.timeline_layout import Plot, failed_rows, plot_labels, shown_bands, window_rows
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
@@ -97,10 +97,13 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
     arrays = timeline_arrays(tape, None, _POINTS, canvas.plot.places)
     _axes(canvas, tape, heights.ceiling)
     kinds = _areas(canvas, arrays)
+    hatched = []
     if heights.capacity is not None and heights.allocated > heights.capacity:
+        hatched.append(OVER_CAPACITY)
         over = canvas.steps(arrays["row"], np.maximum(arrays["allocated"], heights.capacity))
         canvas.elements.append(_hatched(f"{over}V{canvas.at(0, heights.capacity)[1]:.1f}H{_LEFT}Z"))
     if (end := refused(tape)) is not None:
+        hatched.append(REQUESTED)
         left, right = canvas.at(len(tape) - 1, 0)[0], float(canvas.right)
         low = canvas.at(0, end.allocated)[1]
         high = max(canvas.at(0, end.allocated + end.requested)[1], float(canvas.top))
@@ -123,7 +126,7 @@ def svg(tape: Tape, width: int = 900, height: int = 420) -> str:
         more = ('font-weight="600" ' if size == 12 else "") + ("" if is_peak else f'fill="{colour}"')
         side = {"left": "start", "center": "middle", "right": "end"}[anchor]
         canvas.text(text, _LEFT + x, canvas.top + y + 4, anchor=side, size=size, more=more)
-    _legend(canvas, kinds)
+    _legend(canvas, kinds, hatched)
     return _document(canvas.elements, width, _layers(canvas, tape, heights.row, height))
 
 
@@ -193,9 +196,10 @@ def _hatched(path: str) -> str:
     return f'<defs>{pattern}</defs><path fill="url(#over)" d="{path}"/>'
 
 
-def _legend(canvas: _Canvas, kinds: list[Category]) -> None:
+def _legend(canvas: _Canvas, kinds: list[Category], hatched: list[str]) -> None:
     x, y = 8.0, canvas.bottom + 56.0
-    entries = [(kind.text, f'fill="{COLOURS[kind]}"') for kind in kinds] + [("reserved", "")]
+    entries = [(kind.text, f'fill="{COLOURS[kind]}"') for kind in kinds]
+    entries += [(name, f'fill="url(#over)" stroke="{CAPACITY}"') for name in hatched] + [("reserved", "")]
     for text, fill in entries:
         width = 36 + 6.4 * len(text)
         if x + width > canvas.right:

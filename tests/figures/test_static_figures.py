@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 
@@ -60,7 +61,16 @@ def test_image_of_a_run_that_did_not_fit_ends_with_the_request():
     assert [element.get("id") for element in root.iter(f"{SVG}pattern")] == ["over"]
     labels = [element.text for element in root.iter(f"{SVG}text")]
     assert "out of memory: 4.00 GiB requested" in labels
+    assert "requested" in labels  # what the hatching is
     assert "backward" not in labels
+
+
+def test_image_names_the_hatching_over_the_capacity():
+    small = small_tape()
+    over = dataclasses.replace(small, meta=small.meta._replace(capacity=500))
+    for tape, is_over in ((small, False), (over, True)):
+        labels = [element.text for element in ET.fromstring(static.svg(tape)).iter(f"{SVG}text")]
+        assert ("over capacity" in labels) is is_over
 
 
 def test_text_alternative_has_the_peak_of_the_picture():
