@@ -10,7 +10,7 @@ import numpy as np
 from memexplore.analysis.picture import refused
 from memexplore.analysis.verdict import failed_request
 from memexplore.figures import bands
-from memexplore.figures.labels import Box, Label, Spot, placed
+from memexplore.figures.labels import Box, Label, Spot, box_of, placed
 from memexplore.figures.palette import CAPACITY, FONT, GRID, RESERVED, Theme, byte_ticks
 from memexplore.figures.positions import DEFAULT_X, Positions, XChoice, axis_ticks, positions
 from memexplore.figures.scale import Scale, scale
@@ -40,6 +40,8 @@ MARGINS = {"l": 76, "r": 24, "t": 48, "b": 56}
 PEAK_LABEL = "peak"
 """Name of the annotation beside the marker of the peak."""
 _STRIP_PIXELS = 16
+_BUTTONS_PIXELS = 136
+"""Width at the right end of the axes that lies below plotly's buttons."""
 _SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
 """Width of a legend entry without its text, and height of a line of entries."""
 _OWN_SWATCH_PIXELS, _CONTROLS_PIXELS = 30, 48
@@ -239,9 +241,28 @@ def _add_bands(plot: Plot, shapes: list[dict[str, Any]], annotations: list[dict[
             for band in bands.with_visible_label(phase_bands, plot.x, 6)
         ]
     annotations += [
-        _note(band.text, x=_middle(plot, band), y=1, yref="paper", yshift=_STRIP_PIXELS + 10, size=11)
+        _note(
+            band.text,
+            x=_middle(plot, band),
+            xshift=-_under_buttons(plot, band),
+            y=1,
+            yref="paper",
+            yshift=_STRIP_PIXELS + 10,
+            size=11,
+        )
         for band in bands.with_visible_label(step_bands, plot.x)
     ]
+
+
+def _under_buttons(plot: Plot, band: bands.Band) -> float:
+    """Return the pixels by which the label of a step is moved to the left, so that no button of plotly covers it.
+
+    A label stays where it is if its step has no room for it beside the buttons.
+    """
+    left, centre = plot.x(band.first), (plot.x(band.first) + plot.x(band.last)) / 2
+    box = box_of(Label(band.text, ()), Spot(centre, 0, "center"))
+    covered = max(box.right - (plot.width - _BUTTONS_PIXELS), 0.0)
+    return covered if left <= box.left - covered else 0.0
 
 
 def shown_bands(plot: Plot) -> tuple[list[bands.Band], list[bands.Band]]:

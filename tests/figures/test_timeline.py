@@ -222,6 +222,20 @@ def test_steps_and_phases_are_labelled():
     assert [label for label in labels if label.startswith("step")] == ["step 1", "step 2", "step 3"]
 
 
+@pytest.mark.parametrize("width", [590, 790, 1190])
+def test_label_of_the_last_step_is_not_below_the_buttons(width):
+    tape = training_tape(steps=2)
+    layout = window_layout(tape, width=width)
+    inner = width - 100
+    low, high = layout["xaxis"]["range"]
+    (note,) = (note for note in layout["annotations"] if note["text"] == "step 2")
+    centre = (note["x"] - low) / (high - low) * inner + note["xshift"]
+    # plotly's six buttons are 155 pixels wide, 24 of which are in the margin
+    assert centre + len("step 2") * 6.3 / 2 <= inner - 131
+    rows = np.flatnonzero(tape.step == 2)
+    assert centre - len("step 2") * 6.3 / 2 >= (positions(tape).x(rows[:1])[0] - low) / (high - low) * inner
+
+
 @pytest.mark.parametrize("steps", [1, 7, 30, 300])
 def test_step_labels_do_not_overlap(steps):
     # 760 pixels for `steps` steps of 100 rows, 6.5 pixels per letter
