@@ -40,7 +40,7 @@ MARGINS = {"l": 76, "r": 24, "t": 48, "b": 56}
 PEAK_LABEL = "peak"
 """Name of the annotation beside the marker of the peak."""
 _STRIP_PIXELS = 16
-_BUTTONS_PIXELS = 136
+_BUTTONS_PIXELS = 150
 """Width at the right end of the axes that lies below plotly's buttons."""
 _SWATCH_PIXELS, _LEGEND_LINE_PIXELS = 46, 20
 """Width of a legend entry without its text, and height of a line of entries."""

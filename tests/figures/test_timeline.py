@@ -230,8 +230,8 @@ def test_label_of_the_last_step_is_not_below_the_buttons(width):
     low, high = layout["xaxis"]["range"]
     (note,) = (note for note in layout["annotations"] if note["text"] == "step 2")
     centre = (note["x"] - low) / (high - low) * inner + note["xshift"]
-    # plotly's six buttons are 155 pixels wide, 24 of which are in the margin
-    assert centre + len("step 2") * 6.3 / 2 <= inner - 131
+    # plotly's six buttons are 168 pixels wide, 22 of which are in the margin
+    assert centre + len("step 2") * 6.3 / 2 <= inner - 146
     rows = np.flatnonzero(tape.step == 2)
     assert centre - len("step 2") * 6.3 / 2 >= (positions(tape).x(rows[:1])[0] - low) / (high - low) * inner
 
