@@ -185,6 +185,20 @@ def test_a_real_model_is_unchanged_afterwards(model: nn.Module, use: Callable[[n
     assert _gradients(model) == gradients
 
 
+@pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(3, 4))])
+def test_a_real_module_of_torchscript_is_unchanged_afterwards(make: Callable[[nn.Module], nn.Module]) -> None:
+    net, x = make(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval())), torch.randn(3, 4)
+    optimizer, identities = torch.optim.SGD(net.parameters(), lr=0.1), [id(tensor) for tensor in net.parameters()]
+    parameters, expected = list(net.parameters()), net(x)
+    mx.simulate(lambda: net.cuda()(x.cuda()).sum().backward())
+    assert [id(tensor) for tensor in net.parameters()] == identities
+    assert torch.equal(net(x), expected)
+    net(x).sum().backward()
+    optimizer.step()
+    assert all(tensor.grad is not None for tensor in parameters)
+    assert not torch.equal(net(x), expected)
+
+
 def test_real_model_trains_after_a_simulation_as_without_one(model: nn.Module) -> None:
     model.zero_grad()  # a copy of a parameter comes without its gradient
     twin, x = copy.deepcopy(model), torch.randn(4, 3, 8, 8)

@@ -252,3 +252,17 @@ def test_batch_norm_statistics_are_updated() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda()
     torch.optim.swa_utils.update_bn([torch.randn(8, 64)], model, device="cuda")
     assert model[1].running_mean.is_cuda
+
+
+_SCRIPTED = pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(3, 4))])
+
+
+@_SCRIPTED
+def test_a_module_of_torchscript_is_moved(make: Callable[[nn.Module], torch.jit.ScriptModule]) -> None:
+    model = make(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    assert model.to("cuda")(torch.ones(3, 4, device="cuda")).is_cuda
+    model(torch.ones(3, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    assert all(state["momentum_buffer"].is_cuda for state in optimizer.state.values())
+    assert not model.cpu()(torch.ones(3, 4)).is_cuda

@@ -47,6 +47,8 @@ class ModuleMoves:
         self._tensors: dict[int, _Original] = {}
         """Real tensors of the user that moved, by id."""
         self._buffers: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], torch.Tensor]] = {}
+        self._script_parameters: dict[tuple[int, str], tuple[weakref.ref[torch.nn.Module], torch.nn.Parameter]] = {}
+        """Parameters of TorchScript modules of the user that moved."""
         self._states: dict[int, tuple[weakref.ref[torch.optim.Optimizer], dict[Any, dict[Any, Any]]]] = {}
         self._built_here = WeakIdKeyDictionary()
         """Modules built while the device is on, which are not moved back to the CPU."""
@@ -114,6 +116,8 @@ class ModuleMoves:
                 gradient = function(before) if before is not None else None
             if applied is not parameter:
                 self.exchange(parameter, applied, restored)
+                if isinstance(module, torch.jit.ScriptModule):
+                    self._hold(module, name, parameter, restored)
             if gradient is not None and gradient is not before:
                 parameter.grad = gradient.requires_grad_(before.requires_grad)  # type: ignore[union-attr]
         buffers = buffers_of(module)
@@ -164,6 +168,14 @@ class ModuleMoves:
         if module not in self._built_here and key not in self._buffers:
             self._buffers[key] = (self._reference(self._buffers, key, module), buffer)
 
+    def _hold(self, module: torch.jit.ScriptModule, name: str, parameter: torch.nn.Parameter, restored: bool) -> None:
+        """Give a parameter to the C++ module of TorchScript again: it holds the contents, not the tensor object."""
+        key = (id(module), name)
+        if restored and key not in self._script_parameters:
+            reference = self._reference(self._script_parameters, key, module)
+            self._script_parameters[key] = (reference, parameter)
+        parameters_of(module)[name] = parameter
+
     @staticmethod
     def _reference(table: dict[Any, Any], key: Any, value: Any) -> weakref.ref[Any]:
         """Return a weak reference that removes its entry of a table, or `del model` would free nothing."""
@@ -179,12 +191,16 @@ class ModuleMoves:
             module = module_reference()
             if module is not None and name in buffers_of(module):
                 buffers_of(module)[name] = buffer
+        for (_, name), (module_reference, parameter) in list(self._script_parameters.items()):
+            module = module_reference()
+            if module is not None:
+                parameters_of(module)[name] = parameter
         for optimizer_reference, before in list(self._states.values()):
             optimizer = optimizer_reference()
             if optimizer is not None:
                 _restore_state(optimizer, before)
         self.lazy.restore()
-        for table in (self._tensors, self._buffers, self._states):
+        for table in (self._tensors, self._buffers, self._script_parameters, self._states):
             table.clear()
 
 
