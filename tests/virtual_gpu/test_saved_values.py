@@ -94,3 +94,18 @@ def test_a_file_of_known_values_is_real_where_no_virtual_gpu_is_on():
         file = _file({"n": torch.tensor([3, 4], device="cuda")})
     loaded: Any = torch.load(file, weights_only=False)["n"]
     assert (type(loaded), loaded.device.type, loaded.tolist()) == (torch.Tensor, "cpu", [3, 4])
+
+
+@pytest.mark.parametrize("values", ["known", "real"])
+@pytest.mark.parametrize("target", ["cuda", lambda storage, place: storage.cuda()])
+def test_a_file_of_real_tensors_keeps_its_values_on_the_device(target, values):
+    state = torch.get_rng_state()
+    whole = torch.arange(6)
+    file = _file({"random": state, "whole": whole, "part": whole[2:4]})
+    with mx.virtual("T4", values=values):
+        loaded = torch.load(file, map_location=target)
+        assert loaded["random"].is_cuda
+        assert torch.equal(loaded["random"].cpu(), state)
+        torch.set_rng_state(loaded["random"].cpu())
+        loaded["part"] += 5
+        assert loaded["whole"].tolist() == [0, 1, 7, 8, 4, 5]

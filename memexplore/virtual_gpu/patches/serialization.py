@@ -112,6 +112,7 @@ class _Load:
         if whole is None:
             count = storage.nbytes() // tensor.dtype.itemsize
             whole = self._moved[key] = torch.empty(count, dtype=tensor.dtype, device="cuda")
+            copy_values(whole, tensor.as_strided((count,), (1,), 0))
         result = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(result, tensor.requires_grad)
