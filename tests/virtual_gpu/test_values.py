@@ -264,6 +264,13 @@ def test_unique_finds_every_value_different(device: str) -> None:
     assert torch.unique_consecutive(x).shape == (32,)
 
 
+def test_unique_finds_no_more_indices_than_there_are_candidates(device: str) -> None:
+    chosen = torch.randn(16, 10, device=device).argmax(1)
+    found, inverse, counts = torch.unique(chosen, return_inverse=True, return_counts=True)
+    assert (found.shape, inverse.shape, counts.shape) == ((10,), (16,), (10,))
+    assert torch.unique(chosen[:4]).shape == (4,)
+
+
 @pytest.mark.parametrize(
     ("function", "note"),
     [

@@ -71,10 +71,14 @@ def masked_select(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
-    """_unique2: values, inverse indices and counts."""
+    """_unique2: values, inverse indices and counts. Of indices no more values than there were candidates."""
     tensor = args[0]
-    values.assume("unique finds every value different")
-    count = tensor.numel()
+    count, choices = tensor.numel(), value_hints.of(tensor).choices
+    if 0 < choices < count:
+        values.assume(f"unique finds each of {choices} candidates")
+        count = choices
+    else:
+        values.assume("unique finds every value different")
     sizes = [((count,), tensor.dtype), (tuple(tensor.shape), torch.int64), ((count,), torch.int64)]
     return tuple(_new(runner, func, args, tensor.host, *sizes[: len(schema_of(func).returns)]))
 
