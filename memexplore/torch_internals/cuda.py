@@ -38,6 +38,16 @@ CUDA_FUNCTIONS = tuple(
     )
     for name in _CUDA_FUNCTIONS.split()
 )
+_GRAPH_TREES = ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled")
+GRAPH_TREE_NAMES = tuple(
+    replaceable(
+        f"torch._C.{name}",
+        "the module of CUDA graphs imports it when the compiler is reset; a build for the CPU lacks it",
+        "`torch.compiler.reset()` on a virtual GPU",
+        needed=lambda: torch.version.cuda is not None,
+    )
+    for name in _GRAPH_TREES
+)
 CLEAR_CUBLAS_WORKSPACES = Attribute(torch._C, "_cuda_clearCublasWorkspaces")
 CUDA_DEVICE_TYPE = 1
 """c10::DeviceType::CUDA, as a stream's `device_type`."""

@@ -356,3 +356,10 @@ def test_compiled_module_gives_no_warning_about_the_hooks_of_the_recorder() -> N
         mx.simulate(run, gpu="T4")
         assert warnings.filters == filters
     assert not [warning for warning in caught if "global hooks" in str(warning.message)]
+
+
+def test_the_compiler_is_reset_on_a_virtual_gpu_and_afterwards() -> None:
+    with mx.virtual("T4"):
+        torch.compiler.reset()
+    torch.compiler.reset()
+    assert not torch.cuda.is_available()

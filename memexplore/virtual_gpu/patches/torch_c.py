@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memexplore.torch_internals.cuda import CLEAR_CUBLAS_WORKSPACES, CUDA_DEVICE_TYPE, CUDA_FUNCTIONS
+from memexplore.torch_internals.cuda import CLEAR_CUBLAS_WORKSPACES, CUDA_DEVICE_TYPE, CUDA_FUNCTIONS, GRAPH_TREE_NAMES
 from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.patches.install import Replace
 
@@ -40,4 +40,10 @@ def rows(run: runner.PlanRunner, functions: dict[str, Any]) -> list[Replace]:
     return [
         Replace(*CLEAR_CUBLAS_WORKSPACES, clear_workspaces),
         *(Replace(*function, replacements[function.name.rpartition("_")[2]]) for function in CUDA_FUNCTIONS),
+        # A name that is there stays: the module that imports it keeps it after the block.
+        *(Replace(*name, _none) for name in GRAPH_TREE_NAMES if not hasattr(*name)),
     ]
+
+
+def _none(*args: Any) -> None:
+    """Stand for a function of CUDA graphs, which never run on a virtual GPU."""
