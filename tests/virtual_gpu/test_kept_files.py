@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import io
 import os
 import pathlib
 import pickle
@@ -165,3 +166,13 @@ def test_a_script_module_of_real_tensors_is_saved_as_the_policy_says(folder):
             assert torch.jit.load(name).weight.shape == (1, 2)
     assert pathlib.Path("old.pt").read_bytes() == before
     assert torch.jit.load("new.pt").weight.shape == (1, 2)
+
+
+@pytest.mark.parametrize("place", ["cuda", "cuda:0", torch.device("cuda")])
+def test_a_script_module_is_loaded_onto_the_virtual_gpu(folder, place):
+    torch.jit.script(torch.nn.Linear(3, 1)).save("real.pt")
+    with mx.virtual("T4"):
+        for file in ("real.pt", io.BytesIO(pathlib.Path("real.pt").read_bytes())):
+            module = torch.jit.load(file, map_location=place)
+            assert module.weight.is_cuda
+            assert module(torch.ones(2, 3, device="cuda")).shape == (2, 1)

@@ -46,15 +46,22 @@ def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace `torch.jit.load`: a module is read onto the CPU, and moved to the virtual GPU afterwards."""
+
+    def onto(place: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        on_gpu = place is not None and torch.device(place).type == "cuda"
+        module = original(f, "cpu" if on_gpu else place, *args, **kwargs)
+        return module.to(place) if on_gpu else module
+
     @functools.wraps(original)
-    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(f, (str, os.PathLike)) or overlay.inside or not overlay.changed:
-            return original(f, *args, **kwargs)
+            return onto(map_location, f, *args, **kwargs)
         path = overlay.for_reading(os.fspath(f))
         with overlay.real():
             has_values = not overlay.written.get(overlay.logical(os.fspath(f)), False)
         if has_values:
-            return original(path, *args, **kwargs)
+            return onto(map_location, path, *args, **kwargs)
         raise RuntimeError(
             f"{os.fspath(f)} was saved by torch.jit with tensors of the virtual GPU, which have no values: keep the "
             "module in memory, or save and load its state_dict with torch.save and torch.load"
