@@ -38,6 +38,10 @@ _OWNED = (
     Category.GRADIENT_BUCKET,
 )
 MOST_SURVIVORS = 2000
+_NO_DEVICE = torch.device("meta")
+"""A device whose tensors have no memory."""
+_left_on: list[Recording] = []
+"""Recordings that another thread than theirs has ended."""
 
 
 class Survivor(NamedTuple):
@@ -85,6 +89,12 @@ class Recording:
         """Whether the recorder has seen nothing of the step."""
         self.is_running = False
         """Whether `begin` came to its end and `end` has not begun."""
+        self._thread = threading.get_ident()
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the calling thread can end the recording: a dispatch mode is on in the thread that began it."""
+        return self._virtual is not None or self._thread == threading.get_ident()
 
     def begin(self) -> None:
         """Begin to record."""
@@ -135,6 +145,10 @@ class Recording:
             if self._history is not None:
                 self._history.end()
             remove(self.mode)
+            if not self.is_of_this_thread:
+                # The mode stays on in its thread, where it records nothing, until `remove_modes` of that thread.
+                self.mode.device = _NO_DEVICE
+                _left_on.append(self)
             self.mode.live.clear()
 
     def _sum_up(self) -> None:
@@ -212,6 +226,13 @@ class Recording:
                 stack = recorder.stacks.resolve(fields.stack, tape_builder.OWN) if fields.stack >= 0 else ()
                 result.append(Survivor(weakref.ref(storage), fields.size, layer, stack, self.step))
         return result
+
+
+def remove_modes() -> None:
+    """Remove the modes of recordings that other threads have ended from those of the calling thread."""
+    for recording in [each for each in _left_on if each.is_of_this_thread]:
+        remove(recording.mode)
+        _left_on.remove(recording)
 
 
 def lowest_first(mode: Any) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from memexplore.live import notes
 from memexplore.live.control import Control
 from memexplore.live.counters import Counters, Occasional, resident
 from memexplore.live.layer_meter import LayerMeter
 from memexplore.live.optimizers import Optimizers
-from memexplore.live.recording import Recording
+from memexplore.live.recording import Recording, remove_modes
 from memexplore.live.schedule import Cause, Schedule
 from memexplore.live.shapes import shapes_of
 from memexplore.live.store import Current, Store
@@ -33,10 +34,6 @@ from memexplore.torch_internals.tensors import current_autograd_node
 
 _SECONDS_OUTSIDE = 1.0
 _SECONDS_RESIDENT = 0.1
-_COMPILED = (
-    "The model is compiled: its steps are watched, but none is recorded completely, because recording would make the "
-    "compiler compile it again."
-)
 _clock = time.perf_counter
 
 
@@ -109,7 +106,7 @@ class Watcher:
     def _without_hooks(self) -> None:
         """Watch without hooks on calls and without recordings from now on."""
         self._keep_hooks_off, self._measures_layers = True, False
-        self.store.note(_COMPILED)
+        self.store.note(notes.COMPILED)
         self.step.recorded = ""
         self.abandon()
         self.hook_calls(False)
@@ -120,7 +117,8 @@ class Watcher:
         """Call a model by `original`, the `__call__` of its class, and note that it is called."""
         if torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
-        if self._outer is not None or not self._is_root(module) or current_autograd_node() is not None:
+        is_root = any(root() is module for root in self._roots)
+        if self._outer is not None or not is_root or current_autograd_node() is not None:
             return original(module, *args, **kwargs)
         if self.thread is not None and self.thread != get_ident():
             return original(module, *args, **kwargs)
@@ -134,9 +132,6 @@ class Watcher:
         finally:
             if self._outer == id(module):
                 self._call_ends()
-
-    def _is_root(self, module: torch.nn.Module) -> bool:
-        return any(root() is module for root in self._roots)
 
     def before_call(self, module: torch.nn.Module, args: Any) -> None:
         """Forward pre-hook of every module, in steps that need it; the frame that calls it has the named arguments."""
@@ -178,6 +173,10 @@ class Watcher:
         self._trains = torch.is_grad_enabled()
         if self._trains or self.thread is None:
             self.thread = get_ident()
+            if self.recording is not None and not self.recording.is_of_this_thread:
+                # The block began in another thread than the one that trains.
+                self.abandon()
+                self._begin_recording(Cause(self.step.recorded))
         if self._trains:
             if self._stepped and len(self._stepped) >= self._optimizers.chosen:
                 self._end_step()
@@ -287,7 +286,7 @@ class Watcher:
             is_compiled(model) for model in (root() for root in self._roots) if model is not None
         )
         if self._keep_hooks_off:
-            self.store.note(_COMPILED)
+            self.store.note(notes.COMPILED)
         self._stepped.clear()
         self._ended_by.clear()
         self._begin_step(_clock())
@@ -371,8 +370,8 @@ class Watcher:
         row, recording = self._row(_clock(), end.error), self.recording
         self.recording = None
         try:
-            if recording is not None and not recording.is_running:
-                # The exception came while the recording began or ended.
+            if recording is not None and not (recording.is_running and recording.is_of_this_thread):
+                # The exception came while the recording began or ended, or in another thread than the one that trains.
                 recording.abandon()
                 recording = None
             if recording is None:
@@ -389,6 +388,7 @@ class Watcher:
         if self.recording is not None:
             self.recording.abandon()
             self.recording = None
+        remove_modes()
 
     def _fail(self, error: Exception) -> None:
         """Watch no longer after an error of memexplore's own, which must not end the training."""
