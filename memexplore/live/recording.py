@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,27 @@ class Survivor(NamedTuple):
     layer: str
     stack: tuple[Frame, ...]
     step: int
+
+
+class _OpenCalls:
+    """The calls of modules that are open at a row; `ends` has the row at which each call ends."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self._ends = ends
+        self._open: list[int] = []
+        self._next = 0
+
+    def begun(self, call: int) -> None:
+        """Note that a call has begun, and with it all of lower numbers."""
+        if call >= self._next:
+            self._open.extend(range(self._next, call + 1))
+            self._next = call + 1
+
+    def innermost(self, row: int) -> int:
+        """Return the innermost call that is open at a row, -1 if none is. Rows are asked for in order."""
+        while self._open and self._ends[self._open[-1]] <= row:
+            self._open.pop()
+        return self._open[-1] if self._open else -1
 
 
 class Recording:
@@ -157,10 +179,14 @@ class Recording:
         ends = recorder.call_ends_at
         older = used = peak = 0
         kept: dict[int, tuple[int, int, int]] = {}
-        """Row -> layer, size and call of activations, as `recorder.categories` decides: alive when that call ends."""
+        """Row -> layer, size and call of activations that were made in forward, alive when that call ends."""
+        freed: dict[int, int] = {}
+        """Call -> bytes that it freed of what the calls inside of it had kept."""
+        calls = _OpenCalls(ends)
         for row, event in enumerate(recorder.events):
             _, action, _, size, phase, _, _, module, _, grad, call, category = event
             if action == _ALLOC:
+                calls.begun(call)
                 used += size
                 if used > peak:
                     peak = used
@@ -168,16 +194,24 @@ class Recording:
                     kept[row] = module, size, call
             elif action == _FREE:
                 used -= size
-                if call in kept and row < ends[kept[call][2]]:
-                    del kept[call]
+                if call in kept:
+                    if row < ends[kept[call][2]]:
+                        del kept[call]
+                    elif recorder.tags.get(call) not in _OWNED:
+                        outer = calls.innermost(row)
+                        freed[outer] = freed.get(outer, 0) + size
             elif action == _PREEXISTING:
                 older += size
         self.peak = older + peak
         self.left = sum(recorder.events[row][_SIZE] for row in recorder.open_rows.values())
-        sizes: dict[int, int] = {}
-        for row, (module, size, _) in kept.items():
+        by_call: dict[tuple[int, int], int] = {}
+        for row, (module, size, call) in kept.items():
             if recorder.tags.get(row) not in _OWNED:
-                sizes[module] = sizes.get(module, 0) + size
+                by_call[module, call] = by_call.get((module, call), 0) + size
+        sizes: dict[int, int] = {}
+        for (module, call), size in by_call.items():
+            # As `LayerMeter` counts: a layer that frees what a layer inside returned keeps so much less.
+            sizes[module] = sizes.get(module, 0) + max(size - freed.pop(call, 0), 0)
         names = recorder.names.table
         self.kept_by_layer = {names[number]: size for number, size in sorted(sizes.items()) if size}
 
