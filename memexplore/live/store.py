@@ -100,6 +100,8 @@ class Store:
         """Called in the thread that trains with the row of a finished step."""
         self.on_recorded: list[Callable[[Recording], None]] = []
         """Called after `on_row` with the recording of a finished step."""
+        self.on_explained: list[Callable[[int, str], None]] = []
+        """Called with an earlier step and why its peak rose, where a recording has shown it."""
         self.worst: StepRow | None = None
         """The step with the highest peak allocated."""
         self.notes: list[str] = []
@@ -215,3 +217,5 @@ class Store:
         because = self.recorded.difference(earlier, recording.step) if earlier else ""
         if because:
             self.history.replace(step, lambda row: row._replace(rose_because=because))
+            for receive in self.on_explained:
+                receive(step, because)

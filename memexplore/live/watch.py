@@ -163,6 +163,7 @@ class Session:
         store, self._writer = self.watcher.store, writer
         writer.status = self._status
         store.on_row.append(writer.add)
+        store.on_explained.append(writer.explain)
         store.on_recorded.append(lambda recording: writer.add_tape(recording.step, recording.tape))
 
     def _status(self) -> dict[str, Any]:

@@ -70,6 +70,27 @@ class Writer:
             self.flush()
             self.describe(_WATCHING, "")
 
+    def explain(self, step: int, because: str) -> None:
+        """Add why the peak of a step rose, which was found after the step was added."""
+        for index in range(len(self._rows) - 1, -1, -1):
+            if self._rows[index].step == step:
+                self._rows[index] = self._rows[index]._replace(rose_because=because)
+                return
+        for path in (each for level in self._levels for each in reversed(level)):
+            first, last = map(int, path.stem.split("-")[1:])
+            if first <= step <= last:
+                self._explain_in_file(path, step, because)
+                return
+
+    def _explain_in_file(self, path: Path, step: int, because: str) -> None:
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(path)
+        position = table.column_names.index("rose_because")
+        texts = zip(table["step"].to_pylist(), table["rose_because"].to_pylist(), strict=True)
+        changed = pyarrow.array([because if number == step else text for number, text in texts], pyarrow.string())
+        self._write_rows(path, table.set_column(position, "rose_because", changed))
+
     def add_tape(self, step: int, tape: Tape) -> None:
         """Write the tape of a step."""
         self._write(self.folder / "tapes" / f"step-{step}.parquet", tape.save)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import memexplore as mx
 from memexplore.live.reasons import UNEXPLAINED, Facts, reason, rises
+from memexplore.runs import writer
 from tests.live.training import Loop, on, watched
 
 
@@ -64,6 +66,21 @@ def test_what_no_fact_explains_is_found_in_the_tapes_around_it():
     assert "32.0 MiB more temporary" in found
     assert f"({__file__}:" in found
     assert found.endswith("in step 6")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0], ids=["written", "waiting"])
+def test_a_reason_that_was_found_later_is_in_the_folder_too(tmp_path, monkeypatch, seconds):
+    monkeypatch.setattr(writer, "SECONDS", seconds)
+    loop = Loop()
+    with mx.watch(loop.model, folder=tmp_path) as live:
+        for step in range(12):
+            if step == 1:
+                kept = torch.zeros(1_000_000)
+            loop.step()
+    assert kept.numel()
+    assert "in step 2" in reasons(live)[2]
+    written = mx.load(tmp_path).query("SELECT step, rose_because FROM steps WHERE rose_because <> '' ORDER BY step")
+    assert dict(written.to_numpy().tolist()) == reasons(live)
 
 
 def test_a_rise_that_no_recorded_step_explains_says_so():
