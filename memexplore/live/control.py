@@ -15,7 +15,7 @@ from torch import nn
 
 from memexplore.knobs.adapters import check_names
 from memexplore.knobs.knobs import Knobs
-from memexplore.live import changes, locks, setting
+from memexplore.live import changes, locks, notes, setting
 from memexplore.live.changes import Change, ChangeState
 from memexplore.live.counters import PeakFrom
 from memexplore.live.observed import Observer
@@ -100,7 +100,7 @@ class Control:
         models, now = self.models(), time.monotonic()
         known = [id(model) for model in models]
         if self._walked[1] != known or now >= self._walked[0]:
-            compiled = self._compiles and any(map(is_compiled, models))
+            compiled = notes.COMPILED in self._store.notes or (self._compiles and any(map(is_compiled, models)))
             self._walked = now + _SECONDS_WALKED, known, setting.no_model(models, compiled)
         kept = setting.layout_kept_by(models, self.optimizers())
         return locks.Facts(self._walked[2], self.loop, kept)

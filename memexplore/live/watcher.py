@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from memexplore.live import notes
+from memexplore.live.compiled import CompiledModels
 from memexplore.live.control import Control
 from memexplore.live.counters import Counters, Occasional, resident
 from memexplore.live.layer_meter import LayerMeter
@@ -81,7 +82,7 @@ class Watcher:
         """Whether a call of any watched module is one of a model, as where methods of the model call its layers."""
         self._trains = False
         self._measures_layers = False
-        self._hides_modules = hides_modules
+        self._hides_modules, self._compiled = hides_modules, CompiledModels(self.store)
         self._keep_hooks_off = False
         """Whether the model is compiled: hooks and dispatch modes would make the compiler compile it again."""
         self._peak_before = 0
@@ -282,11 +283,8 @@ class Watcher:
         """Begin to watch with a new step, at first or after a pause."""
         self.thread = None
         self._close_call()
-        self._keep_hooks_off = self._hides_modules and any(
-            is_compiled(model) for model in (root() for root in self._roots) if model is not None
-        )
-        if self._keep_hooks_off:
-            self.store.note(notes.COMPILED)
+        models = [model for model in (root() for root in self._roots) if model is not None]
+        self._keep_hooks_off = self._hides_modules and self._compiled.are_run(models)
         self._stepped.clear()
         self._ended_by.clear()
         self._begin_step(_clock())
@@ -323,7 +321,9 @@ class Watcher:
             self._together = max(self._together, len(self._stepped))
         self._ended_by, self._stepped = self._stepped, set()
         row, recording = self._row(now), self.recording
-        if not self.step.micro_batches and not self._keep_hooks_off:
+        if self._keep_hooks_off:
+            self._keep_hooks_off = self._compiled.are_still_run(self.step.micro_batches)
+        elif not self.step.micro_batches:
             # Not the model itself is called, but its layers.
             self._every_call = True
         self.step.layers = self.layers.take(row.seconds)

@@ -330,39 +330,6 @@ def test_what_is_watched_is_a_model_and_an_optimizer():
         mx.watch(network(), [1])
 
 
-def test_a_compiled_model_is_watched_and_not_compiled_again():
-    counting = []
-
-    def backend(graph, inputs):
-        counting.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    loop = Loop()
-    model = torch.compile(loop.model, backend=backend)
-    loop.model = model
-    loop.step()
-    graphs = len(counting)
-    with mx.watch(model, first=2) as live:
-        for _ in range(5):
-            loop.step()
-    assert len(counting) == graphs
-    assert live.steps()["micro_batches"].tolist() == [1] * 5
-    assert live.recorded == []
-    assert "The model is compiled" in live.notes[0]
-
-
-def test_a_compiled_model_runs_eagerly_on_a_virtual_gpu_and_is_recorded():
-    with on("cuda"):
-        loop = Loop("cuda")
-        loop.model = torch.compile(loop.model)
-        with mx.watch(loop.model, first=2) as live:
-            for _ in range(3):
-                loop.step()
-    assert live.recorded[:2] == [1, 2]
-    assert live.notes == ()
-
-
 def test_the_value_can_be_read_while_another_thread_trains():
     import threading
 
