@@ -21,7 +21,9 @@ from memexplore.runs.rows import StepRow, numbers
 
 _KNOWN_INPUTS = 512
 Call = tuple[int, bool, Shapes]
-"""A call of a model with gradients: number of the model, whether it is in training mode, shapes of its inputs."""
+"""A call of a model: number of the model, whether it is in training mode, shapes of its inputs."""
+Calls = tuple[tuple[Call, ...], frozenset[Call]]
+"""The calls of a step with gradients, in order, and those without."""
 
 
 @dataclasses.dataclass
@@ -40,6 +42,8 @@ class Current:
     """Number of the model that was called first without gradients."""
     inputs: tuple[Call, ...] = ()
     """The calls of models with gradients."""
+    without_gradients: set[Call] = dataclasses.field(default_factory=set)
+    """The different calls of models without gradients."""
     shapes: Shapes = ()
     """Of the call with the largest inputs."""
     layers: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -80,11 +84,18 @@ class Current:
             error=error,
         )
 
-    def evaluates(self, model: int) -> None:
-        """Note a call of the model of a number without gradients."""
+    @property
+    def calls(self) -> Calls:
+        """The calls of the step so far; steps with the same ones need the same memory."""
+        return self.inputs, frozenset(self.without_gradients)
+
+    def evaluates(self, call: Call) -> None:
+        """Note a call of a model without gradients."""
         if self.evaluated is None:
-            self.evaluated = model
-        self.evaluations += model == self.evaluated
+            self.evaluated = call[0]
+        self.evaluations += call[0] == self.evaluated
+        if len(self.without_gradients) < _KNOWN_INPUTS:
+            self.without_gradients.add(call)
 
 
 class Store:
@@ -106,7 +117,7 @@ class Store:
         """The step with the highest peak allocated."""
         self.notes: list[str] = []
         self._schedule = schedule
-        self._known: dict[tuple[Call, ...], Reading] = {}
+        self._known: dict[Calls, Reading] = {}
         """Calls of earlier steps -> what was measured in the last one, if it was recorded."""
         self._seen: dict[Call, None] = {}
         self._highest: Facts | None = None
@@ -123,9 +134,9 @@ class Store:
         """Return whether an earlier step had a call like this one."""
         return call in self._seen
 
-    def like(self, inputs: tuple[Call, ...]) -> Reading:
-        """Return what was measured in the last recorded step with these inputs, a reading without numbers if none."""
-        return self._known.get(inputs, Reading())
+    def like(self, calls: Calls) -> Reading:
+        """Return what was measured in the last recorded step with these calls, a reading without numbers if none."""
+        return self._known.get(calls, Reading())
 
     def switched(self) -> None:
         """Begin another setting: what was measured for inputs before says nothing about the next steps."""
@@ -140,13 +151,13 @@ class Store:
             if row.peak_allocated is None and recording.peak and not recording.began_at_failure:
                 peak, left = recording.peak, recording.left
                 row = row._replace(peak_allocated=peak, allocated_after=left, peak_from=PeakFrom.RECORDED.value)
-                self._remember(step.inputs, Reading(left, None, peak, None, PeakFrom.SAME_SHAPES))
+                self._remember(step.calls, Reading(left, None, peak, None, PeakFrom.SAME_SHAPES))
             self.recorded.add(recording, row.peak_allocated or 0)
         self._seen |= dict.fromkeys(step.inputs)
         if len(self._seen) > _KNOWN_INPUTS:
             self._seen = dict.fromkeys(list(self._seen)[_KNOWN_INPUTS // 2 :])
-        if step.inputs not in self._known:
-            self._remember(step.inputs, Reading())
+        if step.calls not in self._known:
+            self._remember(step.calls, Reading())
         if recording is not None:
             # Without the workspaces that the counters include.
             kept = recording.kept_by_layer
@@ -179,10 +190,10 @@ class Store:
                 changes |= {"allocated_after": part.allocated_after, "reserved_after": part.reserved_after}
             self.history.replace_newest(newest._replace(**changes))
 
-    def _remember(self, inputs: tuple[Call, ...], reading: Reading) -> None:
+    def _remember(self, calls: Calls, reading: Reading) -> None:
         if len(self._known) >= _KNOWN_INPUTS:
             del self._known[next(iter(self._known))]
-        self._known[inputs] = reading
+        self._known[calls] = reading
 
     def _marked(self, row: StepRow, step: Current, state_size: int, is_recorded: bool) -> StepRow:
         """Return the row of a step with the reason why its peak rose, if it did."""

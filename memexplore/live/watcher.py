@@ -190,7 +190,7 @@ class Watcher:
             if self._measures_layers:
                 self.layers.open()
         else:
-            self.step.evaluates(self.layers.number(module))
+            self.step.evaluates((self.layers.number(module), module.training, shapes_of(args, kwargs or {})))
             self._peak_before = self.counters.peak()
         self._outer = id(module)
         self.own_seconds += _clock() - began
@@ -350,7 +350,7 @@ class Watcher:
     def _row(self, now: float, error: str = "") -> StepRow:
         step, reading = self.step, self.counters.read()
         if reading.peak_allocated is None and self.recording is None:
-            reading = self.store.like(step.inputs)
+            reading = self.store.like(step.calls)
         return step.row(now, reading, self._outside(), self._resident(), error)
 
     # -- the end

@@ -215,6 +215,24 @@ def test_calls_without_gradients_are_counted_as_evaluations(device):
     assert live.steps()["micro_batches"].tolist() == [1, 1]
 
 
+def test_a_step_of_the_cpu_with_a_validation_has_no_peak_of_one_without():
+    loop = Loop()
+    with mx.watch(loop.model, first=3, every=10) as live:
+        for number in range(12):
+            if number in (6, 9):
+                with torch.no_grad():
+                    loop.model(torch.randn(8000, 64))
+            loop.step()
+    table = live.steps().set_index("step")
+    assert table["evaluations"][[7, 10]].tolist() == [1, 1]
+    assert (
+        table["peak_from"].tolist()[3:]
+        == ["same shapes"] * 3 + [""] + ["same shapes"] * 2 + ["recorded"] + ["same shapes"] * 2
+    )
+    # The tape of step 10 has the validation, whose output of the first layer has 8000 × 128 numbers.
+    assert table["peak_allocated"][10] > 8000 * 128 * 4 > table["peak_allocated"][9]
+
+
 def test_arguments_by_name_have_their_shapes_in_the_row():
     class Named(nn.Module):
         def __init__(self) -> None:
