@@ -94,7 +94,7 @@ def marks(rows: Sequence[StepRow], before: StepRow | None = None) -> list[dict[s
     kinds = ["" if before is None else _kind(before), *map(_kind, rows)]
     for row, kind, kind_before in zip(rows, kinds[1:], kinds, strict=False):
         if row.error:
-            found.append(_mark(row, "failed", row.error))
+            found.append(_mark(row, "failed", name_cells(row.error)))
         elif kind and kind != kind_before:
             found.append(_mark(row, "rise", row.rose_because))
         elif row.skipped:
@@ -144,7 +144,7 @@ def words(
     return {
         "state": str(state),
         "title": _TITLES[state],
-        "headline": _headline(rows) + (f" · at the next step: {pending}" if pending else ""),
+        "headline": _headline(state, rows) + (f" · at the next step: {pending}" if pending else ""),
         "cost": f"watching costs {_percent(overhead)}",
         "peak": _peak_text(newest, capacity),
         "memory": _memory_text(newest),
@@ -155,7 +155,7 @@ def words(
         "highest": float(highest),
         "capacity": None if capacity is None else float(capacity),
         "leak": None if leak is None else _leak(leak, held_by),
-        "error": error,
+        "error": name_cells(error),
         "notes": list(notes),
     }
 
@@ -164,9 +164,9 @@ def _leak(leak: Leak, held_by: Sequence[str]) -> dict[str, Any]:
     return {"text": leak.text, "line": leak.line, "held_by": [name_cells(text) for text in held_by]}
 
 
-def _headline(rows: Sequence[StepRow]) -> str:
+def _headline(state: State, rows: Sequence[StepRow]) -> str:
     if not rows:
-        return "Waiting for the first step"
+        return "No step" if state in (State.ENDED, State.FAILED) else "Waiting for the first step"
     light = sorted(row.seconds for row in rows[-20:] if not row.recorded) or sorted(row.seconds for row in rows[-20:])
     return f"Step {rows[-1].step:,} · {duration_text(light[len(light) // 2])} a step"
 
