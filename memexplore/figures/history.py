@@ -19,6 +19,8 @@ HEADROOM = 1.2
 """Top of the vertical axis relative to the highest value."""
 _MAX_DRAWN_CAPACITY = 2.5
 """A capacity above this multiple of the highest peak would flatten the curves, so it is not drawn."""
+_FEW = 12
+"""Number of steps up to which each has its number, so that plotly writes none twice."""
 _PEAK, _AFTER = COLOURS[Category.ACTIVATION], COLOURS[Category.PARAMETER]
 CURVES = {
     "reserved": ("peak_reserved", RESERVED, "dot"),
@@ -106,7 +108,14 @@ def _layout(columns: Columns, capacity: int | None, theme: Theme) -> dict[str, A
         "dragmode": "select",
         "selectdirection": "h",
         "shapes": shapes,
-        "xaxis": {"showgrid": False, "zeroline": False, "tickformat": ",d", "title": {"text": ""}, "fixedrange": True},
+        "xaxis": {
+            "showgrid": False,
+            "zeroline": False,
+            "tickformat": ",d",
+            "dtick": 1 if len(columns["last"]) and columns["last"][-1] <= _FEW else None,
+            "title": {"text": ""},
+            "fixedrange": True,
+        },
         "yaxis": {
             "gridcolor": GRID,
             "zerolinecolor": GRID,

@@ -8,6 +8,7 @@ import { filled, highestOfColumns } from "./live_data.js";
 
 const HEIGHT = 176; // as figures/history.py has it
 const FAR = 2.5; // a capacity above this multiple of the highest value is not drawn
+const FEW = 12; // up to so many steps each has its number, and plotly writes none twice
 const CAPACITY = "#D55E00";
 // Titles of the traces of figures/history.py.
 const KINDS = {
@@ -54,7 +55,7 @@ export class History extends Chart {
     const layout = {
       ...this.template.layout,
       yaxis: { .../** @type {object} */ (this.template.layout.yaxis), ...bytesAxis(Math.max(highest, capacity ?? 0)) },
-      xaxis: { ...this.template.layout.xaxis, range: /** @type {import("./types").Range} */ ([1, Math.max(steps.last, 2)]) },
+      xaxis: { ...this.template.layout.xaxis, ...stepsAxis(steps.last) },
       shapes: shapesOf(state, capacity),
       showlegend: false,
       uirevision: "kept",
@@ -74,7 +75,7 @@ export class History extends Chart {
     this.legend.replaceChildren(
       ...entries.map(({ name, mode, line, marker }) => {
         const entry = element("span", "", name);
-        entry.dataset.mark = mode === "markers" ? "sign" : line?.dash === "dot" ? "dots" : "line";
+        entry.dataset.mark = mode === "markers" ? String(marker?.symbol) : line?.dash === "dot" ? "dots" : "line";
         entry.style.setProperty("--colour", String(marker?.color ?? line?.color));
         return entry;
       }),
@@ -89,6 +90,16 @@ export class History extends Chart {
       this.plotly.relayout(this.graph, { selections: [] });
     });
   }
+}
+
+/**
+ * Return the range and the distance of the numbers of the axis of steps.
+ * @param {number} last
+ * @returns {{ range: import("./types").Range, dtick?: number }}
+ */
+export function stepsAxis(last) {
+  const end = Math.max(last, 2);
+  return end <= FEW ? { range: [1, end], dtick: 1 } : { range: [1, end] };
 }
 
 /**

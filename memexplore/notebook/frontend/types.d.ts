@@ -20,7 +20,7 @@ export interface Trace {
   fillpattern?: { fgcolor: string };
   customdata?: Numbers;
   line?: Line;
-  marker?: { size: number; color: string; line: Line };
+  marker?: { size: number; color: string; symbol?: string; line: Line };
   showlegend?: boolean;
   legendrank?: number;
 }
