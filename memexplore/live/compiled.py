@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from memexplore.live import notes
 from memexplore.live.store import Store
 from memexplore.torch_internals.modules import is_compiled, is_compiled_outside
+
+COMPILED = (
+    "The model is compiled: its steps are watched, but none is recorded completely, because recording would make the "
+    "compiler compile it again."
+)
 
 
 class CompiledModels:
@@ -24,7 +28,7 @@ class CompiledModels:
         is_known = any(map(is_compiled, models))
         self._is_open = not is_known and any(map(is_compiled_outside, models))
         if is_known:
-            self._store.note(notes.COMPILED)
+            self._store.note(COMPILED)
         return is_known or self._is_open
 
     def are_still_run(self, calls: int) -> bool:
@@ -33,5 +37,5 @@ class CompiledModels:
             self._is_open = False
             if calls:
                 return False
-            self._store.note(notes.COMPILED)
+            self._store.note(COMPILED)
         return True

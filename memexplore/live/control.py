@@ -15,8 +15,9 @@ from torch import nn
 
 from memexplore.knobs.adapters import check_names
 from memexplore.knobs.knobs import Knobs
-from memexplore.live import changes, locks, notes, setting
+from memexplore.live import changes, locks, setting
 from memexplore.live.changes import Change, ChangeState
+from memexplore.live.compiled import COMPILED
 from memexplore.live.counters import PeakFrom
 from memexplore.live.observed import Observer
 from memexplore.live.optimizers import Optimizers
@@ -83,6 +84,10 @@ class Control:
         """Return the optimizers of the run that have stepped."""
         return self._optimizers.seen()
 
+    def steps_of_others(self) -> tuple[int, str]:
+        """Return how often optimizers that are not watched have stepped since a watched one, and the last's type."""
+        return self._optimizers.others
+
     def newest(self) -> StepRow | None:
         """Return the row of the last watched step."""
         return self._store.history.newest
@@ -100,7 +105,7 @@ class Control:
         models, now = self.models(), time.monotonic()
         known = [id(model) for model in models]
         if self._walked[1] != known or now >= self._walked[0]:
-            compiled = notes.COMPILED in self._store.notes or (self._compiles and any(map(is_compiled, models)))
+            compiled = COMPILED in self._store.notes or (self._compiles and any(map(is_compiled, models)))
             self._walked = now + _SECONDS_WALKED, known, setting.no_model(models, compiled)
         kept = setting.layout_kept_by(models, self.optimizers())
         return locks.Facts(self._walked[2], self.loop, kept)

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from memexplore.knobs.knobs import Knobs
-from memexplore.live import locks
+from memexplore.live import locks, notes
 from memexplore.live.changes import Change
 from memexplore.live.leaks import Leak
 from memexplore.live.loop import InLoop
@@ -126,7 +126,8 @@ class Live(InLoop):
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not measured, one sentence each."""
-        return tuple(self._store.notes)
+        watcher = self._session.watcher
+        return tuple(notes.of_now(self._store, self._control, watcher.counters, watcher.step.micro_batches))
 
     @property
     def overhead(self) -> Overhead:

@@ -1,6 +1,44 @@
-"""Sentences about what a watched run does not measure."""
+"""Sentences about what a watched run does not measure: its state goes in, the notes of `Live` come out."""
 
-COMPILED = (
-    "The model is compiled: its steps are watched, but none is recorded completely, because recording would make the "
-    "compiler compile it again."
-)
+from __future__ import annotations
+
+from memexplore.knobs.forward import device_of
+from memexplore.live.control import Control
+from memexplore.live.counters import Counters, VirtualCounters
+from memexplore.live.store import Store
+
+_MANY = 20
+"""Steps or calls after which a run without a step of its own is told why."""
+
+
+def of_now(store: Store, control: Control, counters: Counters, calls: int) -> list[str]:
+    """Return the notes of a run that hold now. `calls` are the calls of models in the step that runs."""
+    return [*store.notes, *_steps_are_missing(store, control, calls), *_is_on_the_cpu(store, control, counters)]
+
+
+def _steps_are_missing(store: Store, control: Control, calls: int) -> list[str]:
+    steps, kind = control.steps_of_others()
+    if steps >= _MANY:
+        return [
+            f"An optimizer that is not watched ({kind}) has stepped {steps:,} times since the last watched step: watch "
+            "it and the model that it updates."
+        ]
+    if store.history.newest is None and not steps and calls >= _MANY:
+        return [
+            f"The model was called {calls:,} times with gradients and no optimizer has stepped: a step ends when an "
+            "optimizer of torch.optim has stepped."
+        ]
+    return []
+
+
+def _is_on_the_cpu(store: Store, control: Control, counters: Counters) -> list[str]:
+    if counters.capacity is None or store.history.newest is None or store.worst is not None:
+        return []
+    on_cpu = [model for model in control.models() if device_of(model).type == "cpu"]
+    if not on_cpu:
+        return []
+    watch_cpu = "--gpu cpu" if isinstance(counters, VirtualCounters) else 'device="cpu"'
+    return [
+        f"Nothing is allocated on the {counters.device}, because {type(on_cpu[0]).__name__} trains on the CPU: put it "
+        f'and its batches on "cuda", or watch the CPU ({watch_cpu}).'
+    ]

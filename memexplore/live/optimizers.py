@@ -17,19 +17,30 @@ class Optimizers:
     ) -> None:
         self._models = models
         self._chosen = [weakref.ref(optimizer) for optimizer in chosen]
+        self.others = 0, ""
+        """Steps of optimizers that end no step of the run since one that does, and the type of the last one."""
         self._relevant: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._states: dict[int, tuple[int, int]] = {}
         """Id of an optimizer -> number of parameters with state, and the bytes of the state."""
 
+    def _named(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for optimizer in (each() for each in self._chosen) if optimizer is not None]
+
     @property
     def chosen(self) -> int:
-        """The number of optimizers that were named, 0 for all."""
-        return len(self._chosen)
+        """The number of optimizers that were named and exist, 0 for all."""
+        return len(self._named())
 
     def end_steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether steps of the run end when an optimizer has stepped."""
-        if self._chosen:
-            return any(each() is optimizer for each in self._chosen)
+        """Return whether steps of the run end when an optimizer has stepped, as it has now."""
+        ends = self._ends_steps(optimizer)
+        self.others = (0, "") if ends else (self.others[0] + 1, type(optimizer).__name__)
+        return ends
+
+    def _ends_steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        named = self._named()
+        if named:
+            return any(each is optimizer for each in named)
         found = self._relevant.get(optimizer)
         if found is None:
             found = self._relevant[optimizer] = not self._models or self._updates_watched(optimizer)
@@ -37,8 +48,7 @@ class Optimizers:
 
     def seen(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the run, as far as they have stepped or were named."""
-        named = [optimizer for optimizer in (each() for each in self._chosen) if optimizer is not None]
-        return named or [optimizer for optimizer, updates in list(self._relevant.items()) if updates]
+        return self._named() or [optimizer for optimizer, updates in list(self._relevant.items()) if updates]
 
     def _updates_watched(self, optimizer: torch.optim.Optimizer) -> bool:
         models = [model for model in (each() for each in self._models) if model is not None]

@@ -88,7 +88,7 @@ class Session:
         self._forecasts: Forecasts | None = None
         self.watcher.control.on_request = lambda change: self.forecasts().of_change(change)
         self._held_by: dict[str, list[str]] = {}
-        """Line of a leak -> who holds its tensors."""
+        """Line of a leak -> who holds its tensors, searched once because that takes long."""
         self._is_cleaned = False
 
     # -- changes in torch
@@ -170,7 +170,6 @@ class Session:
         """Return what the description of the folder says besides the state."""
         leak = self.live.leak()
         if leak is not None and leak.line not in self._held_by:
-            # The search takes long, so it is made once.
             self._held_by[leak.line] = self.live.held_by(_SECONDS_FOR_HOLDERS)
         return {
             "overhead": self.overhead().share,
@@ -312,6 +311,7 @@ class Watching(io.IOBase):
 
 def _block(make: Callable[[], Session]) -> Generator[Live, None, None]:
     session = make()
+    del make  # it holds the models and the optimizers
     handled = sys.exc_info()[1]
     try:
         try:

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from memexplore.live import notes
-from memexplore.live.compiled import CompiledModels
+from memexplore.live.compiled import COMPILED, CompiledModels
 from memexplore.live.control import Control
 from memexplore.live.counters import Counters, Occasional, resident
 from memexplore.live.layer_meter import LayerMeter
@@ -107,7 +106,7 @@ class Watcher:
     def _without_hooks(self) -> None:
         """Watch without hooks on calls and without recordings from now on."""
         self._keep_hooks_off, self._measures_layers = True, False
-        self.store.note(notes.COMPILED)
+        self.store.note(COMPILED)
         self.step.recorded = ""
         self.abandon()
         self.hook_calls(False)
