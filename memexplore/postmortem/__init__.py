@@ -2,7 +2,7 @@
 
 - `message`: PyTorch's own error text as numbers.
 - `liveness`, `reach`, `evidence`: of the live process, which tensors are reached from which variables, and which of
-  these no code reads again.
+  these no later line reads.
 - `counterfactual`, `cause`: a tape that ends out of memory, replayed under other conditions, and the cause.
 - `held`, `suggestions`: memory that nothing needs any more, and the change that gives it back.
 - `value`, `sentences`, `text`: the frozen `PostMortem` and its forms.

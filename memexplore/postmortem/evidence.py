@@ -18,7 +18,7 @@ import torch
 
 from memexplore.analysis.tables import is_users
 from memexplore.postmortem.evidence_types import Evidence, Holder, Use
-from memexplore.postmortem.liveness import names_of_functions, read_again
+from memexplore.postmortem.liveness import code_behind, names_in_cell, names_of_functions, on_stack, read_again
 from memexplore.postmortem.message import parse
 from memexplore.postmortem.reach import Reached, locals_of, reached_from
 from memexplore.recorder.endings import out_of_memory_error
@@ -140,13 +140,16 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
 
 
 def _read_again(frames: _Frames, number: int) -> frozenset[str]:
-    """Return the variables of a frame that are read again, global ones by the functions that it calls too."""
+    """Return the variables of a frame that are in use or read again, global ones by the functions that it calls too."""
     frame, offset, _ = frames[number]
-    again = read_again(frame.f_code, offset)
-    if frame.f_code.co_name != "<module>":
+    code = frame.f_code
+    again = read_again(code, offset) | on_stack(code, offset)
+    if code.co_name != "<module>":
         return again
     inner = [each.f_code for each, _, _ in frames[number + 1 :] if is_users(each.f_code.co_filename)]
-    return again | names_of_functions([frame.f_code, *inner], frame.f_globals)
+    behind = code_behind(code)
+    called = [code] if behind is None else [code, behind]
+    return again.union(*(names_of_functions([each, *inner], frame.f_globals) for each in called))
 
 
 def _lookup(frame: types.FrameType, name: str) -> Any:
@@ -183,7 +186,7 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
     for number in reversed(outer):
         frame = frames[number][0]
         again = _read_again(frames, number)
-        used = again | set(frame.f_code.co_names) | set(frame.f_code.co_varnames)
+        used = again | names_in_cell(frame.f_code)
         for name, value in _variables(frame):
             if name in _SHELL_NAMES or (name.startswith("_") and name[1:].isdecimal()):
                 continue

@@ -49,7 +49,7 @@ class What(enum.StrEnum):
     NO_BACKWARD = "no backward"
     """Activations of a model that only evaluates."""
     OLD_VALUE = "old value"
-    """A variable that no code reads again, such as a result of the step before."""
+    """A variable that no later line reads, such as a result of the step before."""
     OUTPUT = "output"
     """An output of the notebook."""
     LAST_ERROR = "last error"

@@ -1,19 +1,24 @@
 """Variables that a suspended frame reads again: a code object and a position go in, names come out.
 
 A variable is read again if on some path from the position an instruction loads it before one stores it. The paths are
-those of the bytecode without exception handlers.
+those of the bytecode without exception handlers. IPython compiles each statement of a cell alone: the statements behind
+it are read in the source of the cell.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from memexplore.analysis.tables import is_users
 
-_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_RETURNS = ("RETURN_VALUE", "RETURN_CONST")
+_ENDS = (*_RETURNS, "RAISE_VARARGS", "RERAISE")
+_STATEMENT_ENDS = ("POP_TOP", "RESUME", "NOP", "JUMP_BACKWARD", "FOR_ITER")
 _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
 _SCOPES = ("FAST", "NAME", "GLOBAL", "DEREF", "CLASSDEREF")
 
@@ -29,7 +34,8 @@ class _Effect(NamedTuple):
 def read_again(code: CodeType, offset: int) -> frozenset[str]:
     """Return the names that code may read after the instruction at `offset`, which has not ended.
 
-    Names that functions inside the code read are included, whatever the position.
+    Names that functions inside the code read are included, whatever the position, and those that the statements behind
+    the code read, where it is only one statement of a cell.
 
     >>> source = '''
     ... for batch in batches:
@@ -42,6 +48,83 @@ def read_again(code: CodeType, offset: int) -> frozenset[str]:
     ['total']
     """
     instructions = list(dis.get_instructions(code))
+    rest = code_behind(code)
+    at_end = read_first(rest) if rest is not None else frozenset()
+    following, live = _live(instructions, at_end)
+    # Caches stand between the instructions: the position may be inside one.
+    number = _number_at(instructions, offset)
+    result = frozenset().union(*(live[each] for each in following[number])) if instructions else frozenset()
+    inner = frozenset(code.co_cellvars) | frozenset(_inner_names(code))
+    return result | inner | _iterated(instructions)
+
+
+def read_first(code: CodeType) -> frozenset[str]:
+    """Return the names that code may read before it stores them, and those that functions inside it read.
+
+    >>> sorted(read_first(compile("a = b; print(a)", "<cell>", "exec")))
+    ['b', 'print']
+    """
+    _, live = _live(list(dis.get_instructions(code)), frozenset())
+    return live[0] | frozenset(_inner_names(code))
+
+
+def code_behind(code: CodeType) -> CodeType | None:
+    """Return the code of the statements behind `code` in its cell; None where it is not one statement of a cell.
+
+    Source of what IPython does: `InteractiveShell.run_ast_nodes`.
+    """
+    if code.co_name != "<module>":
+        return None
+    starts = [(each[0], each[2]) for each in code.co_positions() if each[0] is not None and each[2] is not None]
+    tree = _source_tree(code)
+    if tree is None or not starts:
+        return None
+    last = max(starts)
+    behind = [node for node in tree.body if (node.lineno, node.col_offset) > last]
+    if not behind:
+        return None
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return compile(ast.Module(behind, []), code.co_filename, "exec", flags, dont_inherit=True)
+
+
+def names_in_cell(code: CodeType) -> frozenset[str]:
+    """Return the names in the source of the cell or script of a module's code, in all its statements."""
+    tree = _source_tree(code)
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree is not None else set()
+    return frozenset(named) | frozenset(code.co_names)
+
+
+def _source_tree(code: CodeType) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(code.co_filename)))
+    except SyntaxError:
+        return None
+
+
+def on_stack(code: CodeType, offset: int) -> frozenset[str]:
+    """Return the names that the statement at `offset` has read already: it uses their values when the call returns.
+
+    >>> code = compile("total = 0; total = total + model(batch)", "<cell>", "exec")
+    >>> at = next(each.offset for each in dis.get_instructions(code) if each.opname.startswith("CALL"))
+    >>> sorted(on_stack(code, at))
+    ['batch', 'model', 'total']
+    """
+    instructions = list(dis.get_instructions(code))
+    names: frozenset[str] = frozenset()
+    for each in reversed(instructions[: _number_at(instructions, offset) + 1]):
+        effect = _effect(each)
+        if effect.stores or each.opname in _STATEMENT_ENDS:
+            break
+        names |= effect.loads
+    return names
+
+
+def _number_at(instructions: list[dis.Instruction], offset: int) -> int:
+    return max((number for number, each in enumerate(instructions) if each.offset <= offset), default=0)
+
+
+def _live(instructions: list[dis.Instruction], at_end: frozenset[str]) -> tuple[list[list[int]], list[frozenset[str]]]:
+    """Return the instructions that may follow each one, and the names that are read again from each one on."""
     at = {each.offset: number for number, each in enumerate(instructions)}
     following = [list(_following(instructions, number, at)) for number in range(len(instructions))]
     effects = [_effect(each) for each in instructions]
@@ -51,22 +134,19 @@ def read_again(code: CodeType, offset: int) -> frozenset[str]:
         changed = False
         for number in range(len(instructions) - 1, -1, -1):
             after = frozenset().union(*(live[each] for each in following[number]))
+            if instructions[number].opname in _RETURNS:
+                after = at_end
             before = _before(effects[number], after)
             if before != live[number]:
                 live[number], changed = before, True
-    # Caches stand between the instructions: the position may be inside one.
-    number = at.get(offset, max((each for place, each in at.items() if place <= offset), default=0))
-    result = frozenset().union(*(live[each] for each in following[number])) if instructions else frozenset()
-    return result | frozenset(code.co_cellvars) | frozenset(_inner_names(code)) | _iterated(instructions, effects)
+    return following, live
 
 
-def _iterated(instructions: list[dis.Instruction], effects: list[_Effect]) -> frozenset[str]:
+def _iterated(instructions: list[dis.Instruction]) -> frozenset[str]:
     """Return the names on the lines that begin a loop: the iterator, which is no variable, holds what they held."""
     lines = {each.positions.lineno for each in instructions if each.opname == "GET_ITER" and each.positions}
     on_lines = (
-        effect.loads
-        for each, effect in zip(instructions, effects, strict=True)
-        if each.positions is not None and each.positions.lineno in lines
+        _effect(each).loads for each in instructions if each.positions is not None and each.positions.lineno in lines
     )
     return frozenset().union(*on_lines)
 

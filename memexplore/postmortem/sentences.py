@@ -144,7 +144,7 @@ _REASONS = {
     What.STALE_GRADIENTS: "{size} are gradients of the step before, which the forward pass does not need",
     What.CAST_WEIGHTS: "{size} are copies of weights in autocast's cache",
     What.NO_BACKWARD: "{size} are activations for a backward pass, and the model only evaluates",
-    What.OLD_VALUE: "{size} are in `{holder}`, which no code reads again",
+    What.OLD_VALUE: "{size} are in `{holder}`, which no later line reads",
     What.OUTPUT: "{size} are in the notebook's output `{holder}`",
     What.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
     What.OTHER_CELL: "{size} are in `{holder}` of another cell",

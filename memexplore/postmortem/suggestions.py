@@ -87,7 +87,7 @@ def _of_group(tape: Tape, group: Held) -> Suggestion:
             'with torch.autocast("cuda", cache_enabled=False):',
         ),
         What.NO_BACKWARD: ("Evaluate without a graph: no backward pass follows.", "with torch.no_grad():"),
-        What.OLD_VALUE: (f"Delete `{names}` before this line: no code reads it again.", f"del {group.holder}"),
+        What.OLD_VALUE: (f"Delete `{names}` before this line: no later line reads it.", f"del {group.holder}"),
         What.OUTPUT: (
             f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
             "%memoom free --out",

@@ -1,0 +1,46 @@
+"""Post-mortems of cells of several statements, which IPython compiles one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from memexplore.postmortem.cause import Cause
+from memexplore.postmortem.held import What
+from memexplore.postmortem.value import PostMortem
+from tests.notebook.magics_shell import Shell
+
+
+@pytest.fixture
+def on_gpu(shell: Shell, found: list[PostMortem]) -> Shell:
+    """A shell with a virtual GPU of 256 MiB and post-mortems."""
+    shell.run("%memgpu 256MiB").raise_error()
+    shell.run("%memoom on").raise_error()
+    shell.run("import torch\ndef empty(mib): return torch.empty(mib << 20, dtype=torch.uint8, device='cuda')")
+    return shell
+
+
+@pytest.mark.parametrize(
+    "later", ["print(first, second)", "for each in (first,): print(each)", "def use(): return first\nuse()"]
+)
+def test_what_a_later_statement_reads_is_not_held_by_mistake(
+    on_gpu: Shell, found: list[PostMortem], later: str
+) -> None:
+    on_gpu.run(f"first = empty(100)\nsecond = empty(200)\n{later}")
+    assert found[0].cause is Cause.TOO_MUCH, found[0].text
+    assert found[0].held == ()
+
+
+@pytest.mark.parametrize("later", ["", "first = 1\nprint(first)"])
+def test_what_no_later_statement_reads_is_an_old_value(on_gpu: Shell, found: list[PostMortem], later: str) -> None:
+    on_gpu.run(f"first = empty(100); second = empty(200)\n{later}")
+    assert found[0].cause is Cause.HELD, found[0].text
+    assert [(each.what, each.holder) for each in found[0].held] == [(What.OLD_VALUE, "first")]
+    assert found[0].suggestions[0].code == "del first"
+
+
+def test_what_the_failing_statement_has_read_is_in_use(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("def pair(first, second): return first, second")
+    on_gpu.run("first = empty(100)")
+    on_gpu.run("both = pair(first, empty(200))")
+    assert found[0].cause is Cause.TOO_MUCH, found[0].text
+    assert found[0].held == ()
