@@ -63,7 +63,7 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
         return Finding(cause, tuple(held), missing, others, processes, expandable)
 
-    growing = [group for group in groups if group.what is What.GROWS]
+    growing = [group for group in groups if group.what in (What.GROWS, What.LONG_GRAPH)]
     if enough := _enough(tape, growing):
         return found(Cause.LEAK, enough)
     enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL])

@@ -20,7 +20,7 @@ from memexplore.analysis.tables import is_users
 from memexplore.postmortem.evidence_types import Evidence, Holder, Use
 from memexplore.postmortem.liveness import code_behind, names_in_cell, names_of_functions, on_stack, read_again
 from memexplore.postmortem.message import parse
-from memexplore.postmortem.reach import Reached, locals_of, reached_from
+from memexplore.postmortem.reach import Block, Reached, is_users_module, locals_of, reached_from
 from memexplore.recorder.endings import out_of_memory_error
 from memexplore.tape import Phase
 
@@ -96,6 +96,22 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         _phase(frames),
         evaluating,
         _retains(codes),
+        _in_use(needed),
+        frozenset(address for address, block in needed.blocks.items() if block.in_graph),
+    )
+
+
+def _in_use(needed: Reached) -> tuple[Holder, ...]:
+    """Return the containers of the failing call, such as `self.history`."""
+    blocks: dict[str, dict[int, Block]] = {}
+    for address, block in needed.blocks.items():
+        # The path begins with the number of its frame.
+        name, item, _ = block.path.partition(".")[2].partition("[")
+        if item and not block.in_graph:
+            blocks.setdefault(name, {})[address] = block
+    return tuple(
+        Holder(name, Use.IN_USE, frozenset(own), frozenset(), sum(each.size for each in own.values()), len(own), True)
+        for name, own in blocks.items()
     )
 
 
@@ -124,19 +140,17 @@ def _outer(frames: _Frames) -> range:
 
 def _needed(frames: _Frames, outer: range, end: float) -> Reached:
     """Return what the failing call reaches, and what the functions around it read again."""
-    roots: list[Any] = []
-    for frame, _, _ in frames[outer.stop :]:
-        roots += [value for value, _, _ in locals_of(frame)]
+    roots = [{name: value for value, name, _ in locals_of(frame)} for frame, _, _ in frames[outer.stop :]]
     if outer:
         frame, offset, _ = frames[outer.stop - 1]
-        roots += [_lookup(frame, name) for name in _expression_names(frame, offset)]
+        roots.append({name: _lookup(frame, name) for name in _expression_names(frame, offset)})
     # The model, the optimizer and the data stay, whether or not this call uses them.
     for number in outer:
         again = _read_again(frames, number)
         for name, value in _variables(frames[number][0]):
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer) and name in again:
-                roots.append(value)
-    return reached_from(roots, end)
+                roots.append({name: value})
+    return reached_from([types.SimpleNamespace(**each) for each in roots], end)
 
 
 def _read_again(frames: _Frames, number: int) -> frozenset[str]:
@@ -158,7 +172,11 @@ def _lookup(frame: types.FrameType, name: str) -> Any:
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     names = frame.f_locals if frame.f_code.co_name != "<module>" else frame.f_globals
-    return [(name, value) for name, value in list(names.items()) if not name.startswith("__")]
+    return [
+        (name, value)
+        for name, value in list(names.items())
+        if not name.startswith("__") and not isinstance(value, types.ModuleType)
+    ]
 
 
 def _expression_names(frame: types.FrameType, offset: int) -> set[str]:
@@ -198,12 +216,15 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
     if shell is not None:
         for name, value in list(shell.names.items()):
             hidden = name in _SHELL_NAMES or name.startswith("_")
-            if not hidden and name not in named:
+            if not hidden and name not in named and not isinstance(value, types.ModuleType):
                 yield name, Use.OTHER_CELL, value
         for number, value in list(shell.outputs.items()):
             yield f"Out[{number}]", Use.OUTPUT, value
         for name in _SHELL_NAMES[:3]:
             yield name, Use.OUTPUT, shell.names.get(name)
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and is_users_module(name):
+            yield name, Use.LATER, types.SimpleNamespace(**vars(module))
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
@@ -212,7 +233,7 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
 
 def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached) -> Holder:
     path = next((block.path for block in own.values() if not block.in_graph), next(iter(own.values())).path)
-    attribute = path.split("[")[0]
+    attribute = path.split("[")[0].split(".__")[0]
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
     direct = len(own) - len(in_graph)

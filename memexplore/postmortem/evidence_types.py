@@ -20,10 +20,12 @@ class Use(enum.StrEnum):
     """An entry of ``Out``, or ``_``, ``__`` and ``___``."""
     LAST_ERROR = "an earlier error"
     """Frames of the traceback of the exception before."""
+    IN_USE = "in use"
+    """Reached by the failing call."""
 
 
 class Holder(NamedTuple):
-    """A variable that keeps memory which the failing call does not reach."""
+    """A variable that keeps memory, and how the failing call and the code around it use the variable."""
 
     name: str
     """Such as ``losses``, ``trainer.history``, ``Out[3]`` or ``sys.last_exc``."""
@@ -42,6 +44,7 @@ class Evidence(NamedTuple):
 
     message: Message
     holders: tuple[Holder, ...] = ()
+    """Variables that keep memory which the failing call does not reach."""
     complete: bool = True
     """Whether the walk over references came to its end in time."""
     line: str = ""
@@ -54,3 +57,7 @@ class Evidence(NamedTuple):
     """Class of the model that was called in evaluation mode, with weights that require gradients; else empty."""
     retains_graph: bool = False
     """Whether the user's code passes `retain_graph`."""
+    in_use: tuple[Holder, ...] = ()
+    """Containers that the failing call reaches."""
+    graph: frozenset[int] = frozenset()
+    """Addresses that the failing call reaches through a graph only."""

@@ -39,6 +39,8 @@ class What(enum.StrEnum):
 
     GROWS = "grows"
     """A list, a sum or another container gets more with each step."""
+    LONG_GRAPH = "long graph"
+    """The graph of the failing step reaches back over earlier steps."""
     EARLIER_GRAPH = "earlier graph"
     """The graph of an earlier forward pass."""
     RETAINED_GRAPH = "retained graph"
@@ -72,11 +74,14 @@ class Held(NamedTuple):
     layer: str
     line: str
     """Layer and ``file:line`` that allocated the largest block."""
+    is_container: bool = False
+    """Whether the variable is a list or another container."""
 
 
 def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
     """Return the groups of a tape that ends with a failed request, the most bytes first."""
     groups: list[Held | None] = []
+    held_by: list[list[int]] = []
     rows = alive(tape)
     if evidence is not None:
         row_at = {int(tape.address[row]): int(row) for row in rows}
@@ -85,11 +90,18 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
             _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
         ]
         groups += _given_back(tape, found, held_by)
+        for holder in evidence.in_use:
+            groups.append(
+                _growing_in_use(tape, holder.name, [row_at[each] for each in holder.addresses & row_at.keys()])
+            )
         if evidence.evaluating:
             groups.append(_no_backward(tape, rows))
     groups += [_stale_gradients(tape, rows), _cast_weights(tape, rows)]
     if not any(group is not None and group.what is What.GROWS for group in groups):
-        groups.append(_growing(tape, rows))
+        growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
+        if growing is not None and evidence is not None:
+            growing = _with_holder(tape, growing, evidence, held_by)
+        groups.append(growing)
     return sorted(filter(None, groups), key=lambda group: (group.what is not What.NO_BACKWARD, -group.size))
 
 
@@ -118,14 +130,16 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         return _group(tape, What.OUTPUT, holder.name, rows)
     if holder.use is Use.LAST_ERROR:
         return _group(tape, What.LAST_ERROR, holder.name, rows)
-    if holder.use is Use.OTHER_CELL:
+    # What has got memory from this cell is in use in it, such as the list of a hook.
+    if holder.use is Use.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
         return _group(tape, What.OTHER_CELL, holder.name, rows)
     found = _group(tape, What.GROWS, holder.name, computed)
     if found is not None and found.blocks >= _ALIKE and (holder.is_container or has_graph):
         return found
     if has_graph and _is_earlier_pass(tape, computed):
         retained = evidence.retains_graph and _went_backward(tape, computed)
-        return _group(tape, What.RETAINED_GRAPH if retained else What.EARLIER_GRAPH, holder.name, computed)
+        graph = _group(tape, What.RETAINED_GRAPH if retained else What.EARLIER_GRAPH, holder.name, computed)
+        return graph._replace(is_container=holder.is_container) if graph is not None else None
     return _group(tape, What.OLD_VALUE, holder.name, rows) if holder.use is Use.DEAD else None
 
 
@@ -146,6 +160,8 @@ def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]])
             for other, held in zip(groups, held_by, strict=True):
                 if other is None or other.what is not group.what:
                     rows.difference_update(held)
+        if group.what is What.GROWS and any(each.what is group.what and rows <= set(each.rows) for each in result):
+            continue
         same = next((each for each in result if each.what is group.what and rows & set(each.rows)), None)
         name = group.holder
         if same is not None and group.what is not What.GROWS:
@@ -154,7 +170,7 @@ def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]])
             name = same.holder if name in same.holder.split(", ") else f"{same.holder}, {name}"
         found = _group(tape, group.what, name, sorted(rows))
         if found is not None:
-            result.append(found)
+            result.append(found._replace(is_container=group.is_container))
     return result
 
 
@@ -228,8 +244,54 @@ def _no_backward(tape: Tape, rows: Rows) -> Held | None:
     return _group(tape, What.NO_BACKWARD, "", kept[:-1])
 
 
-def _growing(tape: Tape, rows: Rows) -> Held | None:
-    """Return the blocks of earlier steps at the place whose memory grows from step to step, by the tape alone."""
+def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> Held | None:
+    """Return what a container that is in use has kept of several earlier backward passes, such as a hook's list."""
+    return _group(tape, What.GROWS, name, _of_earlier_passes(tape, rows))
+
+
+def _of_earlier_passes(tape: Tape, rows: list[int]) -> list[int]:
+    """Return the blocks of places of which at least `_ALIKE` backward passes, the last included, have left some."""
+    is_backward = tape.phase == Phase.BACKWARD
+    passes = np.concatenate([[0], np.cumsum(is_backward[:-1] & ~is_backward[1:])])
+    places = _places(tape)
+    kept: dict[int, list[int]] = {}
+    for row in rows:
+        if passes[row] < passes[-1] and _is_computed(tape, row):
+            kept.setdefault(int(places[row]), []).append(row)
+    result: list[int] = []
+    for same in kept.values():
+        of_passes = {int(passes[row]) for row in same}
+        if len(of_passes) >= _ALIKE and max(of_passes) == passes[-1] - 1:
+            result += same
+    return sorted(result)
+
+
+def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
+    """Return the blocks of earlier steps at the places whose memory grows from step to step, by the tape alone.
+
+    `graph` are the addresses that only the graph of the failing step keeps.
+    """
+    by_step = _growing_by_step(tape, rows)
+    group = by_step or _group(tape, What.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
+    if group is None or not _is_most(tape, group, [row for row in group.rows if int(tape.address[row]) in graph]):
+        return group
+    # A step may take derivatives several times on its way: it has a long graph only if steps have ended on that way.
+    return group._replace(what=What.LONG_GRAPH) if by_step is not None else None
+
+
+def _is_most(tape: Tape, group: Held, rows: list[int]) -> bool:
+    return 2 * bytes_of(tape, rows) > group.size
+
+
+def _with_holder(tape: Tape, group: Held, evidence: Evidence, held_by: list[list[int]]) -> Held:
+    """Return a group with the name of the variable that keeps most of it, if there is one."""
+    for holder, rows in zip(evidence.holders, held_by, strict=True):
+        if _is_most(tape, group, [row for row in rows if row in group.rows]):
+            return group._replace(holder=holder.name)
+    return group
+
+
+def _growing_by_step(tape: Tape, rows: Rows) -> Held | None:
     found = leak(tape)
     if found is None:
         return None

@@ -1,12 +1,13 @@
 """Tensors that are reached from a value: a value goes in, addresses of their memory on the device come out.
 
-The walk goes through containers, attributes, closures, tracebacks and the graphs that autograd keeps. It ends after a
-given time.
+The walk goes through containers, attributes, also those of the user's classes, closures, tracebacks and the graphs that
+autograd keeps. It ends after a given time.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import types
 from collections import deque
@@ -103,9 +104,20 @@ def reached_from(root: Any, end: float, known: set[int] = frozenset()) -> Reache
 def _is_plain(value: Any) -> bool:
     """Return whether a value holds no tensors of the user."""
     kind = type(value)
-    if issubclass(kind, torch.Tensor):
+    if issubclass(kind, torch.Tensor) or _is_users_class(value):
         return False
     return issubclass(kind, _PLAIN) or str(kind.__module__).partition(".")[0] in _FOREIGN
+
+
+def _is_users_class(value: Any) -> bool:
+    return issubclass(type(value), type) and is_users_module(str(type.__dict__["__module__"].__get__(value)))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users_module(name: str) -> bool:
+    """Return whether a module is the user's code: the notebook or program itself, or a file that is not installed."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and is_users(file))
 
 
 def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
@@ -134,6 +146,8 @@ def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, b
             yield from locals_of(value.gi_frame, path, in_graph)
     elif isinstance(value, _FUNCTIONS):
         yield from ((each, path, in_graph) for each in _of_function(value))
+    elif isinstance(value, type):
+        yield from ((each, f"{path}.{name}", in_graph) for name, each in list(vars(value).items()))
     else:
         if isinstance(value, BaseException):
             yield value.__traceback__, f"{path}.__traceback__", in_graph
@@ -161,6 +175,7 @@ def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, st
             yield from ((each, f"{path}.{name}", in_graph) for name, each in value.named_buffers(recurse=False))
             yield from ((each, f"{path}.{name}", in_graph) for name, each in value.named_parameters(recurse=False))
     for kind in type(value).__mro__:
+        yield kind, path, in_graph
         for name in _slots(kind):
             each = getattr(value, name, None)
             yield each, f"{path}.{name}", in_graph

@@ -111,6 +111,10 @@ def _fragmentation(found: PostMortem) -> str:
 def _leak(found: PostMortem) -> str:
     group = found.held[0]
     growth = f"by {size_text(found.growth or group.each)} {'a step' if found.growth else 'with each call'}"
+    if group.what is What.LONG_GRAPH:
+        return (
+            f"the graph of this step reaches back over earlier ones, keeps {size_text(group.size)} and grows {growth}"
+        )
     if group.holder:
         return f"`{group.holder}` keeps {size_text(group.size)} of {group.blocks} calls, and grows {growth}"
     return f"memory grows {growth}, allocated at {place(group.line).text}" if group.line else f"memory grows {growth}"
@@ -139,6 +143,7 @@ def _named(found: PostMortem) -> list[Held]:
 
 _REASONS = {
     What.GROWS: "{size} of earlier calls, kept by `{holder}`",
+    What.LONG_GRAPH: "{size} of earlier steps are in the graph of this one",
     What.EARLIER_GRAPH: "{size} are the graph of an earlier forward pass, which `{holder}` keeps",
     What.RETAINED_GRAPH: "{size} are a graph that retain_graph keeps after its backward pass, through `{holder}`",
     What.STALE_GRADIENTS: "{size} are gradients of the step before, which the forward pass does not need",

@@ -67,16 +67,22 @@ def _other_process(found: Finding) -> Suggestion:
 
 
 def _of_group(tape: Tape, group: Held) -> Suggestion:
-    name, names = group.holder.split(", ")[0], group.holder.replace(", ", "`, `")
+    names = group.holder.replace(", ", "`, `")
+    loss = "loss" if group.is_container else group.holder.split(", ")[0]
     text, code = {
         What.GROWS: _of_growing(group),
+        What.LONG_GRAPH: (
+            "Detach what a step takes over from the step before, such as a hidden state: its graph reaches back over "
+            "all of them.",
+            "hidden = hidden.detach()",
+        ),
         What.EARLIER_GRAPH: (
             f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, or delete it.",
-            f"{name}.backward()  # or: del {group.holder}",
+            f"{loss}.backward()  # or: del {group.holder}",
         ),
         What.RETAINED_GRAPH: (
             f"Call backward without retain_graph=True, or delete `{names}` before the next forward pass.",
-            f"{name}.backward()",
+            f"{loss}.backward()",
         ),
         What.STALE_GRADIENTS: (
             "Set the gradients to None before the forward pass, not after it.",

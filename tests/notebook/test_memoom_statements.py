@@ -44,3 +44,14 @@ def test_what_the_failing_statement_has_read_is_in_use(on_gpu: Shell, found: lis
     on_gpu.run("both = pair(first, empty(200))")
     assert found[0].cause is Cause.TOO_MUCH, found[0].text
     assert found[0].held == ()
+
+
+def test_a_list_that_a_hook_of_an_earlier_cell_fills_is_a_leak(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("model = torch.nn.Linear(1024, 1024).cuda(); kept = []")
+    on_gpu.run("model.register_forward_hook(lambda layer, inputs, output: kept.append(output))")
+    on_gpu.run(
+        "for _ in range(40):\n    model(torch.zeros(2048, 1024, device='cuda')).sum().backward()\n    model.zero_grad()"
+    )
+    assert found[0].cause is Cause.LEAK, found[0].text
+    assert [(each.what, each.holder) for each in found[0].held] == [(What.GROWS, "kept")]
+    assert found[0].suggestions[0].fits

@@ -22,7 +22,7 @@ def run(source: str, gpu: str | Gpu, names: dict[str, Any] | None = None) -> tup
     """Run the source of a cell on a virtual GPU; return its tape, and the evidence if it ran out of memory."""
     filename = f"<cell {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, **(names or {})}
+    namespace = {"__name__": "__main__", "torch": torch, "nn": torch.nn, "F": torch.nn.functional, **(names or {})}
     evidence = None
     device = gpu if isinstance(gpu, Gpu) else gpu_catalogue.find(gpu)
     with capture.virtual(device), capture.record() as recording:

@@ -1,0 +1,176 @@
+"""Leaks in places that no variable of the loop names: the cause, its holder, and a change with which the cell fits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from memexplore.postmortem.cause import Cause
+from memexplore.postmortem.held import What
+from tests.postmortem.cells import post_mortem, run
+
+MLP = """
+def mlp():
+    return nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
+"""
+LOOP = """
+for _ in range(40):
+    loss = model(torch.randn(1024, 1024, device="cuda")).square().mean()
+    loss.backward()
+    model.zero_grad()
+"""
+
+
+class Leak(NamedTuple):
+    source: str
+    holder: str
+    change: tuple[str, str]
+
+
+LEAKS = {
+    "an attribute of a class": Leak(
+        MLP
+        + """
+class Trainer:
+    hidden = {}
+    @classmethod
+    def step(cls, number):
+        y = model(torch.randn(1024, 1024, device="cuda"))
+        Trainer.hidden[number] = y
+        y.square().mean().backward()
+        model.zero_grad()
+model = mlp()
+for number in range(40):
+    Trainer.step(number)
+""",
+        "cls.hidden",
+        ("= y\n", "= y.detach().cpu()\n"),
+    ),
+    "a closure of a forward hook": Leak(
+        MLP
+        + """
+def watch(layer):
+    seen = []
+    layer.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+model = mlp()
+watch(model[1])
+"""
+        + LOOP,
+        "model.1._forward_hooks",
+        ("append(output)", "append(output.detach().cpu())"),
+    ),
+    "an attribute of the model": Leak(
+        MLP
+        + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.history = mlp(), []
+    def forward(self, x):
+        y = self.body(x)
+        self.history.append(y)
+        return y
+model = Net()
+"""
+        + LOOP,
+        "model.history",
+        ("append(y)", "append(y.detach().cpu())"),
+    ),
+    "a list with the graphs of a generator": Leak(
+        MLP
+        + """
+model, critic, history = mlp(), mlp(), []
+for _ in range(10):
+    fake = model(torch.randn(1024, 1024, device="cuda"))
+    critic(fake.detach()).mean().backward()
+    loss = -critic(fake).mean()
+    loss.backward(retain_graph=True)
+    history.append(loss)
+    model.zero_grad()
+    critic.zero_grad()
+""",
+        "history",
+        ("append(loss)", "append(loss.item())"),
+    ),
+    "a hidden state that is not detached": Leak(
+        """
+cell = nn.GRUCell(1024, 1024).cuda()
+optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+hidden = torch.zeros(64, 1024, device="cuda")
+for _ in range(40):
+    # before
+    for _ in range(8):
+        hidden = cell(torch.randn(64, 1024, device="cuda"), hidden)
+    loss = hidden.square().mean()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        "",
+        ("# before", "hidden = hidden.detach()"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_the_holder_of_a_leak_is_named(name: str) -> None:
+    leak = LEAKS[name]
+    found = post_mortem(leak.source, "220MiB")
+    assert found.cause is Cause.LEAK, found.text
+    assert found.held[0].holder == leak.holder, found.text
+    assert found.suggestions[0].fits
+    assert run(leak.source.replace(*leak.change), "220MiB")[1] is None
+
+
+def test_a_graph_over_several_steps_is_to_be_detached() -> None:
+    found = post_mortem(LEAKS["a hidden state that is not detached"].source, "220MiB")
+    assert found.held[0].what is What.LONG_GRAPH
+    assert found.suggestions[0].code == "hidden = hidden.detach()"
+
+
+def test_a_leak_of_two_variables_is_named_once() -> None:
+    source = (
+        MLP
+        + """
+model, kept = mlp(), []
+same = kept
+for _ in range(40):
+    y = model(torch.randn(1024, 1024, device="cuda"))
+    kept.append(y)
+    y.mean().backward()
+    model.zero_grad()
+print(same)
+"""
+    )
+    found = post_mortem(source, "220MiB")
+    assert [group.what for group in found.held].count(What.GROWS) == 1, found.text
+
+
+def test_derivatives_on_the_way_of_one_step_are_no_leak() -> None:
+    """The inner steps of meta-learning take derivatives, and the outer backward pass needs the graph of all of them."""
+    source = """
+weights = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
+fast = weights
+for _ in range(20):
+    loss = torch.relu(torch.randn(1024, 1024, device="cuda") @ fast).square().mean()
+    (gradient,) = torch.autograd.grad(loss, fast, create_graph=True)
+    fast = fast - 0.1 * gradient
+fast.sum().backward()
+"""
+    found = post_mortem(source, "150MiB")
+    assert found.cause is not Cause.LEAK
+    assert {What.GROWS, What.LONG_GRAPH}.isdisjoint(group.what for group in found.held), found.text
+
+
+def test_a_list_of_a_module_of_the_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_statistics.py").write_text("kept = []\ndef keep(value):\n    kept.append(value)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = f"{MLP}\nimport own_statistics\nmodel = mlp()\n{LOOP}".replace("loss = ", "y = ").replace(
+        ".square().mean()\n", "\n    own_statistics.keep(y)\n    loss = y.square().mean()\n"
+    )
+    found = post_mortem(source, "220MiB")
+    assert (found.cause, found.held[0].holder) == (Cause.LEAK, "own_statistics.kept"), found.text
+    monkeypatch.delitem(sys.modules, "own_statistics")
