@@ -263,8 +263,9 @@ def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> contextli
     if messages.is_helper():
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        # Ranks exchange the shapes of a pipeline in its first step.
-        register_optimizer_step_pre_hook(lambda *inputs: os._exit(FITS))
+        # Most ranks exchange objects before the first step only, such as the shapes of a pipeline.
+        rank = int(options.rank)
+        register_optimizer_step_pre_hook(lambda *inputs: messages.wait_until_needed(rank))
     return messages.between_ranks(functools.partial(rank_runs.command, options, arguments))
 
 

@@ -1,8 +1,9 @@
 """Objects that one rank sends to another: written to a folder by the sender, read there by the receiver.
 
 In: what `send_object_list` sends, and a command that runs another rank. Out: what `recv_object_list` receives. A rank
-that has not sent yet is run in a process of its own, a *helper*, until it has. So a pipeline stage learns the shapes of
-its inputs from the stage before it, which learns them from the stage before that.
+that has not sent yet is run in a process of its own, a *helper*, which stops at each optimizer step until a further
+object of its rank is needed. So a pipeline stage learns the shapes of its inputs from the stage before it, which learns
+them from the stage before that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ FOLDER = "MEMEXPLORE_MESSAGES"
 """Environment variable with the folder of a helper's messages; unset in other processes."""
 _POLL = 0.02
 """Seconds between two looks for a message."""
+_MESSAGE, _REQUEST = ".pickle", ".needed"
+"""Endings of the files of a message and of a receiver that waits for it."""
+_PARENT = os.getppid()
+"""The process that has started this one: another one as soon as it has ended."""
 
 CommandOf = Callable[[int], Sequence[str]]
 """Returns the command line that runs a rank, given its number."""
@@ -63,6 +68,15 @@ def is_helper() -> bool:
     return FOLDER in os.environ
 
 
+def wait_until_needed(rank: int) -> None:
+    """Wait, in the helper of a rank, until another rank receives an object that it has not sent; end with the parent."""
+    assert _State.folder is not None
+    while not any(not request.with_suffix(_MESSAGE).exists() for request in _State.folder.glob(f"from-{rank}-to-*{_REQUEST}")):
+        if os.getppid() != _PARENT:
+            os._exit(0)
+        time.sleep(_POLL)
+
+
 def send(objects: list[Any], sender: int, receiver: int) -> None:
     """Keep objects for another rank, outside of `between_ranks` nothing."""
     if _State.folder is None:
@@ -82,8 +96,10 @@ def receive(sender: int, receiver: int) -> list[Any] | None:
         return None
     path = _next_path(sender, receiver)
     (_State.folder / f"rank-{receiver}.runs").write_text(str(os.getpid()))
-    if not path.exists() and _claims(sender):
-        _helpers[sender] = _start(sender)
+    if not path.exists():
+        path.with_suffix(_REQUEST).touch()
+        if _claims(sender):
+            _helpers[sender] = _start(sender)
     while not path.exists():
         # Polled, a process that has ended has no number any more.
         for helper in _helpers.values():
@@ -102,7 +118,7 @@ def _next_path(sender: int, receiver: int) -> Path:
     assert _State.folder is not None
     number = _numbers.get((sender, receiver), 0)
     _numbers[sender, receiver] = number + 1
-    return _State.folder / f"from-{sender}-to-{receiver}-{number}.pickle"
+    return _State.folder / f"from-{sender}-to-{receiver}-{number}{_MESSAGE}"
 
 
 def _claims(rank: int) -> bool:

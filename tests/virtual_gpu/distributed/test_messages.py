@@ -29,6 +29,22 @@ def test_a_rank_that_has_not_sent_yet_is_run():
         assert messages.receive(1, 2) == [2]
 
 
+def test_a_helper_stops_at_a_step_until_a_further_object_is_needed():
+    body = """
+    from memexplore.virtual_gpu.distributed import messages
+    with messages.between_ranks(lambda other: []):
+        messages.send(["before"], rank, 2)
+        messages.wait_until_needed(rank)
+        messages.send([messages._State.folder.joinpath(f"from-{rank}-to-2-1.needed").exists()], rank, 2)
+        messages.wait_until_needed(rank)
+    """
+    with messages.between_ranks(command(body)):
+        assert [messages.receive(1, 2), messages.receive(1, 2)] == [["before"], [True]]
+        helper = messages._helpers[1]
+        assert helper.poll() is None
+    assert helper.poll() is not None
+
+
 def test_messages_to_a_rank_arrive_in_order():
     with messages.between_ranks(command("raise SystemExit")):
         messages.send(["first"], 0, 1)

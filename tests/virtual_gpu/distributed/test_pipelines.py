@@ -142,6 +142,10 @@ else:
     schedule.step(target=torch.ones(64, 128, device=device))
 print("SHAPE", list(model.weight.grad.shape), schedule._stage.args_recv_info[0][0].buffer is None)
 optimizer.step()
+evaluation = ScheduleGPipe(PipelineStage(model, rank, 2, device), 4)
+with torch.no_grad():
+    result = evaluation.step(*() if rank else (torch.ones(16, 256, device=device),))
+print("EVALUATED", rank and list(result.shape))
 """
 
 
@@ -154,3 +158,5 @@ def test_the_command_runs_other_ranks_for_the_shapes_that_they_send(tmp_path):
     assert json.loads(ended.stdout)["outcome"] == "fits"
     # What is received has the shape that came from the process of rank 0; torch 2.15 keeps no buffer after the step.
     assert f"SHAPE [128, 1024] {bool(RECEIVED)}" in ended.stderr
+    # A schedule that is made after the first optimizer step needs further shapes.
+    assert "EVALUATED [16, 128]" in ended.stderr
