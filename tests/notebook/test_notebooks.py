@@ -31,6 +31,8 @@ def test_notebook_asks_solves_and_links(notebook: nbformat.NotebookNode) -> None
     assert solutions
     for cell in solutions:
         assert cell.metadata.jupyter.source_hidden
+        # JupyterLab shows the first line of a hidden cell, which must not be the answer.
+        assert cell.source.startswith("# Solution\n")
         assert re.search(r"^ *assert |^check\(", cell.source, re.MULTILINE), cell.source
     assert re.search(r"Read on.*\]\(https://", notebook.cells[-1].source, re.DOTALL)
 
@@ -47,6 +49,48 @@ def test_notebook_has_no_metadata_of_one_front_end(notebook: nbformat.NotebookNo
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     # Cell metadata that the format itself defines.
     assert {name for cell in notebook.cells for name in cell.metadata} <= {"tags", "jupyter"}
+
+
+SOLVED = {
+    "05_checkpointing": (
+        ["class Block(", "def one_block("],
+        "return self.join(*maps)  # change this line",
+        "return checkpoint(self.join, *maps, use_reentrant=False)",
+    ),
+    "06_gradient_accumulation": (
+        ["def network(", "guess = 1.0 ", "def gradient("],
+        "return 1 / parts  # change this line",
+        "return part / total",
+    ),
+    "07_mixed_precision": (
+        ["def autoencoder(", "the share of gradients", "def batches("],
+        "        nn.utils.clip_grad_norm_",
+        "        scaler.unscale_(optimizer)\n        nn.utils.clip_grad_norm_",
+    ),
+    "09_the_allocator": (
+        [],
+        'for number in range(6) for kind in ("goes", "stays")]\nprint(',
+        'for kind in ("stays", "goes") for number in range(6)]\nprint(',
+    ),
+}
+"""Texts in cells that an exercise needs, a text of the exercise, and the text of a reader who has solved it."""
+
+
+@pytest.mark.parametrize("stem", SOLVED)
+def test_solution_runs_after_the_exercise_is_solved(
+    stem: str, forked_kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    needed, unsolved, solved = SOLVED[stem]
+    notebook = nbformat.read(REPOSITORY / "notebooks" / f"{stem}.ipynb", as_version=4)
+    first, *code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    number = next(number for number, cell in enumerate(code) if unsolved in cell.source)
+    exercise, solution = code[number : number + 2]
+    assert solution.metadata.tags == ["solution"]
+    exercise.source = exercise.source.replace(unsolved, solved)
+    notebook.cells = [first, *(cell for cell in code[:number] if any(text in cell.source for text in needed))]
+    notebook.cells += [exercise, solution]
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
 
 
 def test_notebook_runs(notebook: nbformat.NotebookNode, forked_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
