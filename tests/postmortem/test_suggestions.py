@@ -8,6 +8,7 @@ import torch
 import memexplore
 from memexplore import capture
 from memexplore.postmortem.value import post_mortem
+from tests.postmortem import cells
 
 LESS_STATE = "Use an optimizer with less state"
 FEWER_WEIGHTS = "Keep the weights in 16 bits, or train fewer of them"
@@ -54,3 +55,21 @@ def test_a_forward_pass_without_gradients_is_not_to_be_checkpointed() -> None:
     texts = [one.text for one in found.suggestions]
     assert "Take a smaller batch, keep results on the CPU, or run the model in 16 bits." in texts
     assert not any("checkpoint" in text or "optimizer" in text for text in texts)
+
+
+@pytest.mark.parametrize("update", ["total += F.mse_loss(model(x), x)", "total = total + F.mse_loss(model(x), x)"])
+def test_a_variable_that_the_failing_statement_reads_is_not_to_be_deleted(update: str) -> None:
+    source = f"""
+def validate():
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda().eval()
+    total = 0
+    for _ in range(10):
+        x = torch.randn(32768, 256, device="cuda")
+        {update}
+    return total
+
+validate()
+"""
+    texts = [suggestion.text for suggestion in cells.post_mortem(source, "1GiB").suggestions]
+    assert any("without a graph" in text for text in texts)
+    assert not any("`total`" in text for text in texts)
