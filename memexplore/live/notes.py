@@ -8,7 +8,7 @@ from memexplore.live.counters import Counters, VirtualCounters
 from memexplore.live.store import Store
 
 _MANY = 20
-"""Steps or calls after which a run without a step of its own is told why."""
+"""Steps or calls after which a note says why the run has no step of its own."""
 
 
 def of_now(store: Store, control: Control, counters: Counters, calls: int) -> list[str]:

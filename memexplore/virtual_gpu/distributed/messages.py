@@ -69,9 +69,10 @@ def is_helper() -> bool:
 
 
 def wait_until_needed(rank: int) -> None:
-    """Wait, in the helper of a rank, until another rank receives an object that it has not sent; end with the parent."""
+    """Wait, in the helper of a rank, until another rank receives what it has not sent yet; end with the parent."""
     assert _State.folder is not None
-    while not any(not request.with_suffix(_MESSAGE).exists() for request in _State.folder.glob(f"from-{rank}-to-*{_REQUEST}")):
+    requests = f"from-{rank}-to-*{_REQUEST}"
+    while all(request.with_suffix(_MESSAGE).exists() for request in _State.folder.glob(requests)):
         if os.getppid() != _PARENT:
             os._exit(0)
         time.sleep(_POLL)
