@@ -176,3 +176,12 @@ def test_a_script_module_is_loaded_onto_the_virtual_gpu(folder, place):
             module = torch.jit.load(file, map_location=place)
             assert module.weight.is_cuda
             assert module(torch.ones(2, 3, device="cuda")).shape == (2, 1)
+
+
+def test_a_file_object_with_a_script_module_of_the_virtual_gpu_is_not_loaded(folder):
+    with mx.virtual("T4"):
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.script(torch.nn.Linear(3, 1).cuda()), file)
+        file.seek(0)
+        with pytest.raises(RuntimeError, match=r"was saved by torch\.jit with tensors of the virtual GPU"):
+            torch.jit.load(file)

@@ -7,7 +7,10 @@ loaded.
 from __future__ import annotations
 
 import functools
+import io
 import os
+import re
+import zipfile
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -55,16 +58,35 @@ def _load(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(f, (str, os.PathLike)) or overlay.inside or not overlay.changed:
+        if not isinstance(f, (str, os.PathLike)):
+            content = f.read()
+            if _is_without_values(content):
+                raise RuntimeError(f"this file object {_WITHOUT_VALUES}")
+            return onto(map_location, io.BytesIO(content), *args, **kwargs)
+        if overlay.inside or not overlay.changed:
             return onto(map_location, f, *args, **kwargs)
         path = overlay.for_reading(os.fspath(f))
         with overlay.real():
             has_values = not overlay.written.get(overlay.logical(os.fspath(f)), False)
         if has_values:
             return onto(map_location, path, *args, **kwargs)
-        raise RuntimeError(
-            f"{os.fspath(f)} was saved by torch.jit with tensors of the virtual GPU, which have no values: keep the "
-            "module in memory, or save and load its state_dict with torch.save and torch.load"
-        )
+        raise RuntimeError(f"{os.fspath(f)} {_WITHOUT_VALUES}")
 
     return load
+
+
+_WITHOUT_VALUES = (
+    "was saved by torch.jit with tensors of the virtual GPU, which have no values: keep the module in memory, or save "
+    "and load its state_dict with torch.save and torch.load"
+)
+_ON_META = re.compile(rb"X\x04\0\0\0meta(q.|r....)(K.|M..|J....|\x8a.{1,9})tQ", re.DOTALL)
+"""A storage on `meta`, the C++ device of virtual tensors: its device and its size. torch crashes when it reads one."""
+
+
+def _is_without_values(content: bytes) -> bool:
+    """Return whether the content of a file of `torch.jit.save` has tensors of a virtual GPU."""
+    file = io.BytesIO(content)
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return any(_ON_META.search(archive.read(name)) for name in archive.namelist() if name.endswith("/data.pkl"))
