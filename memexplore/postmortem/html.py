@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,12 @@ def html(found: PostMortem) -> str:
     """Return the post-mortem as one element."""
     first, *rest = found.sentences
     parts = [
-        f"<p><b>{'Out of memory. ' if found.request is not None else ''}{escape(first)}</b> "
-        f"{escape(' '.join(rest))}</p>"
+        f"<p><b>{'Out of memory. ' if found.request is not None else ''}{_with_code(first)}</b> "
+        f"{_with_code(' '.join(rest))}</p>"
     ]
     if found.suggestions:
         items = "".join(
-            f"<li>{escape(each.text)}"
+            f"<li>{_with_code(each.text)}"
             + (f" <i>{escape(size_text(each.frees))}</i>" if each.frees else "")
             + (" The request then fits (replayed)." if each.fits else "")
             + (f"<br><code>{escape(each.code)}</code>" if each.code else "")
@@ -34,6 +35,11 @@ def html(found: PostMortem) -> str:
     if not found.complete:
         parts.append("<p>The search for holders was ended after its time.</p>")
     return f'<div class="memexplore-post-mortem">{"".join(parts)}</div>'
+
+
+def _with_code(text: str) -> str:
+    """Return text as HTML, in which names between backticks are code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _table(title: str, rows: list[tuple[str, ...]]) -> str:

@@ -7,6 +7,7 @@ import torch
 
 import memexplore
 from memexplore import capture
+from memexplore.postmortem.html import html
 from memexplore.postmortem.value import post_mortem
 from tests.postmortem import cells
 
@@ -73,3 +74,18 @@ validate()
     texts = [suggestion.text for suggestion in cells.post_mortem(source, "1GiB").suggestions]
     assert any("without a graph" in text for text in texts)
     assert not any("`total`" in text for text in texts)
+
+
+def test_names_between_backticks_are_code_on_a_page() -> None:
+    source = """
+def train():
+    for _ in range(2):
+        kept = torch.zeros(14, 1 << 18, device="cuda")
+
+train()
+"""
+    found = cells.post_mortem(source, "24MiB")
+    assert any("`kept`" in suggestion.text for suggestion in found.suggestions)
+    page = html(found)
+    assert "<code>kept</code>" in page
+    assert "`" not in page
