@@ -6,6 +6,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from memexplore.analysis.places import name_cells
 from memexplore.knobs.knobs import Knobs
 from memexplore.live import locks, notes
 from memexplore.live.changes import Change
@@ -121,7 +122,7 @@ class Live(InLoop):
 
         The training waits meanwhile. If the time was not enough, the last text says so.
         """
-        return self._store.leaks.held_by(seconds)
+        return [name_cells(text) for text in self._store.leaks.held_by(seconds)]
 
     @property
     def notes(self) -> tuple[str, ...]:

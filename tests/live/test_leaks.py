@@ -179,3 +179,15 @@ def test_growth_that_exceeds_the_variation_is_found():
     found = warnings_of(2048 * MIB + size + step * MIB for step, size in enumerate(noise.tolist()))
     assert found[0] < 30
     assert found[-1] == 300
+
+
+def test_a_holder_in_a_cell_is_named_as_in_a_traceback(monkeypatch):
+    found = ["/tmp/ipykernel_12/34.py:3 losses.append(loop.loss(4096))"]
+    monkeypatch.setattr("memexplore.live.leaks.holders.holders", lambda groups, seconds: found)
+    with on("cuda"):
+        loop, losses = Loop("cuda"), []
+        with mx.watch(loop.model, every=10) as live:
+            for _ in range(STEPS):
+                loop.step()
+                losses.append(loop.loss(4096))
+    assert live.held_by() == ["Cell, line 3 losses.append(loop.loss(4096))"]
