@@ -8,11 +8,13 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+import numpy as np
+
 from memexplore import gpu_catalogue
 from memexplore.postmortem import counterfactual
 from memexplore.postmortem.evidence_types import Evidence
 from memexplore.postmortem.held import Held, What, held_groups
-from memexplore.tape import Tape
+from memexplore.tape import Phase, Tape
 
 _LEAST_OTHERS = 64 << 20
 """Bytes from which memory outside the allocator, beyond the usual, is another process."""
@@ -53,7 +55,9 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
 
     The order of the causes: a leak fails sooner or later whatever else is changed; fragmentation is cured by a setting;
     then what is held, by one change of the code or by several together; then other processes. What is held, and what
-    other processes have, counts before fragmentation where it is more than all that is free.
+    other processes have, counts before fragmentation where it is more than all that is free. A setting cures
+    fragmentation only if the run can go on with it: not a result that is longer with each call, nor a first forward
+    pass without room for one more such request.
     """
     groups = held_groups(tape, evidence)
     others, processes = _others(tape, evidence)
@@ -70,7 +74,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     unused = counterfactual.unused(tape)
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
-    if expandable and is_much and max(sum(group.size for group in enough), others) < unused:
+    goes_on = not counterfactual.asks_for_more(tape) and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
+    if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
         return found(Cause.FRAGMENTATION, [])
     if enough:
         return found(Cause.HELD, enough)
@@ -79,6 +84,11 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     if enough := _enough(tape, groups):
         return found(Cause.HELD, enough)
     return found(Cause.TOO_MUCH, [])
+
+
+def _has_fitted(tape: Tape) -> bool:
+    """Return whether a pass like the failing one may have fitted; the rest of a first forward pass asks for more."""
+    return tape.phase[-1] != Phase.FORWARD or bool(np.any(tape.phase == Phase.BACKWARD))
 
 
 def _enough(tape: Tape, groups: list[Held]) -> list[Held]:

@@ -16,6 +16,8 @@ from memexplore.allocator.settings import Settings
 from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
 from memexplore.tape import COLUMNS, Action, Tape
 
+_RISES = 3
+"""Calls in a row that each ask for more than the one before, from which the next is expected to ask for more again."""
 _MOST_ROWS = 3_000_000
 """Rows of a tape that is replayed; a longer one takes too long for an answer."""
 
@@ -89,6 +91,17 @@ def unused(tape: Tape) -> int:
         return 0
     whole = int(curve(tape, "reserved")[last]) if capacity is None else capacity
     return max(whole - int(curve(tape, "active")[last]), 0)
+
+
+def asks_for_more(tape: Tape) -> bool:
+    """Return whether each of the last calls of the failing op, layer and line asked for more than the call before."""
+    last = len(tape) - 1
+    same = np.isin(tape.action, (Action.ALLOC, Action.OOM))
+    for name in ("op", "module", "stack"):
+        column = getattr(tape, name)
+        same &= column == column[last]
+    sizes = tape.size[same][-_RISES - 1 :]
+    return len(sizes) > _RISES and bool(np.all(np.diff(sizes) > 0))
 
 
 def bytes_of(tape: Tape, rows: Collection[int]) -> int:

@@ -144,12 +144,19 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
     if outer:
         frame, offset, _ = frames[outer.stop - 1]
         roots.append({name: _lookup(frame, name) for name in _expression_names(frame, offset)})
-    # The model, the optimizer and the data stay, whether or not this call uses them.
+    found = _reached(roots, end)
+    # The model and the optimizer stay, if a part of them is in use, or the code uses them again.
     for number in outer:
         again = _read_again(frames, number)
         for name, value in _variables(frames[number][0]):
-            if isinstance(value, torch.nn.Module | torch.optim.Optimizer) and name in again:
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer) and (
+                name in again or not found.blocks.keys().isdisjoint(reached_from(value, end).blocks)
+            ):
                 roots.append({name: value})
+    return _reached(roots, end)
+
+
+def _reached(roots: list[dict[str, Any]], end: float) -> Reached:
     return reached_from([types.SimpleNamespace(**each) for each in roots], end)
 
 
@@ -233,7 +240,7 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
 
 def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached) -> Holder:
     path = next((block.path for block in own.values() if not block.in_graph), next(iter(own.values())).path)
-    attribute = path.split("[")[0].split(".__")[0]
+    attribute = path.split("[")[0].split(".__")[0] if path.startswith(".") else ""
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
     direct = len(own) - len(in_graph)

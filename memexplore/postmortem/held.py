@@ -63,7 +63,7 @@ class Held(NamedTuple):
 
     what: What
     holder: str
-    """Variable, such as ``losses``; empty where no variable holds the blocks."""
+    """Variable, such as ``losses``, or several that hold the same; empty where no variable holds the blocks."""
     rows: tuple[int, ...]
     size: int
     """Allocated bytes."""
@@ -143,6 +143,8 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     return _group(tape, What.OLD_VALUE, holder.name, rows) if holder.use is Use.DEAD else None
 
 
+LAST_ERROR = "sys.last_exc"
+"""Name of the holder of an earlier error."""
 _ALONE = (What.OLD_VALUE, What.OUTPUT, What.LAST_ERROR, What.OTHER_CELL)
 
 
@@ -155,19 +157,21 @@ def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]])
     for group in groups:
         if group is None:
             continue
-        rows = set(group.rows)
+        rows, name = set(group.rows), group.holder
         if group.what in _ALONE:
             for other, held in zip(groups, held_by, strict=True):
-                if other is None or other.what is not group.what:
+                if other is not None and other.what is What.LAST_ERROR and group.what is not What.LAST_ERROR:
+                    # The frames of the error are freed too: together they give these back.
+                    name = f"{name}, {LAST_ERROR}" if rows & set(held) else name
+                elif other is None or other.what is not group.what:
                     rows.difference_update(held)
         if group.what is What.GROWS and any(each.what is group.what and rows <= set(each.rows) for each in result):
             continue
         same = next((each for each in result if each.what is group.what and rows & set(each.rows)), None)
-        name = group.holder
         if same is not None and group.what is not What.GROWS:
             result.remove(same)
             rows |= set(same.rows)
-            name = same.holder if name in same.holder.split(", ") else f"{same.holder}, {name}"
+            name = ", ".join(dict.fromkeys([*same.holder.split(", "), *name.split(", ")]))
         found = _group(tape, group.what, name, sorted(rows))
         if found is not None:
             result.append(found._replace(is_container=group.is_container))

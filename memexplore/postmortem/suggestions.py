@@ -7,14 +7,21 @@ from typing import NamedTuple
 import numpy as np
 
 from memexplore.analysis.curves import Rows, block_bytes
+from memexplore.analysis.places import place
+from memexplore.analysis.tables import user_line
 from memexplore.postmortem.cause import Cause, Finding
-from memexplore.postmortem.counterfactual import alive, fits_without
-from memexplore.postmortem.held import Held, What
+from memexplore.postmortem.counterfactual import alive, asks_for_more, fits_without
+from memexplore.postmortem.held import LAST_ERROR, Held, What
 from memexplore.tape import Category, Phase, Tape
 from memexplore.units import size_text
 
 _DOMINATES = 0.75
 """Share of the allocated bytes from which one layer is named."""
+_WAITING = 0.5
+"""Share of the allocated bytes from which inputs that wait on the GPU are named."""
+_ALIKE = 3
+_LITTLE = 0.01
+"""Share of the allocated bytes below which what is held is not worth a change."""
 
 
 class Suggestion(NamedTuple):
@@ -38,7 +45,9 @@ def suggestions(tape: Tape, found: Finding) -> tuple[Suggestion, ...]:
     if found.cause is Cause.ANOTHER_PROCESS:
         result.append(_other_process(found))
     cures = found.cause in (Cause.LEAK, Cause.HELD)
-    result += [_of_group(tape, group)._replace(fits=cures and group.rows == found.held[0].rows) for group in found.held]
+    least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
+    groups = [each for number, each in enumerate(found.held) if each.size >= least or (cures and not number)]
+    result += [_of_group(tape, group)._replace(fits=cures and group.rows == found.held[0].rows) for group in groups]
     if found.cause is Cause.TOO_MUCH:
         result = [*_of_need(tape), *result]
         if found.fits_expandable:
@@ -67,6 +76,11 @@ def _other_process(found: Finding) -> Suggestion:
 
 
 def _of_group(tape: Tape, group: Held) -> Suggestion:
+    variables = ", ".join(each for each in group.holder.split(", ") if each != LAST_ERROR) or group.holder
+    if variables != group.holder:
+        alone = _of_group(tape, group._replace(holder=variables))
+        text = f"{alone.text} The frames of the earlier error hold it too: free both."
+        return alone._replace(text=text, code=f"%memoom free\n{alone.code}")
     names = group.holder.replace(", ", "`, `")
     loss = "loss" if group.is_container else group.holder.split(", ")[0]
     text, code = {
@@ -143,8 +157,7 @@ def _of_need(tape: Tape) -> list[Suggestion]:
     if tape.phase[last] == Phase.OPTIMIZER and foreach is None:
         result.append(less)
     layer = _dominating(tape, rows, sizes)
-    if layer is not None:
-        result.insert(0, layer)
+    result[:0] = filter(None, (_concatenated(tape), _waiting_inputs(tape, rows, sizes), layer))
     of_model = sum(shares[kind] for kind in (*_OF_LAYER, Category.BUFFER))
     of_batch = shares[Category.ACTIVATION] + shares[Category.TEMPORARY] + shares[Category.INPUT]
     by_size = [(of_batch + int(tape.size[last]) * (tape.phase[last] != Phase.OPTIMIZER), smaller), (of_model, less)]
@@ -152,6 +165,8 @@ def _of_need(tape: Tape) -> list[Suggestion]:
     return result
 
 
+_OF_DATA = ("aten::_to_copy", "aten::copy_", "aten::clone", "aten::to")
+"""Ops that move data to the GPU."""
 _OF_LAYER = (
     Category.PARAMETER,
     Category.GRADIENT,
@@ -181,6 +196,38 @@ _RESULTS = Suggestion(
     False,
 )
 _WEIGHTS_IN_16_BITS = Suggestion("Keep the weights in 16 bits.", "model.to(torch.bfloat16)", 0, False)
+
+
+def _concatenated(tape: Tape) -> Suggestion | None:
+    """Return the suggestion for a result that is concatenated again with each call, and so is there twice."""
+    last = len(tape) - 1
+    if tape.op[last] < 0 or tape.ops[tape.op[last]] not in ("aten::cat", "aten::stack") or not asks_for_more(tape):
+        return None
+    return Suggestion(
+        "Keep the parts on the CPU, and concatenate them once, after the loop: here each call makes a longer copy of "
+        "all parts. Where all are needed on the GPU, make the whole before the loop, and write the parts into it.",
+        "parts.append(part.cpu())  # after the loop: torch.cat(parts)",
+        0,
+        False,
+    )
+
+
+def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
+    """Return the suggestion for data of which the most waits on the GPU to be used: several tensors of one line."""
+    outside = (tape.module[rows] < 0) & (tape.phase[rows] == Phase.OTHER)
+    copied = np.array([*(op in _OF_DATA for op in tape.ops), False])[tape.op[rows]]
+    chosen, bytes_chosen = rows[outside & copied], sizes[outside & copied]
+    if not len(chosen):
+        return None
+    lines, of_line = np.unique(tape.stack[chosen], return_inverse=True)
+    totals = np.bincount(of_line, weights=bytes_chosen)
+    largest = int(np.argmax(totals))
+    waiting = bytes_chosen[of_line == largest]
+    if len(waiting) < _ALIKE or waiting.sum() < _WAITING * sizes.sum() or lines[largest] < 0:
+        return None
+    line = place(user_line(tape.stacks[lines[largest]])).text
+    text = f"Keep the data on the CPU, and move each batch when it is used: {len(waiting)} tensors of {line} wait."
+    return Suggestion(text, "for batch in batches: batch = batch.cuda()", int(waiting.sum() - waiting.max()), False)
 
 
 def _evaluates(tape: Tape, rows: Rows) -> bool:
@@ -237,6 +284,13 @@ def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
         return None
     name = tape.modules[largest]
     share = total / allocated * 100
+    if "Embedding" in (tape.classes[largest] if tape.classes else ""):
+        text = (
+            f"Give the embedding {name} fewer rows or columns, or sparse gradients: its weights, gradients and "
+            f"optimizer state take {share:.0f} % of the memory."
+        )
+        code = "torch.nn.Embedding(rows, columns, sparse=True)  # with torch.optim.SparseAdam, or SGD"
+        return Suggestion(text, code, total, False)
     text = (
         f"Make the layer {name} smaller, such as by pooling its input: its weights, gradients and optimizer state "
         f"take {share:.0f} % of the memory."

@@ -55,3 +55,27 @@ def test_a_list_that_a_hook_of_an_earlier_cell_fills_is_a_leak(on_gpu: Shell, fo
     assert found[0].cause is Cause.LEAK, found[0].text
     assert [(each.what, each.holder) for each in found[0].held] == [(What.GROWS, "kept")]
     assert found[0].suggestions[0].fits
+
+
+def test_a_model_that_is_made_again_after_an_error_is_to_be_deleted(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("def mlp(): return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()")
+    make = "model = mlp()\noptimizer = torch.optim.Adam(model.parameters())"
+    step = "model(torch.zeros(8, 2048, device='cuda')).sum().backward()\noptimizer.step()"
+    on_gpu.run(make)
+    on_gpu.run(f"{step}\nempty(100)")
+    on_gpu.run(make)
+    assert found[1].cause is Cause.HELD, found[1].text
+    assert found[1].held[0].what is What.OLD_VALUE
+    suggestion = found[1].suggestions[0]
+    assert suggestion.fits
+    on_gpu.run(suggestion.code).raise_error()
+    on_gpu.run(make).raise_error()
+
+
+def test_a_model_in_its_backward_pass_is_not_to_be_deleted(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run(
+        "model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()\n"
+        "loss = model(torch.zeros(8192, 2048, device='cuda')).sum()\nloss.backward()"
+    )
+    assert len(found) == 1
+    assert "model" not in [group.holder for group in found[0].held], found[0].text

@@ -1,0 +1,100 @@
+"""Steps that need too much: the first suggestion names what takes the most, and the cell fits with it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from memexplore.postmortem.cause import Cause
+from tests.postmortem.cells import post_mortem, run
+
+
+class Need(NamedTuple):
+    source: str
+    gpu: str
+    suggestion: str
+    changes: tuple[tuple[str, str], ...]
+
+
+NEEDS = {
+    "a list of batches on the GPU": Need(
+        """
+model = nn.Linear(1024, 1024).cuda()
+batches = [torch.zeros(4096, 1024).cuda() for _ in range(16)]
+for batch in batches:
+    model(batch).sum().backward()
+""",
+        "256MiB",
+        "Keep the data on the CPU",
+        ((").cuda() for", ") for"), ("model(batch)", "model(batch.cuda())")),
+    ),
+    "a result that is concatenated again with each call": Need(
+        """
+features = torch.zeros(0, 1024, device="cuda")
+for _ in range(40):
+    features = torch.cat([features, torch.zeros(1024, 1024, device="cuda")])
+""",
+        "200MiB",
+        "concatenate them once",
+        (
+            ('torch.zeros(0, 1024, device="cuda")', "[]"),
+            (
+                'features = torch.cat([features, torch.zeros(1024, 1024, device="cuda")])',
+                'features.append(torch.zeros(1024, 1024, device="cuda").cpu())',
+            ),
+        ),
+    ),
+    "an embedding with its optimizer": Need(
+        """
+model = nn.Sequential(nn.Embedding(100_000, 256, sparse=False), nn.Linear(256, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0, foreach=False)
+for _ in range(2):
+    model(torch.zeros(64, 50, dtype=torch.long, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+        "180MiB",
+        "sparse gradients",
+        (("sparse=False", "sparse=True"),),
+    ),
+    "attention matrices in the first forward pass": Need(
+        """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.out = nn.Linear(512, 1536), nn.Linear(512, 512)
+    def forward(self, x):
+        query, key, value = self.project(x).view(*x.shape[:2], 3, 8, 64).permute(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(-2, -1) / 8
+        weights = F.dropout(scores.softmax(-1), 0.1)
+        return x + self.out((weights @ value).transpose(1, 2).reshape(x.shape))
+model = nn.Sequential(*[Attention() for _ in range(4)]).cuda()
+model(torch.zeros(4, 4096, 512, device="cuda")).sum().backward()
+""",
+        "T4",
+        "smaller batch",
+        (("(4, 4096", "(1, 4096"),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_first_suggestion(name: str) -> None:
+    need = NEEDS[name]
+    found = post_mortem(need.source, need.gpu)
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert need.suggestion in f"{found.suggestions[0].text}\n{found.suggestions[0].code}", found.text
+    source = need.source
+    for change in need.changes:
+        assert change[0] in source
+        source = source.replace(*change)
+    assert run(source, need.gpu)[1] is None
+
+
+def test_little_that_is_held_is_no_suggestion() -> None:
+    source = """
+small = torch.zeros(8, device="cuda")
+model = nn.Linear(1024, 1024).cuda()
+model(torch.zeros(65536, 1024, device="cuda")).sum().backward()
+"""
+    assert not any("small" in each.code for each in post_mortem(source, "256MiB").suggestions)
