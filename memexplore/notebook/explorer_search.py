@@ -137,9 +137,9 @@ def after_stop(state: SearchState) -> SearchState:
 
 
 def _shown(advice: Advice | None) -> list[tuple[Knobs, str]] | int | None:
-    """Return what the tab of an advice shows: its settings; without one, how many were tried."""
+    """Return what the tab of an advice shows: its settings; without one, how many were tried after the first."""
     if advice is None or not advice.options:
-        return advice and len(advice.tried)
+        return len(advice.tried) if advice is not None and len(advice.tried) > 1 else None
     return [(option.knobs, option.largest_text) for option in advice.options]
 
 
