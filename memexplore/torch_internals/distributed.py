@@ -51,6 +51,11 @@ NEW_GROUP = replaceable(
     "makes every process group, whatever its backend; a virtual one communicates with nobody",
     NO_PROCESS_GROUPS,
 )
+MONITORED_BARRIER = replaceable(
+    "torch.distributed.ProcessGroup.monitored_barrier",
+    "waits for each other process; the backend `fake` has none",
+    "`torch.distributed.monitored_barrier` on a virtual GPU",
+)
 fake_process_groups: Any = look_up(
     "torch.testing._internal.distributed.fake_pg",
     "importing it registers the backend `fake`: a group of any size with one process",

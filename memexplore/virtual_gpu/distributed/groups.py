@@ -18,6 +18,7 @@ import torch
 
 from memexplore.torch_internals.distributed import (
     GROUP_STATE,
+    MONITORED_BARRIER,
     NEW_GROUP,
     RENDEZVOUS,
     c10d,
@@ -51,6 +52,7 @@ def patches(prepare: Callable[[], object]) -> list[Patch]:
         Call(unmake=functools.partial(_remove_groups_except, tuple(world.pg_map), world.group_count)),
         Replace(RENDEZVOUS.owner, RENDEZVOUS.name, _rendezvous),
         Replace(NEW_GROUP.owner, NEW_GROUP.name, _new_group(NEW_GROUP.value, prepare)),
+        Replace(MONITORED_BARRIER.owner, MONITORED_BARRIER.name, _meeting(MONITORED_BARRIER.value)),
         *(
             Replace(module, SPLIT_GROUP, _splitting(getattr(module, SPLIT_GROUP)))
             for module in (torch.distributed, c10d, torch.distributed.device_mesh)
@@ -113,6 +115,16 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
         return made
 
     return make
+
+
+def _meeting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `monitored_barrier` of a group, which only the backend gloo has: nobody is waited for."""
+
+    def monitored_barrier(group: Any, *args: Any, **kwargs: Any) -> None:
+        if group not in _ours:
+            original(group, *args, **kwargs)
+
+    return monitored_barrier
 
 
 def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:

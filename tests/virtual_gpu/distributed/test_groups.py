@@ -185,3 +185,11 @@ def test_compiled_code_runs_after_a_group_was_made():
         model = torch.compile(torch.nn.Linear(2, 2).cuda())
         model(torch.ones(1, 2, device="cuda")).sum().backward()
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+
+
+def test_a_monitored_barrier_of_gloo_waits_for_nobody():
+    with mx.virtual("T4", world=8, rank=3):
+        dist.init_process_group("nccl")
+        dist.monitored_barrier(dist.new_group(backend="gloo"))
+        with pytest.raises(ValueError, match="only implemented for GLOO"):
+            dist.monitored_barrier()
