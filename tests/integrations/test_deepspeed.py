@@ -61,12 +61,13 @@ for _ in range(2):
 
 
 @functools.cache
-def tape(stage: int, optimizer: str = "none") -> Tape:
+def tape(stage: int, optimizer: str = "none", rank: int = 0) -> Tape:
     """Return the tape of two steps, with the optimizer on a device if it is offloaded."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         command = [sys.executable, "-m", "memexplore", "run", "train.py", "--gpu", "H100", "--world", str(WORLD)]
+        command += ["--rank", str(rank)]
         ended = subprocess.run(
             [*command, "-o", "tape.parquet", "--", str(stage), optimizer], cwd=folder, capture_output=True, text=True
         )
@@ -75,8 +76,8 @@ def tape(stage: int, optimizer: str = "none") -> Tape:
     return loaded if isinstance(loaded, Tape) else next(iter(loaded.values()))
 
 
-def at_the_end(stage: int, category: str, optimizer: str = "none") -> int:
-    return int(tape(stage, optimizer).by_category()[category].iloc[-1])
+def at_the_end(stage: int, category: str, optimizer: str = "none", rank: int = 0) -> int:
+    return int(tape(stage, optimizer, rank).by_category()[category].iloc[-1])
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -91,6 +92,7 @@ def test_a_rank_keeps_its_part_of_both_moments(stage):
 
 def test_with_stage_3_a_rank_keeps_its_part_of_the_weights():
     assert at_the_end(3, "parameter") == 4 * PARAMETERS // WORLD
+    assert at_the_end(3, "parameter", rank=5) == 4 * PARAMETERS // WORLD
     assert int(tape(3).by_category().sum(axis=1).iloc[-1]) < 2 * PARAMETERS + 2 * BUCKET + 100 * 2**20
 
 

@@ -1,18 +1,20 @@
-"""Stand-ins for the kernels that DeepSpeed compiles when an optimizer is made: they update tensors in place.
+"""DeepSpeed on one rank: stand-ins for the kernels that it compiles, and its comparison of this rank with rank 0.
 
-Without them a compiler and the CUDA toolkit would be needed, for kernels that allocate nothing. Source of the names and
-arguments: deepspeed/ops/adam, deepspeed/ops/lion, deepspeed/ops/adagrad and deepspeed/ops/csrc.
+The kernels update tensors in place and allocate nothing; a compiler and the CUDA toolkit would be needed for them.
+Source of the names and arguments: deepspeed/ops/adam, deepspeed/ops/lion, deepspeed/ops/adagrad, deepspeed/ops/csrc and
+deepspeed/runtime/zero/utils.py.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 from memexplore.torch_internals.dispatch import pytree
-from memexplore.virtual_gpu.patches.install import Insert, Patch
+from memexplore.virtual_gpu.distributed.groups import is_ours
+from memexplore.virtual_gpu.patches.install import Insert, Patch, Replace
 from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -25,15 +27,46 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "cpu_lion": ("create_lion", "lion_update", "destroy_lion"),
 }
 """Name of a compiled module -> its functions."""
+_COMPARISONS = "deepspeed.runtime.zero.utils"
+"""The module by which ZeRO 3 compares lists of all ranks with that of rank 0."""
 
 
 def patches() -> list[Patch]:
-    """Return the patches, none where DeepSpeed is not imported or has compiled its kernels."""
+    """Return the patches, none where DeepSpeed is not imported."""
+    return [*_kernels(), *_comparisons()]
+
+
+def _kernels() -> list[Patch]:
     builder = getattr(sys.modules.get(_MODULE), "OpBuilder", None)
     loaded = getattr(builder, "_loaded_ops", None)
     if not isinstance(loaded, dict):
         return []
     return [Insert(loaded, name, _stand_in(names)) for name, names in _FUNCTIONS.items() if name not in loaded]
+
+
+def _comparisons() -> list[Patch]:
+    module: Any = sys.modules.get(_COMPARISONS)
+    if not (hasattr(module, "get_lst_from_rank0") and hasattr(module, "assert_lst_len_same_as_other_ranks")):
+        return []
+    received = module.get_lst_from_rank0
+
+    def numbers(own: list[int]) -> Any:
+        """Receive the numbers of rank 0, which are those of this rank."""
+        found = received(own)
+        return list(own) if is_ours(None) else found
+
+    def compare_length(
+        own: list[int], original: Callable[..., Any] = module.assert_lst_len_same_as_other_ranks
+    ) -> None:
+        if is_ours(None):
+            received([len(own)])
+        else:
+            original(own)
+
+    return [
+        Replace(module, "get_lst_from_rank0", numbers),
+        Replace(module, "assert_lst_len_same_as_other_ranks", compare_length),
+    ]
 
 
 def _stand_in(names: Iterable[str]) -> SimpleNamespace:
