@@ -41,3 +41,28 @@ STAGE_TENSOR = replaceable(
     "copies a tensor to the CPU by its storage, which a virtual tensor does not have",
     "`torch.distributed.checkpoint.async_save` on a virtual GPU",
 )
+_NO_FLAT_STATES = "optimizer states of FSDP1 on one rank of a virtual GPU"
+FLAT_STATE_KEYS = replaceable(
+    "torch.distributed.fsdp._optim_utils._map_param_key_to_optim_keys",
+    "gathers the names of the parameters of which each rank has a state",
+    _NO_FLAT_STATES,
+)
+FLAT_STATE_INFO = replaceable(
+    "torch.distributed.fsdp._optim_utils._allgather_state_info",
+    "gathers the shapes of the states of each rank",
+    _NO_FLAT_STATES,
+)
+FlatStateKey: Any = look_up(
+    "torch.distributed.fsdp._optim_utils._OptimStateKey", "the name of a state of FSDP1", _NO_FLAT_STATES
+)
+look_up(
+    "torch.distributed.fsdp._flat_param._ShardParamInfo",
+    "whether this rank has a part of a parameter",
+    _NO_FLAT_STATES,
+    probe=lambda value: "in_shard" in value._fields,
+)
+
+
+def has_part(flat_parameter: Any, index: int) -> bool:
+    """Return whether this rank has a part of the parameter at an index of a flat parameter."""
+    return bool(flat_parameter._shard_param_infos[index].in_shard)

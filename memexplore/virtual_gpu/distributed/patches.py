@@ -62,9 +62,9 @@ def _starting(original: Callable[..., Any], rules: _Once) -> Callable[..., Any]:
 
 def _of_dtensor() -> list[Patch]:
     # Importing DTensor takes 0.5 s, and the others together 0.3 s.
-    from memexplore.virtual_gpu.distributed import checkpoints, dtensor, pipelines
+    from memexplore.virtual_gpu.distributed import checkpoints, dtensor, flat_states, pipelines
 
-    return [*dtensor.patches(), *checkpoints.patches(), *pipelines.patches()]
+    return [*dtensor.patches(), *checkpoints.patches(), *flat_states.patches(), *pipelines.patches()]
 
 
 def _of_compiler_rules() -> list[Patch]:

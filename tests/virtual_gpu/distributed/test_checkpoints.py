@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullOptimStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
 
 import memexplore as mx
 from tests.small import allocated
@@ -78,4 +78,27 @@ def test_a_whole_state_dict_is_gathered_on_rank_0_and_sent_by_it(rank, names):
         assert len(weights) == names
         set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
         assert allocated() == before
+        step(model, optimizer)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_optimizer_of_fsdp1_is_gathered_with_the_parameters_of_other_ranks(rank):
+    with mx.virtual("H100", world=4, rank=rank):
+        dist.init_process_group("nccl")
+        # A quarter of the numbers for each rank: rank 0 has no part of the second layer, rank 3 none of the first.
+        layers = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+        shapes = {name: weight.shape for name, weight in layers.named_parameters()}
+        model = FullyShardedDataParallel(layers, use_orig_params=True, device_id=torch.cuda.current_device())
+        optimizer = torch.optim.AdamW(model.parameters())
+        step(model, optimizer)
+        assert len(optimizer.state) < len(shapes)
+        before = allocated()
+        on_gpu = FullOptimStateDictConfig(offload_to_cpu=False)
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, on_gpu):
+            states = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            assert {name: state["exp_avg"].shape for name, state in states["state"].items()} == shapes
+            # Both moments, whole, without the flat gradient, of which `zero_grad` has dropped the views only.
+            whole = sum(shape.numel() for shape in shapes.values()) * 4
+            assert allocated() - before == 2 * whole - whole // 4
+            optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, states))
         step(model, optimizer)
