@@ -17,6 +17,7 @@ from memexplore.virtual_gpu.distributed import (
     deepspeed_kernels,
     groups,
     objects,
+    sharded_states,
     spawned,
     works,
 )
@@ -29,11 +30,12 @@ def patches(runner: PlanRunner) -> list[Patch]:
     if not AVAILABLE:
         return []
     dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
-    kernels = _Once(deepspeed_kernels.patches)
+    imported = _Once(deepspeed_kernels.patches), _Once(sharded_states.patches)
 
     def on_group() -> None:
         dtensors.install()
-        kernels.install()
+        for once in imported:
+            once.install()
 
     modules = (torch.distributed, c10d, torch.distributed.device_mesh)
     start = _starting(torch.distributed.init_process_group, rules)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.fsdp import FullOptimStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import memexplore as mx
 from tests.small import allocated
@@ -102,3 +103,29 @@ def test_the_optimizer_of_fsdp1_is_gathered_with_the_parameters_of_other_ranks(r
             assert allocated() - before == 2 * whole - whole // 4
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, states))
         step(model, optimizer)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_states_of_a_sharded_optimizer_are_brought_to_rank_0(rank):
+    sizes = (512, 768, 1024)
+    # The largest weight is one rank's, the others are the other rank's.
+    parts = {0: [1024], 1: [768, 512]}
+    with mx.virtual("H100", world=2, rank=rank):
+        dist.init_process_group("nccl")
+        weights = [nn.Parameter(torch.ones(size, 1024, device="cuda")) for size in sizes]
+        optimizer = ZeroRedundancyOptimizer(weights, torch.optim.Adam, foreach=False)
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.consolidate_state_dict(to=0)
+        # The state of the other rank arrives as bytes and is loaded beside them; that of this rank is sent as bytes.
+        moments = 2 * 4096 * sum(parts[1])
+        copies = 2 if rank == 0 else 1
+        added = torch.cuda.max_memory_allocated() - before
+        assert copies * moments <= added <= copies * moments + 3 * 2**20
+        assert torch.cuda.memory_allocated() == before
+        if rank == 0:
+            states = optimizer.state_dict()["state"]
+            assert [states[index]["exp_avg"].shape for index in range(3)] == [(size, 1024) for size in sizes]
