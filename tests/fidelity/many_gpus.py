@@ -16,12 +16,15 @@ import torch
 
 import memexplore as mx
 from memexplore.analysis.placements import peak_ranges
-from tests.fidelity import sharded_lm, sharded_xl, torchtitan
+from tests.fidelity import sharded_llama, sharded_lm, sharded_xl, torchtitan
 from tests.fidelity.sharded_xl import Sharding
 
 MIB, GIB = 2**20, 2**30
 REPORT = "brandon-snider/cs336-a2@49cf3d4 writeup.typ, optimizer state sharding"
 XL_REPORT = "EnzoDing-rgb/cs336-assignment2-systems@9cb4efb reports/distributed-communication.md, 8.2 and 9.2"
+LLAMA_REPORT = "Lightning-AI/lightning-thunder pull request 940, eager, FSDP2"
+LLAMA_PUBLISHED = "47.45"
+"""GB of 10^9 bytes."""
 BENCHMARK = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 
 
@@ -98,6 +101,14 @@ def xl_rows() -> Iterator[Row]:
         yield Row(what, run.gpus, run.published, " to ".join(ends), XL_REPORT)
 
 
+def llama() -> Row:
+    """Run one rank of Llama 2 7B."""
+    with mx.virtual("H100", release="2.5", world=8):
+        peak = sharded_llama.train()
+    what = "Llama 2 7B, FSDP2 without resharding, bf16, 4 096 tokens, allocated GB"
+    return Row(what, 8, LLAMA_PUBLISHED, f"{peak / 1e9:.2f}", LLAMA_REPORT)
+
+
 def torchtitan_runs(folder: pathlib.Path) -> Iterator[Row]:
     """Run torchtitan's own `train.py` of December 2024 as one of 8 and of 128 ranks."""
     for world, published in torchtitan.PUBLISHED.items():
@@ -111,6 +122,7 @@ def main() -> None:
         *sharded_optimizer(False),
         *sharded_optimizer(True),
         *xl_rows(),
+        llama(),
         *(torchtitan_runs(pathlib.Path(sys.argv[1])) if sys.argv[1:] else ()),
     ]
     print("| run | GPUs | published | memexplore | source |\n|---|---|---|---|---|")

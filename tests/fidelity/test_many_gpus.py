@@ -24,7 +24,13 @@ def test_a_published_peak_lies_in_the_range_that_timing_decides(run):
     assert lowest <= float(run.published) <= highest
 
 
+def test_weights_that_stay_gathered_have_the_published_peak():
+    row = many_gpus.llama()
+    assert row.predicted == row.published
+
+
 def test_the_document_has_the_published_values():
     text = DOCUMENT.read_text()
     assert all(value in text for values in many_gpus.PUBLISHED.values() for value in values)
+    assert f" | 8 | {many_gpus.LLAMA_PUBLISHED} GB | " in text
     assert all(f" | {run.gpus} | {run.published} GiB | " in text for run in many_gpus.XL_RUNS)
