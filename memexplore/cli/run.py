@@ -264,8 +264,11 @@ def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> contextli
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         # Most ranks exchange objects before the first step only, such as the shapes of a pipeline.
-        rank = int(options.rank)
-        register_optimizer_step_pre_hook(lambda *inputs: messages.wait_until_needed(rank))
+        def before_step(*_: object) -> None:
+            if not messages.wait_until_needed(int(options.rank)):
+                os._exit(FITS)
+
+        register_optimizer_step_pre_hook(before_step)
     return messages.between_ranks(functools.partial(rank_runs.command, options, arguments))
 
 

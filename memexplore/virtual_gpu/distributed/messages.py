@@ -68,13 +68,15 @@ def is_helper() -> bool:
     return FOLDER in os.environ
 
 
-def wait_until_needed(rank: int) -> None:
-    """Wait, in the helper of a rank, until another rank receives what it has not sent yet; end with the parent."""
+def wait_until_needed(rank: int) -> bool:
+    """Wait, in the helper of a rank, until another rank receives what it has not sent; False: its parent has ended."""
     assert _State.folder is not None
-    requests = f"from-{rank}-to-*{_REQUEST}"
-    while all(request.with_suffix(_MESSAGE).exists() for request in _State.folder.glob(requests)):
+    while True:
+        requests = _State.folder.glob(f"from-{rank}-to-*{_REQUEST}")
+        if any(not request.with_suffix(_MESSAGE).exists() for request in requests):
+            return True
         if os.getppid() != _PARENT:
-            os._exit(0)
+            return False
         time.sleep(_POLL)
 
 
