@@ -145,13 +145,14 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
         frame, offset, _ = frames[outer.stop - 1]
         roots.append({name: _lookup(frame, name) for name in _expression_names(frame, offset)})
     found = _reached(roots, end)
-    # The model and the optimizer stay, if a part of them is in use, or the code uses them again.
+    # The model and the optimizer stay if the code uses them again, and a model of which a part is in use.
     for number in outer:
         again = _read_again(frames, number)
         for name, value in _variables(frames[number][0]):
-            if isinstance(value, torch.nn.Module | torch.optim.Optimizer) and (
-                name in again or not found.blocks.keys().isdisjoint(reached_from(value, end).blocks)
-            ):
+            in_use = isinstance(value, torch.nn.Module) and not found.blocks.keys().isdisjoint(
+                reached_from(value, end).blocks
+            )
+            if in_use or (isinstance(value, torch.nn.Module | torch.optim.Optimizer) and name in again):
                 roots.append({name: value})
     return _reached(roots, end)
 
