@@ -30,7 +30,7 @@ def text(found: PostMortem) -> str:
             fits = " The request then fits (replayed)." if each.fits else ""
             lines.append(f"  {number}. {each.text}{frees}{fits}")
             if each.code:
-                lines.append(f"     {each.code}")
+                lines += [f"     {line}" for line in each.code.splitlines()]
     return "\n".join(lines)
 
 

@@ -68,6 +68,8 @@ def test_a_model_that_is_made_again_after_an_error_is_to_be_deleted(on_gpu: Shel
     assert found[1].held[0].what is What.OLD_VALUE
     suggestion = found[1].suggestions[0]
     assert suggestion.fits
+    assert "\n     %memoom free\n     del " in found[1].text
+    assert "pre-wrap'>%memoom free\ndel " in found[1]._repr_html_()
     on_gpu.run(suggestion.code).raise_error()
     on_gpu.run(make).raise_error()
 
