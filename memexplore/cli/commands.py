@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import memexplore
 from memexplore import doctor, gpu_catalogue, result_files
-from memexplore.cli import examples, folder, lab, run
+from memexplore.cli import examples, folder, lab, run, snapshot_folder
 from memexplore.cli.options import (
     ERROR,
     FITS,
@@ -166,7 +166,11 @@ def _parser() -> argparse.ArgumentParser:
         help="save the tape; of several ranks a folder of tapes for `memexplore open`",
     )
 
-    opened = command("open", "Show a PyTorch memory snapshot, a saved tape or a folder of a watched run.")
+    opened = command(
+        "open",
+        "Show a PyTorch memory snapshot, a saved tape, a folder of a watched run, or a folder with a snapshot of each "
+        "rank.",
+    )
     opened.add_argument("file", type=pathlib.Path)
     opened.add_argument("--json", action="store_true", help="print one JSON object")
     opened.add_argument(
@@ -240,6 +244,9 @@ def _open(options: argparse.Namespace) -> int:
 def _open_folder(options: argparse.Namespace) -> int:
     follow = False if options.json else options.follow
     with _reading(options.file):
+        if snapshot_folder.has_snapshots(options.file):
+            print((snapshot_folder.as_json if options.json else snapshot_folder.text)(options.file))
+            return FITS
         if follow is None:
             follow = is_terminal(sys.stdout) and folder.is_running(options.file)
         if follow:

@@ -18,6 +18,7 @@ EXAMPLES = {
     "open": {
         "memexplore open snapshot.pickle --html report.html": "a file of torch.cuda.memory._dump_snapshot",
         "memexplore open run/": "a folder of a watched run, with all its ranks",
+        "memexplore open snapshots/": "a file of each rank: which one ran out of memory first, and why",
     },
     "verify": {"memexplore verify snapshot.pickle": "how many addresses does the allocator model get right?"},
     "gpus": {

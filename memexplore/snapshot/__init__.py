@@ -18,13 +18,23 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from memexplore.analysis.segments import segments_at_end
-from memexplore.snapshot.history import initial_row_count, tape_of
+from memexplore.snapshot.history import first_time, initial_row_count, tape_of
 from memexplore.snapshot.recorded import Recorded, read, unreadable
 from memexplore.snapshot.verify import verify_device
 from memexplore.snapshot.write import as_snapshot, device_number, layout, save_snapshot
 from memexplore.tape import Tape
 
-__all__ = ["as_snapshot", "event_count", "layout", "load", "read", "save_snapshot", "segment_count", "verify"]
+__all__ = [
+    "as_snapshot",
+    "event_count",
+    "layout",
+    "load",
+    "load_with_clock",
+    "read",
+    "save_snapshot",
+    "segment_count",
+    "verify",
+]
 
 _Result = TypeVar("_Result")
 _PARQUET = b"PAR1"
@@ -36,12 +46,20 @@ def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
     Raises ValueError with one sentence if the file is neither or is damaged. A file that refers to code is refused, and
     nothing of it runs.
     """
+    return {device: tape for device, (tape, _) in load_with_clock(path).items()}
+
+
+def load_with_clock(path: str | os.PathLike[str]) -> dict[int, tuple[Tape, int | None]]:
+    """Load a file as `load` does; beside each tape when its first event was, in microseconds since 1970.
+
+    None where the file has no clock. Raises ValueError as `load` does.
+    """
     with open(path, "rb") as file:
         start = file.read(len(_PARQUET))
     if start == _PARQUET:
         tape = Tape.load(path)
-        return {device_number(tape): tape}
-    tapes = {recorded.device: _with_path(path, tape_of, recorded) for recorded in read(path)}
+        return {device_number(tape): (tape, None)}
+    tapes = {each.device: (_with_path(path, tape_of, each), first_time(each)) for each in read(path)}
     _return_free_memory()
     return tapes
 

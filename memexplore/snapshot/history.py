@@ -132,12 +132,19 @@ def initial_row_count(tape: Tape) -> int:
     return begin
 
 
+def first_time(recorded: Recorded) -> int | None:
+    """Return the time of the first event in microseconds since 1970; None without a clock."""
+    if not len(recorded.time) or recorded.time.min() < 0 or recorded.time.max() > _LATEST:
+        return None
+    return int(recorded.time[0])
+
+
 def _time(recorded: Recorded, initial: int) -> NDArray[np.int64]:
     """Return nanoseconds since the first event, 0 for the initial rows; row numbers without a clock."""
-    count = len(recorded.time)
-    if not count or recorded.time.min() < 0 or recorded.time.max() > _LATEST:
-        return np.arange(initial + count)
-    elapsed = (recorded.time - recorded.time[0]) * 1000
+    first = first_time(recorded)
+    if first is None:
+        return np.arange(initial + len(recorded.time))
+    elapsed = (recorded.time - first) * 1000
     return np.concatenate((np.zeros(initial, dtype=np.int64), elapsed))
 
 
