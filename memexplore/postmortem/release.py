@@ -1,4 +1,4 @@
-"""Memory that a failed cell still holds, given back: the frames of errors, autograd's leftovers, cached blocks.
+"""Memory that a failed cell still holds, given back: the frames of errors, leftovers of libraries, cached blocks.
 
 In: the errors that are kept. Out: what came back, in bytes. Variables of the user stay as they are.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from memexplore.steps.out_of_memory import without_locals
+from memexplore.torch_internals.cuda import CLEAR_CUBLAS_WORKSPACES
 from memexplore.units import size_text
 
 
@@ -41,8 +42,9 @@ are reserved now.'
 def release(errors: Iterable[BaseException | None], drop: Callable[[], object] | None = None) -> Freed:
     """Free what the frames of errors and of their causes hold, what a failed backward pass left, and cached blocks.
 
-    `drop` is a function that drops references to more; what this frees is counted too. The errors have no traceback
-    afterwards, so that `%debug` has nothing to show; variables of the notebook stay.
+    The workspaces of cuBLAS are freed too: the next matrix product requests them again. `drop` is a function that drops
+    references to more; what this frees is counted too. The errors have no traceback afterwards, so that `%debug` has
+    nothing to show; variables of the notebook stay.
 
     >>> def fail(large):
     ...     raise ValueError("no")
@@ -68,6 +70,9 @@ def release(errors: Iterable[BaseException | None], drop: Callable[[], object] |
         torch.ones(1, device="cpu", requires_grad=True).sum().backward()
     gc.collect()
     if torch.cuda.is_available():
+        clear_workspaces = getattr(*CLEAR_CUBLAS_WORKSPACES, None)
+        if clear_workspaces is not None:
+            clear_workspaces()
         torch.cuda.empty_cache()
     now = _held()
     return Freed(before[0] - now[0], before[1] - now[1], *now)

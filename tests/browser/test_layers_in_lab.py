@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memexplore.analysis import curves
-from memexplore.units import size_text
+from memexplore.units import parse_size, size_text
 from tests.sample_tapes import training_tape
 
 pytestmark = pytest.mark.browser
@@ -45,9 +45,13 @@ def test_layers_sum_to_the_memory_at_the_cursor(shown: Any) -> None:
     assert shown.page.evaluate(widths) == pytest.approx(100)
     assert size_text(allocated) in shown.page.locator(".memexplore-position").inner_text()
     before = shown.page.evaluate(TOP_SIZES)
+    # Each size has three digits.
+    assert sum(map(parse_size, before)) == pytest.approx(allocated, rel=0.005)
     shown.run(2)
     shown.page.wait_for_function(f"before => String(({TOP_SIZES})()) !== String(before)", arg=before)
     assert shown.page.evaluate(widths) == pytest.approx(100)
+    at_cursor = int(curves.curve(tape)[100])
+    assert sum(map(parse_size, shown.page.evaluate(TOP_SIZES))) == pytest.approx(at_cursor, rel=0.005)
     shown.page.get_by_role("button", name="Each layer's maximum").click()
     shown.page.wait_for_function("() => !document.querySelector('.memexplore-layers-note:empty')")
 
