@@ -122,6 +122,8 @@ def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackTyp
 
 
 _Frames = list[tuple[types.FrameType, int, int]]
+_IMPORTED = (types.ModuleType, types.FunctionType, type)
+"""What code imports by name."""
 
 
 def _outer(frames: _Frames) -> range:
@@ -230,13 +232,28 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
             yield f"Out[{number}]", Use.OUTPUT, value
         for name in _SHELL_NAMES[:3]:
             yield name, Use.OUTPUT, shell.names.get(name)
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and is_users_module(name):
-            yield name, Use.LATER, types.SimpleNamespace(**vars(module))
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
             yield f"sys.{name}", Use.LAST_ERROR, value
+    for name, module in _imported([frames[number][0].f_globals for number in outer]):
+        yield name, Use.LATER, types.SimpleNamespace(**vars(module))
+
+
+def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleType]]:
+    """Yield the user's modules that these global names come from, and those that these modules have imported."""
+    known = {"__main__"}
+    waiting = list(names)
+    while waiting:
+        for value in list(waiting.pop().values()):
+            name = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
+            if not isinstance(value, _IMPORTED) or not isinstance(name, str) or name in known:
+                continue
+            known.add(name)
+            module = sys.modules.get(name)
+            if module is not None and is_users_module(name):
+                waiting.append(vars(module))
+                yield name, module
 
 
 def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached) -> Holder:

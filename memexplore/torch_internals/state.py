@@ -115,12 +115,19 @@ AUTOCAST_ENABLED = attribute_names(
 
 # --- torch.compile --------------------------------------------------------------------------------------------------
 
-_COMPILER = "torch._dynamo.eval_frame"
+_COMPILER, _BACKENDS = "torch._dynamo.eval_frame", "cached_backends"
 
 
 def compiler_is_imported() -> bool:
-    """Whether `torch.compile` was used in this process."""
+    """Whether `torch.compile` may have been used in this process."""
     return _COMPILER in sys.modules
+
+
+def compiler_is_used() -> bool:
+    """Whether `torch.compile` was called in this process, since `torch.compiler.reset`."""
+    backends = getattr(sys.modules.get(_COMPILER), _BACKENDS, {})
+    # The compiler's own wrapper that compiles nothing has None.
+    return any(backend is not None for backend in list(backends.values()))
 
 
 def compiler_rules() -> Any:
@@ -128,6 +135,14 @@ def compiler_rules() -> Any:
     return importlib.import_module("torch._dynamo.trace_rules")
 
 
+TABLE.append(
+    Internal(
+        f"{_COMPILER}.{_BACKENDS}",
+        "backends of `torch.compile` that were used, by their ids",
+        "`watch` of a model whose compiled module the loop calls compiles memexplore's own code",
+        lambda: isinstance(getattr(importlib.import_module(_COMPILER), _BACKENDS, None), dict),
+    )
+)
 TABLE.append(
     Internal(
         "torch._dynamo.trace_rules.clear_lru_cache",
