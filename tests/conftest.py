@@ -93,6 +93,15 @@ def _set_priority(nice: int) -> None:
                 os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
+@pytest.fixture(autouse=True)
+def forgotten_compilers() -> Iterator[None]:
+    """Forget that something was compiled, after which each watched run searches the objects of all tests before."""
+    yield
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None:
+        compiler.cached_backends.clear()
+
+
 # --- workers that are forked ------------------------------------------------------------------------------------------
 
 _FRESH = {"tests/search/test_lanes.py", "tests/search/test_workers.py"}
