@@ -15,16 +15,27 @@ pytestmark = pytest.mark.browser
 FIRST = pathlib.Path(__file__).parents[2] / "notebooks" / "01_where_does_memory_go.ipynb"
 
 
+# What the page shows of each view, for a failure.
+STATES = """() => [...document.querySelectorAll('.memexplore')].map(({ className, ariaBusy, innerText }) =>
+    [className, ariaBusy, innerText.slice(0, 300)])"""
+
+
 @pytest.mark.parametrize("kernel", ["newest", "6.31.0", "7.3.0"])
 def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str) -> None:
+    from playwright.sync_api import TimeoutError as NotYet
+
     book = notebook(file=FIRST, kernel="python3" if kernel == "newest" else old_kernel(kernel))
     book.run_all()
     assert book.errors() == []
     views = sum("view(" in source or source.startswith("%%memprofile") for source in book.sources())
-    book.page.wait_for_function(
-        "count => document.querySelectorAll('.memexplore-drawn .memexplore-layers:not(:empty)').length === count",
-        arg=views,
-    )
+    try:
+        book.page.wait_for_function(
+            "count => document.querySelectorAll('.memexplore-drawn .memexplore-layers:not(:empty)').length === count",
+            arg=views,
+        )
+    except NotYet as error:
+        error.add_note(f"of {views} views: {book.page.evaluate(STATES)}")
+        raise
     drawn = book.page.evaluate(
         """() => [...document.querySelectorAll('.memexplore')].map(view => {
             const { data } = view.querySelector('.memexplore-timeline').figure;
