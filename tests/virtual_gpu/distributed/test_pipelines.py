@@ -140,7 +140,8 @@ if rank == 0:
     schedule.step(torch.ones(64, 256, device=device))
 else:
     schedule.step(target=torch.ones(64, 128, device=device))
-print("SHAPE", list(model.weight.grad.shape), schedule._stage.args_recv_info[0][0].buffer is None)
+if rank == 1:
+    print("SHAPE", list(model.weight.grad.shape), schedule._stage.args_recv_info[0][0].buffer is None)
 optimizer.step()
 evaluation = ScheduleGPipe(PipelineStage(model, rank, 2, device), 4)
 with torch.no_grad():
