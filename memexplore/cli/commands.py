@@ -29,7 +29,7 @@ from memexplore.cli.options import (
     find_gpu,
     write_output,
 )
-from memexplore.cli.report_text import report_text, text_table
+from memexplore.cli.report_text import report_of, text_table
 from memexplore.cli.terminal import is_terminal
 from memexplore.tape import Os
 from memexplore.units import size_text
@@ -237,7 +237,7 @@ def _open(options: argparse.Namespace) -> int:
             f"{size_text(device['current_allocated'])} allocated of "
             f"{size_text(device['current_reserved'])} reserved at the end, {device['ooms']} out of memory"
         )
-        print(report_text(tape, of_tape(tape)), end="\n\n")
+        print(report_of(tape), end="\n\n")
     return FITS
 
 

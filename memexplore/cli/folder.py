@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from memexplore.cli import live_display, live_status, live_text
-from memexplore.cli.report_text import report_text, text_table
+from memexplore.cli.report_text import report_of, text_table
 from memexplore.cli.terminal import is_terminal
 from memexplore.runs.descriptions import PAUSED, WATCHING
 from memexplore.runs.ranks import Ranks
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pandas
     from rich.text import Text
 
-    from memexplore.tape import Tape
 
 _ROWS = 8
 _SECONDS = 1.0
@@ -42,14 +41,8 @@ def text(path: pathlib.Path) -> str:
     if ranks.recorded(worst):
         if worst != typical and ranks.recorded(typical):
             parts.append("\n".join(_difference(ranks)))
-        parts.append(f"Rank {worst}, its recorded step with the highest peak:\n{_report(ranks.tape(worst))}")
+        parts.append(f"Rank {worst}, its recorded step with the highest peak:\n{report_of(ranks.tape(worst))}")
     return "\n\n".join(parts)
-
-
-def _report(tape: Tape) -> str:
-    from memexplore.postmortem.value import of_tape
-
-    return report_text(tape, of_tape(tape))
 
 
 def as_json(path: pathlib.Path) -> str:

@@ -54,6 +54,13 @@ def report_text(tape: Tape, post_mortem: PostMortem | None = None, what_fits: Wh
     return _relative("\n".join(lines))
 
 
+def report_of(tape: Tape) -> str:
+    """Return the report of a tape, with the post-mortem of one that ended out of memory."""
+    from memexplore.postmortem.value import of_tape
+
+    return report_text(tape, of_tape(tape))
+
+
 def _largest_tensors(tape: Tape) -> list[str]:
     """Return a table of the largest tensors at the peak, without columns that are empty."""
     from memexplore.analysis import streams, tables

@@ -10,7 +10,7 @@ import pathlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memexplore.cli.report_text import report_text, text_table
+from memexplore.cli.report_text import report_of, text_table
 from memexplore.texts import clean_text
 from memexplore.units import size_text
 
@@ -57,7 +57,7 @@ def text(path: pathlib.Path) -> str:
     worst = ranks[0]
     tape, _ = _of_failure(worst.path)[1]
     parts = [_summary(ranks), "\n".join(_table(ranks))]
-    return "\n\n".join([*parts, f"Rank {worst.number}, {_name(worst)}:\n{_report(tape)}"])
+    return "\n\n".join([*parts, f"Rank {worst.number}, {_name(worst)}:\n{report_of(tape)}"])
 
 
 def as_json(path: pathlib.Path) -> str:
@@ -169,12 +169,6 @@ def _table(ranks: list[_Rank]) -> list[str]:
 
 def _name(rank: _Rank) -> str:
     return clean_text(rank.path.name)
-
-
-def _report(tape: Tape) -> str:
-    from memexplore.postmortem.value import of_tape
-
-    return report_text(tape, of_tape(tape))
 
 
 def _as_dict(rank: _Rank, first: float | None) -> dict[str, Any]:

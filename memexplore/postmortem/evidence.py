@@ -246,8 +246,10 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
     waiting = list(names)
     while waiting:
         for value in list(waiting.pop().values()):
+            if not isinstance(value, _IMPORTED):
+                continue
             name = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
-            if not isinstance(value, _IMPORTED) or not isinstance(name, str) or name in known:
+            if not isinstance(name, str) or name in known:
                 continue
             known.add(name)
             module = sys.modules.get(name)

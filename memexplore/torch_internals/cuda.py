@@ -29,24 +29,25 @@ _CUDA_FUNCTIONS = (
     "_cuda_getCurrentRawStream _cuda_getCurrentStream _cuda_getDefaultStream _cuda_isCurrentStreamCapturing "
     "_cuda_synchronize _cuda_emptyCache _cuda_init"
 )
-CUDA_FUNCTIONS = tuple(
-    replaceable(
-        f"torch._C.{name}",
-        "other libraries call it; a build for the CPU lacks it",
-        "libraries such as bitsandbytes on a virtual GPU",
-        needed=lambda: torch.version.cuda is not None,
+
+
+def _of_cuda_builds(names: str, why: str, if_missing: str) -> tuple[Attribute, ...]:
+    """Return names of `torch._C`, given in one text, that only builds for CUDA have."""
+    return tuple(
+        replaceable(f"torch._C.{name}", why, if_missing, needed=lambda: torch.version.cuda is not None)
+        for name in names.split()
     )
-    for name in _CUDA_FUNCTIONS.split()
+
+
+CUDA_FUNCTIONS = _of_cuda_builds(
+    _CUDA_FUNCTIONS,
+    "other libraries call it; a build for the CPU lacks it",
+    "libraries such as bitsandbytes on a virtual GPU",
 )
-_GRAPH_TREES = ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled")
-GRAPH_TREE_NAMES = tuple(
-    replaceable(
-        f"torch._C.{name}",
-        "the module of CUDA graphs imports it when the compiler is reset; a build for the CPU lacks it",
-        "`torch.compiler.reset()` on a virtual GPU",
-        needed=lambda: torch.version.cuda is not None,
-    )
-    for name in _GRAPH_TREES
+GRAPH_TREE_NAMES = _of_cuda_builds(
+    "_cuda_CUDAAllocator_AllocatorState _set_cached_tensors_enabled",
+    "the module of CUDA graphs imports it when the compiler is reset; a build for the CPU lacks it",
+    "`torch.compiler.reset()` on a virtual GPU",
 )
 CLEAR_CUBLAS_WORKSPACES = Attribute(torch._C, "_cuda_clearCublasWorkspaces")
 CUDA_DEVICE_TYPE = 1

@@ -11,16 +11,21 @@ import memexplore as mx
 from tests.live.training import Loop, on
 
 
-def test_a_compiled_model_is_watched_and_not_compiled_again():
-    counting = []
+def counted(graphs):
+    """A backend that adds each graph that is compiled to a list, and runs it as it is."""
 
     def backend(graph, inputs):
-        counting.append(graph)
+        graphs.append(graph)
         return graph.forward
 
+    return backend
+
+
+def test_a_compiled_model_is_watched_and_not_compiled_again():
     torch.compiler.reset()
+    counting = []
     loop = Loop()
-    model = torch.compile(loop.model, backend=backend)
+    model = torch.compile(loop.model, backend=counted(counting))
     loop.model = model
     loop.step()
     graphs = len(counting)
@@ -46,16 +51,11 @@ def test_a_compiled_model_runs_eagerly_on_a_virtual_gpu_and_is_recorded():
 
 @pytest.mark.parametrize("call", ["compiled", "model"])
 def test_a_model_whose_compiled_module_the_loop_calls_is_not_compiled_again(call):
-    counting = []
-
-    def backend(graph, inputs):
-        counting.append(graph)
-        return graph.forward
-
     torch.compiler.reset()
+    counting = []
     loop = Loop()
     model = loop.model
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=counted(counting))
     loop.model = compiled
     loop.step()
     graphs = len(counting)
