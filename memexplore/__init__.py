@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memexplore.analysis.difference import diff
     from memexplore.capture import record, simulate, virtual
     from memexplore.figures.scaling import scaling
+    from memexplore.figures.template import plotly_template
     from memexplore.figures.timeline import timeline
     from memexplore.gpu_catalogue import gpus
     from memexplore.knobs.apply import apply
@@ -50,6 +51,7 @@ _HOMES = {
     "load": "runs.loading",
     "load_ipython_extension": "notebook.magics",
     "peak": "analysis.curves",
+    "plotly_template": "figures.template",
     "post_mortem": "postmortem.value",
     "record": "capture",
     "replay": "allocator",
@@ -80,6 +82,7 @@ __all__ = [
     "load",
     "load_ipython_extension",
     "peak",
+    "plotly_template",
     "post_mortem",
     "record",
     "replay",

@@ -24,6 +24,9 @@ COLOURS: dict[Category, str] = {
 }
 """One colour per category in every figure, distinguishable by colour-blind readers (after Okabe and Ito)."""
 
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Colours of lines or bars that are no categories, in this order (after Okabe and Ito)."""
+
 CAPACITY = "#D55E00"
 FITS = "#0072B2"
 RESERVED = "#808080"

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from memexplore.figures.palette import FONT, GRID, Theme, escaped
+from memexplore.figures.palette import FONT, GRID, SERIES, Theme, escaped
 from memexplore.units import size_text
 
 Points = Sequence[tuple[int, int]]
 """Pairs of a size and the bytes at that size."""
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -59,7 +58,7 @@ def scaling(
             y=[count for _, count in ordered],
             name=f"{escaped(name)}: {escaped(size)}^{exponent(ordered):.2f}",
             mode="lines+markers",
-            line={"color": _COLOURS[number % len(_COLOURS)], "dash": _DASHES[number % len(_DASHES)]},
+            line={"color": SERIES[number % len(SERIES)], "dash": _DASHES[number % len(_DASHES)]},
             text=[size_text(count) for _, count in ordered],
             hovertemplate=f"{escaped(size)} %{{x}}: %{{text}}<extra></extra>",
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LESS = "#009E73"
 """Colour of memory that is saved; memory that is added has that of the capacity."""
 _RULE = "1px solid rgba(128,128,128,0.4)"
-_PADDING = "padding:0.15em 0.8em"
+_PADDING = "padding:0.15em 0.5em"
 _SHORT = 24
 """Letters of a text that fits on a line of any table."""
 _POINTS = 240
@@ -91,7 +91,8 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """Return a table; a title stands over its column as the first row of the column is aligned."""
     numeric = [cell.is_number for cell in rows[0]] if rows else []
     numeric += [False] * (len(titles) - len(numeric))
-    rule = f"border-bottom:{_RULE};padding:0.2em 0.8em"
+    # A title may wrap where the page is narrow: only numbers must not.
+    rule = f"border-bottom:{_RULE};padding:0.2em 0.5em;white-space:normal;vertical-align:bottom"
     head = "".join(
         f'<th scope="col" style="{_align(is_number)};{rule}">{html.escape(title)}</th>'
         for title, is_number in zip(titles, numeric, strict=True)
@@ -129,7 +130,7 @@ def bar(share: float, label: str, colour: str = FITS) -> Cell:
     """Return a bar for a share of a whole, with a label for screen readers; a share above 1 fills it."""
     return Cell(
         f'<div role="img" aria-label="{html.escape(label)}" title="{html.escape(label)}" '
-        'style="width:8em;height:0.8em;border:1px solid currentColor">'
+        'style="width:5em;height:0.8em;border:1px solid currentColor">'
         f'<div style="width:{min(max(share, 0), 1):.1%};height:100%;background:{colour}"></div></div>'
     )
 

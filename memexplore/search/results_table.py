@@ -22,6 +22,8 @@ from memexplore.units import in_unit, signed_percent, size_text, unit_of
 _BAR = 12
 """Characters of a bar."""
 _NUMBERS = ("reserved", "left", "time", "FLOPs")
+_SPARKLINE = 90
+"""Pixels: with it the table of a search fits a page of 900 pixels."""
 
 
 class Line(NamedTuple):
@@ -108,7 +110,7 @@ def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
     share = _share(outcome)
     _, _, _, time, flops = _cells(line)
     label = f"{share * 100:.0f} % of the GPU"
-    curve = [Cell(sparkline(picture(line.tape), 150, 26, top) if line.tape is not None else "")] if top else []
+    curve = [Cell(sparkline(picture(line.tape), _SPARKLINE, 26, top) if line.tape is not None else "")] if top else []
     return [
         words(line.setting),
         words(_outcome_text(outcome)),

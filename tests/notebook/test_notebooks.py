@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 
@@ -10,6 +11,7 @@ import nbformat
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
+GUESS = r"^(guess\w*|\w+_guess)(, guess\w*)* = "
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
 
@@ -26,7 +28,7 @@ def test_notebook_is_stored_without_outputs(notebook: nbformat.NotebookNode) -> 
 
 def test_notebook_asks_solves_and_links(notebook: nbformat.NotebookNode) -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert any(re.search(r"^guess\w*(, guess\w*)* = ", cell.source, re.MULTILINE) for cell in code)
+    assert any(re.search(GUESS, cell.source, re.MULTILINE) for cell in code)
     solutions = [cell for cell in code if "solution" in cell.metadata.get("tags", [])]
     assert solutions
     for cell in solutions:
@@ -35,6 +37,31 @@ def test_notebook_asks_solves_and_links(notebook: nbformat.NotebookNode) -> None
         assert cell.source.startswith("# Solution\n")
         assert re.search(r"^ *assert |^check\(", cell.source, re.MULTILINE), cell.source
     assert re.search(r"Read on.*\]\(https://", notebook.cells[-1].source, re.DOTALL)
+
+
+def test_code_fits_a_page_of_900_pixels(notebook: nbformat.NotebookNode) -> None:
+    # JupyterLab shows 90 characters of code on it; the text of a script in a closed cell may be longer.
+    lines = [
+        line
+        for cell in notebook.cells
+        if cell.cell_type == "code" and not cell.metadata.get("jupyter")
+        for line in cell.source.splitlines()
+    ]
+    assert [line for line in lines if len(line) > 90] == []
+
+
+def test_no_assertion_below_a_prediction_gives_the_answer_away(notebook: nbformat.NotebookNode) -> None:
+    is_open = False
+    for before, cell in itertools.pairwise(notebook.cells):
+        is_open = (is_open and cell.cell_type == "code") or re.search(GUESS, before.source, re.MULTILINE) is not None
+        if is_open and cell.cell_type == "code" and not re.search(GUESS, cell.source, re.MULTILINE):
+            assert cell.metadata.get("jupyter") or not re.search(r"^assert ", cell.source, re.MULTILINE), cell.source
+
+
+def test_figures_are_legible_on_a_dark_page(notebook: nbformat.NotebookNode) -> None:
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    if any("plotly" in source for source in code):
+        assert "plotly.io.templates.default = mx.plotly_template()" in code[0]
 
 
 def test_notebook_says_how_a_front_end_without_memexplore_gets_it(notebook: nbformat.NotebookNode) -> None:

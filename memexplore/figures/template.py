@@ -1,0 +1,32 @@
+"""Template of Plotly for the figures that a notebook draws itself beside those of memexplore.
+
+In: nothing. Out: a `plotly.graph_objects.layout.Template` that is legible on light and on dark pages.
+"""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from memexplore.figures.palette import FONT, GRID, SERIES, Theme
+
+
+def plotly_template() -> go.layout.Template:
+    """Return a template of Plotly: no background, text that is legible on light and on dark, memexplore's colours.
+
+    >>> import plotly.express, plotly.io
+    >>> plotly.io.templates.default = plotly_template()
+    >>> plotly.express.bar(x=["fp32", "bf16"], y=[4, 2]).layout.template.layout.paper_bgcolor
+    'rgba(0,0,0,0)'
+    >>> plotly.io.templates.default = "plotly"
+    """
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+    return go.layout.Template(
+        layout={
+            "colorway": SERIES,
+            "font": {"family": FONT, "color": Theme.ANY.value},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "xaxis": axis,
+            "yaxis": axis,
+        }
+    )
