@@ -90,21 +90,22 @@ def text_table(lines: Sequence[Line], more: Sequence[str] = ()) -> str:
 
 
 def html_table(caption: Sequence[str], lines: Sequence[Line], more: Sequence[str] = ()) -> str:
-    """Return the settings as an HTML table under the sentences of a caption; sizes in the unit of the largest.
+    """Return the settings as an HTML table under the sentences of a caption; a column is in the unit of its largest.
 
     Settings with a tape have a sparkline, all in one scale.
     """
     outcomes = [line.outcome for line in lines if line.outcome is not None]
     unit = unit_of(outcome.peak_reserved for outcome in outcomes)
     top = max((peak(picture(line.tape))[0] for line in lines if line.tape is not None), default=0)
-    sizes = (f"reserved, {unit}", "share of GPU", f"left, {unit}")
+    of_margin = unit_of(outcome.margin for outcome in outcomes)
+    sizes = (f"reserved, {unit}", "share of GPU", f"left, {of_margin}")
     titles = ("setting", "outcome", *sizes, *(["allocated"] if top else []), "time", "FLOPs", *more)
-    rows = [_html_row(line, unit, top) for line in lines if line.outcome is not None]
+    rows = [_html_row(line, unit, of_margin, top) for line in lines if line.outcome is not None]
     failed = [f"{line.setting} failed: {line.error}" for line in lines if line.outcome is None]
     return form([*caption, *failed], table(titles, rows) if rows else "")
 
 
-def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
+def _html_row(line: Line, unit: str, of_margin: str, top: int) -> list[Cell]:
     outcome = line.outcome
     assert outcome is not None
     share = _share(outcome)
@@ -116,7 +117,7 @@ def _html_row(line: Line, unit: str, top: int) -> list[Cell]:
         words(_outcome_text(outcome)),
         number(in_unit(outcome.peak_reserved, unit)),
         share_bar(share, label, FITS if share <= 1 else CAPACITY),
-        number(in_unit(outcome.margin, unit)),
+        number(in_unit(outcome.margin, of_margin)),
         *curve,
         number(time),
         number(flops),

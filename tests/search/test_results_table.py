@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from memexplore.knobs.knobs import Knobs
@@ -58,7 +59,7 @@ def test_a_notebook_shows_a_sweep_as_an_html_table_with_curves_and_bars():
     assert "batch 3, accumulation 2 failed: accumulation=2 does not divide" in page
 
 
-def test_sizes_of_the_html_table_have_one_unit():
+def test_sizes_of_a_column_of_the_html_table_have_one_unit():
     page = printed()._repr_html_()
     outcome = printed().outcomes[Knobs(gpu="1MiB")]
     unit = size_text(outcome.peak_reserved).split()[1]
@@ -66,6 +67,15 @@ def test_sizes_of_the_html_table_have_one_unit():
     assert f">{in_unit(outcome.peak_reserved, unit)}<" in page
     # 1 MiB minus the need: less than nothing is left
     assert f">{in_unit(MIB - outcome.peak_reserved, unit)}<" in page
+
+
+def test_what_is_left_of_a_large_gpu_has_a_unit_of_its_own():
+    outcome = dataclasses.replace(printed().outcomes[Knobs()], peak_reserved=238 * MIB, capacity=15 * 1024 * MIB)
+    page = html_table(["one"], [Line("one", outcome)])
+    assert "reserved, MiB</th>" in page
+    assert ">238.00<" in page
+    assert "left, GiB</th>" in page
+    assert ">14.77<" in page  # 15 - 238 / 1024
 
 
 def test_less_than_a_twentieth_left_is_tight():
