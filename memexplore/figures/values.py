@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LESS = "#009E73"
 """Colour of memory that is saved; memory that is added has that of the capacity."""
 _RULE = "1px solid rgba(128,128,128,0.4)"
-_PADDING = "padding:0.15em 0.5em"
+_PADDING = "padding:0.15em 0.4em"
 _SHORT = 24
 """Letters of a text that fits on a line of any table."""
 _POINTS = 240
@@ -92,7 +92,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     numeric = [cell.is_number for cell in rows[0]] if rows else []
     numeric += [False] * (len(titles) - len(numeric))
     # A title may wrap where the page is narrow: only numbers must not.
-    rule = f"border-bottom:{_RULE};padding:0.2em 0.5em;white-space:normal;vertical-align:bottom"
+    rule = f"border-bottom:{_RULE};padding:0.2em 0.4em;white-space:normal;vertical-align:bottom"
     head = "".join(
         f'<th scope="col" style="{_align(is_number)};{rule}">{html.escape(title)}</th>'
         for title, is_number in zip(titles, numeric, strict=True)

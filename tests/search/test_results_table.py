@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from memexplore.knobs.knobs import Knobs
@@ -70,7 +69,7 @@ def test_sizes_of_a_column_of_the_html_table_have_one_unit():
 
 
 def test_what_is_left_of_a_large_gpu_has_a_unit_of_its_own():
-    outcome = dataclasses.replace(printed().outcomes[Knobs()], peak_reserved=238 * MIB, capacity=15 * 1024 * MIB)
+    outcome = printed().outcomes[Knobs()]._replace(peak_reserved=238 * MIB, capacity=15 * 1024 * MIB)
     page = html_table(["one"], [Line("one", outcome)])
     assert "reserved, MiB</th>" in page
     assert ">238.00<" in page
