@@ -22,6 +22,8 @@ def plotly_template() -> go.layout.Template:
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
     return go.layout.Template(
         layout={
+            # Texts such as "1", "2", "4" are names, not places on an axis of numbers; Plotly's own template has it too.
+            "autotypenumbers": "strict",
             "colorway": SERIES,
             "font": {"family": FONT, "color": Theme.ANY.value},
             "paper_bgcolor": "rgba(0,0,0,0)",
