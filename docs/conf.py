@@ -29,3 +29,5 @@ myst_enable_extensions = ["dollarmath"]
 # The notebooks are executed by `python -m docs` before Sphinx reads them.
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = "Show the solution or the check"
+nb_code_prompt_hide = "Hide it"

@@ -39,7 +39,9 @@ def copy(notebooks: list[pathlib.Path], course: pathlib.Path) -> None:
     """Write notebooks into `course` without executing them."""
     course.mkdir(parents=True)
     for path in notebooks:
-        (course / path.name).write_text(path.read_text())
+        notebook = nbformat.read(path, as_version=4)
+        _close(notebook)
+        nbformat.write(notebook, course / path.name)
 
 
 def show_pages(views: str, stem: str) -> None:
@@ -85,6 +87,14 @@ def _execute(path: pathlib.Path, course: pathlib.Path, views: pathlib.Path) -> p
                 text = plotly.io.to_html(figure, include_plotlyjs=library, full_html=False, validate=False)
                 output.data["text/html"] = text
                 library = False  # a page needs it once
+    _close(notebook)
     written = course / path.name
     nbformat.write(notebook, written)
     return written
+
+
+def _close(notebook: nbformat.NotebookNode) -> None:
+    """Tag the cells that JupyterLab shows closed, solutions and checks, for myst-nb."""
+    for cell in notebook.cells:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]

@@ -196,9 +196,9 @@ class Tape:
     classes: tuple[str, ...] = ()
     """Class name of each entry of `modules`, "" where unknown; empty if no class is known."""
     tensor_texts: tuple[str, ...] = ()
-    """Shapes and dtypes such as `float32[8, 1024]`: of the tensor that a block was allocated for, not of its views."""
+    """Shapes and dtypes, such as `float32[8, 1024]`, of the tensor that a block was allocated for, not of its views."""
     whole: Tape | None = None
-    """Of a run that ended out of memory: the whole run as if there were room (`analysis.picture`), None if unknown.
+    """The whole run as if there were room, of a run that ended out of memory (`analysis.picture`); None if unknown.
 
     Files have no whole run.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -41,6 +42,23 @@ def test_each_page_and_notebook_has_a_place_in_the_site(site: pathlib.Path) -> N
     pages = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
     expected = {path.stem if path.suffix == ".md" else path.with_suffix("").as_posix() for path in sources}
     assert expected <= pages
+
+
+def test_solutions_and_checks_of_the_course_are_closed(site: pathlib.Path) -> None:
+    closed = 0
+    for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        expected = sum(cell.metadata.get("jupyter", {}).get("source_hidden", False) for cell in cells)
+        page = (site / "course" / path.with_suffix(".html").name).read_text()
+        assert page.count('<details class="admonition hide ') == expected, path.name
+        closed += expected
+    assert closed > 100  # 14 notebooks, each with about three solutions and four checks
+
+
+def test_no_first_sentence_of_the_api_is_read_as_a_type(site: pathlib.Path) -> None:
+    # Sphinx takes what stands before a colon in the first line of an attribute's docstring for its type.
+    page = (site / "api.html").read_text()
+    assert re.findall(r'id="(memexplore[\w.]*)"(?:(?!id=").)*?Type<span', page, re.DOTALL) == []
 
 
 def test_the_api_has_every_public_name(site: pathlib.Path) -> None:

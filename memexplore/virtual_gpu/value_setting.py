@@ -13,11 +13,11 @@ class Values(enum.StrEnum):
     """
 
     NONE = "none"
-    """None: every value counts as 1."""
+    """No values are computed, and every value counts as 1."""
     KNOWN = "known"
-    """Small tensors that follow from values the program has: indices, masks, lengths, labels, small floats."""
+    """Small tensors that follow from values the program has, such as indices, masks, lengths, labels, small floats."""
     REAL = "real"
-    """All: every op is computed on the CPU too, as training on the CPU would compute it."""
+    """Every op is computed on the CPU too, as training on the CPU would compute it."""
 
     @classmethod
     def of(cls, text: str) -> Values:
