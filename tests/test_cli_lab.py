@@ -26,6 +26,8 @@ def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
     assert done.returncode == 0, done.stderr
     assert repr(str(notebook)) in done.stdout
     assert "'--no-browser', '--port=1234']" in done.stdout
+    # The address that is printed without a browser
+    assert "'--LabApp.default_url=/lab/tree/01_where_does_memory_go.ipynb'" in done.stdout
 
 
 def test_lab_without_jupyterlab_names_the_command_to_install_it(tmp_path):

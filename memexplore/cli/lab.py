@@ -64,7 +64,10 @@ def lab(arguments: list[str]) -> int:
         return ERROR
     # JupyterLab refuses to run as root without --allow-root, and in a container root is often the only user.
     as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments
-    command = [sys.executable, "-m", "jupyterlab", str(notebook), *(["--allow-root"] if as_root else []), *arguments]
+    # The address that is printed without a browser leads to the notebook too.
+    address = f"--LabApp.default_url=/lab/tree/{notebook.name}"
+    options = [address, *(["--allow-root"] if as_root else []), *arguments]
+    command = [sys.executable, "-m", "jupyterlab", str(notebook), *options]
     with contextlib.suppress(KeyboardInterrupt):
         return subprocess.call(command)
     return INTERRUPTED
