@@ -168,9 +168,16 @@ def packet_or_none(op: Any) -> Any:
     return _packet_of(op) if isinstance(op, OpOverload) else None
 
 
-can_decompose: Callable[[Any], bool] = look_up(
-    "torch._ops.OpOverload._can_decompose", "whether an operator is composite", NO_VIRTUAL_GPU
+_has_kernel: Callable[[str, str], bool] = look_up(
+    "torch._C._dispatch_has_kernel_for_dispatch_key", "whether an operator is composite", NO_VIRTUAL_GPU
 )
+
+
+def is_composite(op: Any) -> bool:
+    """Whether C++ runs an operator by others on all devices; torch's decompositions in Python do not count."""
+    return _has_kernel(op.name(), "CompositeImplicitAutograd")
+
+
 kernel_lookup_of = attribute_of(
     "torch._ops.OpOverload",
     "_op_dk",

@@ -183,11 +183,10 @@ tracing_state: Callable[[], Any] = look_up(
 _set_tracing_state: Callable[[Any], None] = look_up(
     "torch._C._set_tracing_state", "pauses `torch.jit.trace` inside an op", NO_VIRTUAL_GPU
 )
-_is_excluded: Callable[[str], bool] = look_up(
-    "torch._C._dispatch_tls_is_dispatch_key_excluded", "pauses `torch.jit.trace` inside an op", NO_VIRTUAL_GPU
-)
+_KEYS = "pauses `torch.jit.trace` inside an op, and counts writes there"
+_is_excluded: Callable[[str], bool] = look_up("torch._C._dispatch_tls_is_dispatch_key_excluded", _KEYS, NO_VIRTUAL_GPU)
 _set_excluded: Callable[[str, bool], None] = look_up(
-    "torch._C._dispatch_tls_set_dispatch_key_excluded", "pauses `torch.jit.trace` inside an op", NO_VIRTUAL_GPU
+    "torch._C._dispatch_tls_set_dispatch_key_excluded", _KEYS, NO_VIRTUAL_GPU
 )
 
 
@@ -209,12 +208,21 @@ def without_tracing() -> Iterator[None]:
         _set_excluded(_TRACER, excluded)
 
 
-@contextlib.contextmanager
-def recorded_by_trace() -> Iterator[None]:
+def recorded_by_trace() -> contextlib.AbstractContextManager[None]:
     """Let `torch.jit.trace` record the ops that the block calls below another op."""
-    excluded = _is_excluded(_TRACER)
-    _set_excluded(_TRACER, False)
+    return _included(_TRACER)
+
+
+def counting_writes() -> contextlib.AbstractContextManager[None]:
+    """Let the ops that the block calls below another op count writes to tensors, which inference tensors refuse."""
+    return _included("ADInplaceOrView")
+
+
+@contextlib.contextmanager
+def _included(key: str) -> Iterator[None]:
+    excluded = _is_excluded(key)
+    _set_excluded(key, False)
     try:
         yield
     finally:
-        _set_excluded(_TRACER, excluded)
+        _set_excluded(key, excluded)

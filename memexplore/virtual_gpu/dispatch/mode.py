@@ -6,6 +6,7 @@ metadata of the arguments).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from threading import get_ident
@@ -21,13 +22,14 @@ from memexplore.torch_internals.dispatch import (
     TorchDispatchMode,
     fake_device_of,
 )
-from memexplore.torch_internals.state import recorded_by_trace, tracing_state, without_tracing
+from memexplore.torch_internals.state import counting_writes, recorded_by_trace, tracing_state, without_tracing
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
     autograd_engine,
     cpu_ops,
     device_mixing,
     fake_kernels,
+    inference,
     planning,
     plans,
     runner,
@@ -144,7 +146,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             return self._run_on_gpu(traits, func, types, args, kwargs)
 
     def _run_on_gpu(self, traits: OpTraits, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if _inference_is_on():
+        if _inference_is_on() or (traits.composite is not None and inference.among(args)):
             return self._run_in_inference_mode(traits, func, types, args, kwargs or {})
         if traits.reads_engine and autograd_engine.called_from_engine(3):
             if func is _ADD:
@@ -219,16 +221,14 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         return result
 
     def _run_in_inference_mode(self, traits: OpTraits, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op of inference mode; composite ops, which arrive whole there, are called again outside it."""
+        """Run an op of inference mode, or a composite op on tensors of inference mode, which arrives whole."""
+        makes_inference_tensors = _inference_is_on()
+        if traits.composite is not None:
+            with contextlib.nullcontext() if makes_inference_tensors else counting_writes(), self:
+                return traits.composite(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
-            if traits.composite:
-                with self:
-                    if any(isinstance(value, torch.Tensor) and value.is_inference() for value in args):
-                        # Without autograd's keys the op would arrive here again.
-                        result = func.decompose(*args, **kwargs)
-                        return func(*args, **kwargs) if result is NotImplemented else result
-                    return func(*args, **kwargs)
-            return self._run(func, types, args, kwargs)
+            result = self._run(func, types, args, kwargs)
+        return inference.marked(result, args, kwargs) if makes_inference_tensors else result
 
     def _traits_of(self, func: Any) -> OpTraits:
         traits = self._traits.get(func)

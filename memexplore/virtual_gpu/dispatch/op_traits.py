@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import can_decompose, schema_or_none
+from memexplore.torch_internals.dispatch import is_composite, schema_or_none
 from memexplore.virtual_gpu.dispatch import value_lane
-from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.kernels import composite_dispatch, table
 from memexplore.virtual_gpu.kernels.autograd_in_place import MAKES_ZEROS
 from memexplore.virtual_gpu.kernels.table import Kind
 
@@ -61,7 +61,10 @@ class OpTraits:
         self.cached = not (torch.Tag.inplace_view in tags or returns_out or name in _UNCACHED_NAMES)
         """Whether a plan depends on the metadata of the arguments only."""
         # Ops of the namespace prim have no kernels.
-        self.composite = schema is not None and func.namespace != "prim" and can_decompose(func)
+        composite = schema is not None and func.namespace != "prim" and is_composite(func)
+        composite = composite and not composite_dispatch.has_cuda_kernel(name)
+        self.composite = composite_dispatch.kernel_of(func) if composite else None
+        """Runs a composite op by other ops; None for ops that are none."""
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
         self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None

@@ -115,7 +115,14 @@ def build(output: NewTensor) -> VirtualTensor:
 
 
 def build_view(output: View, source: torch.Tensor) -> VirtualTensor:
-    """Make the virtual tensor of an output in the storage of another tensor."""
+    """Make the virtual tensor of an output in the storage of another tensor; that of an inference tensor is one too."""
+    if source.is_inference():
+        with torch.inference_mode():
+            return _build_view(output, source)
+    return _build_view(output, source)
+
+
+def _build_view(output: View, source: torch.Tensor) -> VirtualTensor:
     elem = torch.empty(0, dtype=output.dtype, device=_META)
     elem.set_(untyped_storage(source), output.offset, output.shape, output.stride)  # type: ignore[call-overload]
     if output.conjugated:

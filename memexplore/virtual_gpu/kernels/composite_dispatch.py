@@ -8,6 +8,7 @@ meta tensors: for it the kernels are registered on AutogradMeta, until the virtu
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,17 @@ def _where(accepts: Callable[[Any], bool], op: Any, kernel: Callable[..., Any]) 
         return kernel(*args, **kwargs)
 
     return dispatch
+
+
+def kernel_of(op: Any) -> Callable[..., Any]:
+    """Return the kernel of a composite op for virtual tensors without the keys of autograd, as of inference mode."""
+    rule = table.find(op, table.Kind.COMPOSITE)
+    return functools.partial(decomposed, op) if rule is None else _where(_is_virtual, op, rule)
+
+
+def has_cuda_kernel(name: str) -> bool:
+    """Whether CUDA has a kernel of its own for an op that other backends run as a composite."""
+    return name in _WITH_CUDA_KERNEL
 
 
 def _is_virtual(value: Any) -> bool:

@@ -1,0 +1,71 @@
+"""Tensors of `torch.inference_mode`: results of an op go in, and come out as inference tensors.
+
+An inference tensor has neither the dispatch keys of autograd nor a version counter, so torch itself refuses to write to
+it outside inference mode, to save it for a backward pass and to let it require a gradient. A tensor gets or lacks them
+when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
+
+
+def among(args: Sequence[Any]) -> bool:
+    """Whether a tensor among an op's arguments is an inference tensor, also in a list."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.is_inference():
+                return True
+        elif isinstance(value, list | tuple) and among(value):
+            return True
+    return False
+
+
+def marked(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of an op of inference mode, with inference tensors in place of those with a new storage.
+
+    An argument and a view of one stay as they are: views of inference tensors are inference tensors, others are not.
+    """
+    if isinstance(result, torch.Tensor):
+        return _marked(result, _storages((*args, *kwargs.values())))
+    if isinstance(result, list | tuple) and any(isinstance(value, torch.Tensor) for value in result):
+        old = _storages((*args, *kwargs.values()))
+        return type(result)(_marked(value, old) if isinstance(value, torch.Tensor) else value for value in result)
+    return result
+
+
+def _storages(values: Sequence[Any]) -> set[int]:
+    found: set[int] = set()
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                found.add(storage_key(untyped_storage(value)))
+        elif isinstance(value, list | tuple):
+            found |= _storages(value)
+    return found
+
+
+def _marked(tensor: torch.Tensor, old_storages: set[int]) -> torch.Tensor:
+    kind = type(tensor)
+    if kind is not torch.Tensor and not issubclass(kind, VirtualTensor):
+        return tensor
+    if tensor.layout is not torch.strided or storage_key(untyped_storage(tensor)) in old_storages:
+        return tensor
+    with torch.inference_mode():
+        elem = torch.empty(0, dtype=tensor.dtype, device="cpu" if kind is torch.Tensor else "meta")
+        elem.set_(untyped_storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        if tensor.dtype.is_complex and tensor.is_conj():
+            set_conj(elem, True)
+        if tensor.is_neg():
+            set_neg(elem, True)
+        if kind is torch.Tensor:
+            return elem
+        result = wrap(elem, tensor.host)  # type: ignore[attr-defined]
+    vars(result).update(vars(tensor))
+    return result

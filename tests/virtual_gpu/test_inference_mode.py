@@ -1,0 +1,87 @@
+"""`torch.inference_mode` on the virtual GPU: which tensors are inference tensors, and what torch refuses for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memexplore as mx
+from memexplore.virtual_gpu.value_setting import Values
+
+
+def made_in_inference_mode(device: str) -> dict[str, torch.Tensor]:
+    """Return tensors that inference mode makes of a tensor that was made outside it, `x`."""
+    x = torch.ones(2, 4, device=device)
+    linear = nn.Linear(4, 4).to(device)
+    with torch.inference_mode():
+        y = linear(x)
+        # Where `y` is a tensor on a GPU: on the CPU `to` returns `y` itself.
+        tensors = {"x": x, "y": y, "view of x": x.view(-1), "alias of x": x.detach(), "part of y": y[0]}
+        tensors |= {"empty": torch.empty(3, device=device), "copy": torch.ones(3).to(device), "to": y.to("cpu")}
+        tensors |= {"largest": torch.topk(y, 2).values, "places": torch.topk(y, 2).indices, "sum": y.add_(1).sum()}
+        tensors |= {"attention": F.scaled_dot_product_attention(y, y, y), "split": y.split(1)[1]}
+        tensors |= {"recurrent": nn.LSTM(4, 4).to(device)(y[:, None])[0], "conjugate": torch.complex(y, y).conj()}
+        with torch.inference_mode(False):
+            tensors["ordinary"] = torch.ones(3, device=device)
+    tensors |= {"later": y + 1, "later view": y.t(), "later product": F.linear(y, y.clone().new_ones(4, 4))}
+    return tensors
+
+
+@pytest.mark.parametrize("values", Values)
+def test_the_same_tensors_are_inference_tensors_as_on_the_cpu(values: Values) -> None:
+    expected = {name: tensor.is_inference() for name, tensor in made_in_inference_mode("cpu").items()}
+    with mx.virtual("T4", values=values):
+        found = {name: tensor.is_inference() for name, tensor in made_in_inference_mode("cuda").items()}
+    assert found == expected
+    assert [expected[name] for name in ("x", "view of x", "y", "later")] == [False, False, True, False]
+
+
+REFUSED: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "write": lambda made: made["y"].add_(1),
+    "write to a view": lambda made: made["part of y"].zero_(),
+    "write to an element": lambda made: made["y"].__setitem__(0, 1),
+    "write by a composite op": lambda made: F.dropout(made["y"], inplace=True),
+    "gradient": lambda made: made["y"].requires_grad_(),
+    "saved for the backward pass": lambda made: made["x"].requires_grad_() * made["part of y"],
+    "version": lambda made: made["y"]._version,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_torch_refuses_what_it_refuses_on_the_cpu(name: str) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        REFUSED[name](made_in_inference_mode("cpu"))
+    with mx.virtual("T4"), pytest.raises(RuntimeError) as found:
+        REFUSED[name](made_in_inference_mode("cuda"))
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_clone_of_an_inference_tensor_trains() -> None:
+    with mx.virtual("T4"):
+        made = made_in_inference_mode("cuda")
+        weight = made["x"].requires_grad_()
+        (weight * made["y"].clone()).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.shape == (2, 4)
+
+
+def test_inference_mode_makes_the_requests_of_no_grad() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.Flatten(), nn.Linear(144, 8)).eval()
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+
+    def requests(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> np.ndarray:
+        def run() -> None:
+            network, block, data = model.cuda(), layer.cuda(), torch.ones(2, 3, 8, 8, device="cuda")
+            with mode(), torch.autocast("cuda", torch.float16):
+                block(F.dropout(network(data))[:, None].float())
+
+        tape = mx.simulate(run, gpu="T4")
+        return np.stack([tape.action, tape.size])
+
+    assert np.array_equal(requests(torch.inference_mode), requests(torch.no_grad))
