@@ -178,6 +178,12 @@ def is_composite(op: Any) -> bool:
     return _has_kernel(op.name(), "CompositeImplicitAutograd")
 
 
+numbers_are_tensors: Callable[[str], bool] = look_up(
+    "torch._C._should_allow_numbers_as_tensors",
+    "whether an operator of a name takes a number in place of a tensor",
+    "`torch.jit.trace` on a virtual GPU",
+    probe=lambda allowed: allowed("add") and not allowed("view"),
+)
 kernel_lookup_of = attribute_of(
     "torch._ops.OpOverload",
     "_op_dk",

@@ -46,3 +46,23 @@ def test_trace_records_the_ops_that_it_records_on_the_cpu(build: type[nn.Module]
         result = traced(data.cuda())
     assert ops(traced) == ops(expected)
     assert result.shape == model.cpu()(data).shape
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_in_training_mode_passes_its_check() -> None:
+    def trace(device: str) -> tuple[list[str], int]:
+        model = convolutional().to(device)
+        traced = torch.jit.trace(model, torch.rand(2, 3, 8, 8).to(device))
+        # The check runs the model again, each time with other running means, and compares the constants of the graphs.
+        return ops(traced), int(model[1].num_batches_tracked)
+
+    expected = trace("cpu")
+    with mx.virtual("T4"):
+        assert trace("cuda") == expected
+
+
+def test_the_graph_of_a_trace_is_printed_as_without_a_virtual_gpu() -> None:
+    traced = torch.jit.trace(lambda x: x + 1 if len(x) > 1 else x, torch.ones(2))
+    expected = str(traced.graph)
+    with mx.virtual("T4"):
+        assert str(traced.graph) == expected

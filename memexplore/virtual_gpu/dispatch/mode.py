@@ -139,6 +139,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             # Pinned memory is host memory, and its allocator needs a device.
             kwargs = {**kwargs, "pin_memory": False}
         if host:
+            if any(type(value) in _DTYPE_OF for value in args[: traits.tensors_only]):
+                args = tuple(map(_tensor_of_number, args[: traits.tensors_only])) + args[traits.tensors_only :]
             return func(*args, **(kwargs or {}))
         with runner.lock:
             if runner.frees:
@@ -312,6 +314,19 @@ def _is_wrapper(kind: type) -> bool:
     if issubclass(kind, FakeTensor) or kind.__module__.startswith(_SUBCLASSES):
         return hasattr(kind, FLATTEN)
     return hasattr(kind, FLATTEN) or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+_DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""Kind of a number -> dtype of the tensor that C++ makes of it."""
+
+
+def _tensor_of_number(number: Any) -> Any:
+    """Return the tensor that C++ made of a number, which a dispatch mode gets as the number.
+
+    It does so for the constants of a graph of `torch.jit.trace` that it prints.
+    """
+    dtype = _DTYPE_OF.get(type(number))
+    return number if dtype is None else torch.tensor(number, dtype=dtype)
 
 
 def _is_storage_of(ref: StorageRef | None, tensor: torch.Tensor) -> bool:

@@ -5,11 +5,12 @@ In: an op. Out: `OpTraits`, made once per op and mode.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import is_composite, schema_or_none
+from memexplore.torch_internals.dispatch import is_composite, numbers_are_tensors, schema_or_none
 from memexplore.virtual_gpu.dispatch import value_lane
 from memexplore.virtual_gpu.kernels import composite_dispatch, table
 from memexplore.virtual_gpu.kernels.autograd_in_place import MAKES_ZEROS
@@ -36,6 +37,11 @@ def _count_to_scalars(schema: Any) -> int:
     return len(arguments) if is_scalar else 0
 
 
+def _count_of_tensors(schema: Any) -> int:
+    """Return the number of arguments before the first one that is no tensor."""
+    return sum(1 for _ in itertools.takewhile(lambda argument: str(argument.type) == "Tensor", schema.arguments))
+
+
 class OpTraits:
     """Facts about an op that the dispatch mode needs."""
 
@@ -51,6 +57,7 @@ class OpTraits:
         "reads_engine",
         "scalars_last",
         "settings",
+        "tensors_only",
     )
 
     def __init__(self, func: Any) -> None:
@@ -65,6 +72,8 @@ class OpTraits:
         composite = composite and not composite_dispatch.has_cuda_kernel(name)
         self.composite = composite_dispatch.kernel_of(func) if composite else None
         """Runs a composite op by other ops; None for ops that are none."""
+        self.tensors_only = 0 if schema is None or numbers_are_tensors(name) else _count_of_tensors(schema)
+        """Number of first arguments that are tensors, in place of which Python can pass no number."""
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
         self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None
