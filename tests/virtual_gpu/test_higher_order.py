@@ -112,3 +112,9 @@ def test_scan_stacks_the_outputs_of_all_rows() -> None:
     rows = torch.ones(5, 3, device="cuda")
     carried, outputs = scan(lambda carry, row: (carry + row, carry * row), torch.zeros(3, device="cuda"), rows)
     assert (carried.shape, outputs.shape) == ((3,), (5, 3))
+
+
+def test_foreach_map_calls_its_function_on_each_tensor() -> None:
+    module = pytest.importorskip("torch._higher_order_ops.foreach_map")
+    ones = [torch.ones(256, device="cuda"), torch.ones(128, device="cuda")]
+    assert sizes(lambda: module.foreach_map(torch.add, ones, ones)) == [1024, 512]  # of 256 and 128 numbers of 4 bytes

@@ -37,6 +37,7 @@ class EagerCompile:
 
     def __init__(self) -> None:
         self._original = torch.compile
+        self._set_stance = torch.compiler.set_stance
         self._modules = WeakIdKeyDictionary()
         """Modules that `Module.compile` has compiled."""
         self._stance_before: Any = None
@@ -57,7 +58,7 @@ class EagerCompile:
     def _run_eagerly(self) -> None:
         if self._stance_before is None:
             self._stance_before = compiler_stance()
-            torch.compiler.set_stance("force_eager")
+            self._set_stance("force_eager")
             warnings.filters.insert(0, _OWN_HOOKS)  # type: ignore[attr-defined]
 
     def runs_compiled_code(self) -> bool:
@@ -87,6 +88,16 @@ class EagerCompile:
         self._run_eagerly()
         kept = {name: options[name] for name in ("fullgraph", "dynamic") if name in options}
         return self._original(model, backend="eager", **kept)
+
+    def stance(self, *args: Any, **options: Any) -> Any:
+        """`torch.compiler.set_stance`: its arguments are checked, and under each stance compiled code runs eagerly."""
+        self._run_eagerly()
+        eager = compiler_stance()
+        try:
+            self._set_stance(*args, **options)
+        finally:
+            set_compiler_stance(eager)
+        return self._set_stance("force_eager")
 
     def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         """`Module.compile`."""

@@ -57,7 +57,18 @@ def _map(function: Any, rows: Any, further: Any, **_: Any) -> Any:
     return pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_flatten(results[0])[1])
 
 
-_HANDLERS: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+def _call(function: Any, *operands: Any, **_: Any) -> Any:
+    return function(*operands)
+
+
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "scan": _scan,
+    "map_impl": _map,
+    # The compiler fuses what it calls.
+    "foreach_map": _call,
+}
 
 
 # --- flex_attention -------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ def rows(
         Replace(logging.LogRecord, "getMessage", percent_format.message(logging.LogRecord.getMessage)),
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
+        Replace(torch.compiler, "set_stance", compiling.stance),
         Replace(nn.Module, "compile", _method(compiling.method)),
         Replace(torch.Tensor, "record_stream", cuda_api.record_stream),
         Replace(torch.autograd.graph, "save_on_cpu", _SaveOnCpu),
