@@ -18,6 +18,7 @@ from memexplore.tensor_text import tensor_text
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, FakeTensor, TorchDispatchMode
 from memexplore.torch_internals.tensors import base_of, storage_key, storage_use_count, untyped_storage
 from memexplore.units import size_text
+from memexplore.virtual_gpu.dispatch.interrupts import Deferral, uninterrupted
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
@@ -162,6 +163,7 @@ class RealMode(TorchDispatchMode):
         self.live[key] = ref
         return ref
 
+    @uninterrupted
     def _release(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
@@ -281,6 +283,17 @@ class RealDevice:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Record the block; on a GPU the history of the allocator is recorded as well."""
+        interrupts = Deferral()
+        undo = interrupts.undo()
+        try:
+            interrupts.install()
+            with self._watch():
+                yield
+        finally:
+            undo()
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[None]:
         if self.device.type == "cpu":
             resize = Replace(_Storage, "resize_", noting_resizes(_Storage.resize_, lambda: self.mode))
             undo = resize.undo()
