@@ -58,9 +58,14 @@ _NICE = 19
 def pytest_configure(config: pytest.Config) -> None:
     """Make a folder that the processes of pytest-xdist find in their environment."""
     if not hasattr(config, "workerinput"):
-        folder = tempfile.TemporaryDirectory(prefix="memexplore-tests-")
+        folder = tempfile.TemporaryDirectory(prefix="memexplore-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ[_SHARED] = folder.name
+        # Files with values that programs on a virtual GPU write stay in temporary folders. Those of pytest stay where
+        # they are.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ["TMPDIR"] = folder.name
+        tempfile.tempdir = None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

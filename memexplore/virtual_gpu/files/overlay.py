@@ -11,11 +11,10 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
-from memexplore.virtual_gpu.files import paths
+from memexplore.virtual_gpu.files import ownership, paths
 
 _MAX_LINKS = 40
 """Symbolic links followed in one path; Linux has the same limit."""
@@ -53,6 +52,8 @@ class Overlay:
         """The folder of temporary files at the beginning; empty if there is none."""
         self.root = ""
         """The folder of the overlay, made at the first change; empty before."""
+        self._owner = -1
+        """The file that marks the folder as in use, while the overlay is open."""
         self.gone: set[str] = set()
         """Logical paths of the user's files and folders that the program deleted or replaced."""
         self.written: dict[str, bool] = {}
@@ -179,8 +180,7 @@ class Overlay:
     def _make_room(self, logical: str) -> str:
         """Make the folders above a path in the overlay, and return its path there."""
         if not self.root:
-            # Without `dir`, mkdtemp waits for a lock that `tempfile` holds while it tries folders with os.open.
-            self.root = os.path.realpath(tempfile.mkdtemp(prefix="memexplore-files-", dir=self.temporary or None))
+            self.root, self._owner = ownership.make(self.temporary, self.mark)
             self.changed = True
         os.makedirs(os.path.dirname(self.upper(logical)), exist_ok=True)
         return self.upper(logical)
@@ -295,7 +295,7 @@ class Overlay:
             found = self.located(logical)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
-            above = os.listdir(found) if found != logical else []
+            above = [name for name in os.listdir(found) if name != ownership.MARK] if found != logical else []
             if found != logical and (self.hidden(logical) or not os.path.isdir(logical)):
                 return above
             seen = set(above)
@@ -386,6 +386,7 @@ class Overlay:
                 if self.written[logical]:
                     with contextlib.suppress(OSError):
                         os.remove(upper)
+            self._owner = ownership.release(self.root, self._owner)
             kept = any(files for _, _, files in os.walk(self.root))
             if not kept:
                 shutil.rmtree(self.root, ignore_errors=True)
