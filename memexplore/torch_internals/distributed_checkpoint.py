@@ -52,6 +52,25 @@ FLAT_STATE_INFO = replaceable(
     "gathers the shapes of the states of each rank",
     _NO_FLAT_STATES,
 )
+_NO_SHARDED_TENSORS = "LOCAL_STATE_DICT of FSDP1 on one rank of a virtual GPU"
+FROM_LOCAL_SHARDS = replaceable(
+    "torch.distributed._shard.sharded_tensor.api.ShardedTensor._init_from_local_shards",
+    "makes a tensor of the shards of all ranks; knows the group whose shards are described",
+    _NO_SHARDED_TENSORS,
+)
+GLOBAL_METADATA = replaceable(
+    "torch.distributed._shard.sharded_tensor.api.build_global_metadata",
+    "joins the descriptions of the shards of all ranks",
+    _NO_SHARDED_TENSORS,
+)
+ShardMetadata: Any = look_up(
+    "torch.distributed._shard.metadata.ShardMetadata", "describes the shard of a rank", _NO_SHARDED_TENSORS
+)
+ShardedTensorMetadata: Any = look_up(
+    "torch.distributed._shard.sharded_tensor.metadata.ShardedTensorMetadata",
+    "describes all shards of a rank",
+    _NO_SHARDED_TENSORS,
+)
 FlatStateKey: Any = look_up(
     "torch.distributed.fsdp._optim_utils._OptimStateKey", "the name of a state of FSDP1", _NO_FLAT_STATES
 )

@@ -86,9 +86,10 @@ def rank_and_world() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+"""The module of ZeroRedundancyOptimizer."""
 TABLE.extend(
-    Internal(f"{_ZERO}.{name}", why, "`consolidate_state_dict` on a virtual GPU", partial(_is_named, f"{_ZERO}.{name}"))
+    Internal(f"{ZERO}.{name}", why, "`consolidate_state_dict` on a virtual GPU", partial(_is_named, f"{ZERO}.{name}"))
     for name, why in (
         ("_broadcast_object", "sends the state of one rank to all"),
         ("ZeroRedundancyOptimizer._partition_parameters", "has the parameters of each rank"),
@@ -101,7 +102,7 @@ def sending_of_states() -> Attribute | None:
 
     Importing it takes 0.2 s.
     """
-    module = sys.modules.get(_ZERO)
+    module = sys.modules.get(ZERO)
     return Attribute(module, "_broadcast_object") if hasattr(module, "_broadcast_object") else None
 
 

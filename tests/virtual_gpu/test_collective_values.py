@@ -94,6 +94,29 @@ def test_every_rank_has_the_values_of_this_rank(run: Callable[[], torch.Tensor],
         assert known(run()) == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "read", "noted"),
+    [
+        (0, lambda number: number.item(), True),
+        (0, lambda number: number.tolist(), True),
+        (0, lambda number: number.cpu(), True),
+        (0, lambda number: number.nonzero(), True),
+        (0, lambda number: (number + 1).int().item(), True),
+        (0, lambda number: bool(number > 0), True),
+        (1, lambda number: number.item(), False),  # this rank itself sends it
+        (0, lambda number: number.fill_(3).item(), False),
+        (0, lambda number: (number * torch.ones(1, device="cuda")).item(), False),  # such as a loss of sent weights
+    ],
+)
+def test_a_placeholder_for_what_another_rank_broadcasts_is_noted_where_it_is_read(source, read, noted):
+    with mx.virtual("T4"), mx.record() as recording:
+        dist.init_process_group("nccl", rank=1, world_size=2)
+        number = ints(0)
+        dist.broadcast(number, source)
+        read(number)
+    assert any("what rank 0 has broadcast" in note for note in recording.tape.meta.notes) == noted
+
+
 def test_a_part_of_an_unknown_tensor_stays_unknown():
     with mx.virtual("T4"):
         dist.init_process_group("nccl", rank=0, world_size=2)

@@ -10,7 +10,7 @@ observer (a recorder).
 - plans.py: cache key of a call, description of fake results, construction of outputs.
 - runner.py: carries out a plan: allocates, builds outputs, frees, and reports them to an `Observer` (observer.py).
 - shrunk_storages.py: storages that `resize_` has made smaller than their tensors.
-- value_errors.py: errors of values, which end the program.
+- value_errors.py: errors of values, which end the program. sent_values.py: notes where values of other ranks are read.
 - autograd_engine.py: gradients that the engine accumulates in place. device_mixing.py: errors for tensors of two
   devices. work.py: FLOPs and bytes of an op.
 

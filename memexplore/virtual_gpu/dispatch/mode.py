@@ -33,6 +33,7 @@ from memexplore.virtual_gpu.dispatch import (
     planning,
     plans,
     runner,
+    sent_values,
     shrunk_storages,
     unsupported,
 )
@@ -276,6 +277,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         computed = lane.compute(func, traits.lane, args, kwargs, tensors, inputs)
         if computed is NotImplemented:
             return NotImplemented
+        if known_values.received:
+            sent_values.read(tensors)
         flat = computed if isinstance(computed, list | tuple) else (computed,)
         if not any(isinstance(value, torch.Tensor) for value in flat):
             return computed

@@ -17,7 +17,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import cpu_ops, value_errors
+from memexplore.virtual_gpu.dispatch import cpu_ops, sent_values, value_errors
 from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
 from memexplore.virtual_gpu.tensors import known_values, real_tensors, values
@@ -243,6 +243,14 @@ class ValueLane:
         result: Any,
     ) -> Any:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
+        followed = self._follow(func, traits, args, kwargs, tensors, inputs, result)
+        if known_values.received:
+            sent_values.pass_on(func, tensors, list(_written(traits, args, kwargs)), traits.overwrites, followed)
+        return followed
+
+    def _follow(
+        self, func: Any, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[Any], inputs: list[Any], result: Any
+    ) -> Any:
         if func is _COPY_TO and type(result) is VirtualTensor and not result.host and inputs[0].layout is torch.strided:
             self._follow_copy(traits, kwargs, inputs[0], result)
             return result

@@ -31,11 +31,6 @@ _COMPARISONS = "deepspeed.runtime.zero.utils"
 """The module by which ZeRO 3 compares lists of all ranks with that of rank 0."""
 
 
-def patches() -> list[Patch]:
-    """Return the patches, none where DeepSpeed is not imported."""
-    return [*_kernels(), *_comparisons()]
-
-
 def _kernels() -> list[Patch]:
     builder = getattr(sys.modules.get(_MODULE), "OpBuilder", None)
     loaded = getattr(builder, "_loaded_ops", None)
@@ -67,6 +62,10 @@ def _comparisons() -> list[Patch]:
         Replace(module, "get_lst_from_rank0", numbers),
         Replace(module, "assert_lst_len_same_as_other_ranks", compare_length),
     ]
+
+
+PATCHES: dict[str, Callable[[], list[Patch]]] = {_MODULE: _kernels, _COMPARISONS: _comparisons}
+"""Name of a module of DeepSpeed -> function that returns its patches, none where it is not imported."""
 
 
 def _stand_in(names: Iterable[str]) -> SimpleNamespace:

@@ -1,7 +1,8 @@
-"""Optimizer states of FSDP1 with `use_orig_params` on one rank: parameters of which only other ranks have a part.
+"""Optimizer states of FSDP1 on one rank: names of the states that rank 0 sends, and parameters of other ranks.
 
 In: the functions by which torch gathers names and shapes of the states of all ranks. Out: the same for all parameters,
-with a state like one of this rank where this rank has none. Source: torch/distributed/fsdp/_optim_utils.py.
+with a state like one of this rank where this rank has none (`use_orig_params`). Source:
+torch/distributed/fsdp/_optim_utils.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.torch_internals.distributed_checkpoint import FLAT_STATE_INFO, FLAT_STATE_KEYS, FlatStateKey, has_part
+from memexplore.virtual_gpu.distributed import objects
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 
@@ -40,8 +42,17 @@ def _keys_of_all(original: Callable[..., Any], own: _Own) -> Callable[..., Any]:
         units: dict[str, Any],
         merge_keys: bool = False,
     ) -> Any:
-        gathered, found = original(states, group, params, names, units, merge_keys)
-        if merge_keys and is_ours(group) and found:
+        if not is_ours(group):
+            return original(states, group, params, names, units, merge_keys)
+        # Every rank has the states that rank 0 has: each has a part of every flat parameter.
+        sent = [
+            FlatStateKey(tuple(names[param]), names[param][0] in units)
+            for key, param in params.items()
+            if key in states["state"]
+        ]
+        with objects.received(sent):
+            gathered, found = original(states, group, params, names, units, merge_keys)
+        if merge_keys and found:
             own.state = states["state"][next(iter(found.values()))]
             gathered = sorted(
                 {*gathered, *(FlatStateKey((name,), True) for name in units if _is_away(units[name], name))}

@@ -38,8 +38,8 @@ class _State:
     folder: Path | None = None
 
 
-_numbers: dict[tuple[int, int], int] = {}
-"""Sender and receiver -> number of messages that this process has sent or received."""
+_numbers: dict[tuple[int, int | str], int] = {}
+"""Sender and receiver, a rank or the name of a group -> number of messages that this process has sent or received."""
 _helpers: dict[int, subprocess.Popen[bytes]] = {}
 """Rank -> its process, started here."""
 
@@ -80,8 +80,8 @@ def wait_until_needed(rank: int) -> bool:
         time.sleep(_POLL)
 
 
-def send(objects: list[Any], sender: int, receiver: int) -> None:
-    """Keep objects for another rank, outside of `between_ranks` nothing."""
+def send(objects: list[Any], sender: int, receiver: int | str) -> None:
+    """Keep objects for another rank, or for those of a group by its name; outside of `between_ranks` nothing."""
     if _State.folder is None:
         return
     path = _next_path(sender, receiver)
@@ -90,14 +90,21 @@ def send(objects: list[Any], sender: int, receiver: int) -> None:
     partial.replace(path)
 
 
-def receive(sender: int, receiver: int) -> list[Any] | None:
+def skip(sender: int, receiver: int | str) -> None:
+    """Leave out the next objects from another rank."""
+    if _State.folder is not None:
+        _next_path(sender, receiver)
+
+
+def receive(sender: int, receiver: int, group: str = "") -> list[Any] | None:
     """Return the next objects from another rank, which is run for them; None outside of `between_ranks`.
 
-    Raises RuntimeError if that rank ends without sending them.
+    They are those for this rank, `receiver`, or for the ranks of a group. Raises RuntimeError if that rank ends without
+    sending them.
     """
     if _State.folder is None or _State.command is None:
         return None
-    path = _next_path(sender, receiver)
+    path = _next_path(sender, group or receiver)
     (_State.folder / f"rank-{receiver}.runs").write_text(str(os.getpid()))
     if not path.exists():
         path.with_suffix(_REQUEST).touch()
@@ -117,7 +124,7 @@ def receive(sender: int, receiver: int) -> list[Any] | None:
     return objects
 
 
-def _next_path(sender: int, receiver: int) -> Path:
+def _next_path(sender: int, receiver: int | str) -> Path:
     assert _State.folder is not None
     number = _numbers.get((sender, receiver), 0)
     _numbers[sender, receiver] = number + 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE, c10d
+from memexplore.torch_internals.sharded import ZERO
 from memexplore.torch_internals.state import compiler_is_imported, compiler_rules
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.distributed import (
@@ -16,7 +17,9 @@ from memexplore.virtual_gpu.distributed import (
     data_parallel,
     deepspeed_kernels,
     groups,
+    late_imports,
     objects,
+    remote_calls,
     sharded_states,
     spawned,
     works,
@@ -30,11 +33,12 @@ def patches(runner: PlanRunner) -> list[Patch]:
     if not AVAILABLE:
         return []
     dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
-    imported = _Once(deepspeed_kernels.patches), _Once(sharded_states.patches)
+    makes = {**deepspeed_kernels.PATCHES, ZERO: sharded_states.patches}
+    imported = {name: _Once(make) for name, make in makes.items()}
 
     def on_group() -> None:
         dtensors.install()
-        for once in imported:
+        for once in imported.values():
             once.install()
 
     modules = (torch.distributed, c10d, torch.distributed.device_mesh)
@@ -43,6 +47,8 @@ def patches(runner: PlanRunner) -> list[Patch]:
         *(Replace(module, "init_process_group", start) for module in modules),
         Replace(ACCELERATOR.owner, ACCELERATOR.name, _accelerator),
         *groups.patches(on_group),
+        late_imports.patch({name: once.install for name, once in imported.items()}),
+        *remote_calls.patches(),
         accelerate_state.patch(),
         *works.patches(),
         *objects.patches(),
@@ -64,9 +70,15 @@ def _starting(original: Callable[..., Any], rules: _Once) -> Callable[..., Any]:
 
 def _of_dtensor() -> list[Patch]:
     # Importing DTensor takes 0.5 s, and the others together 0.3 s.
-    from memexplore.virtual_gpu.distributed import checkpoints, dtensor, flat_states, pipelines
+    from memexplore.virtual_gpu.distributed import checkpoints, dtensor, flat_states, pipelines, sharded_tensors
 
-    return [*dtensor.patches(), *checkpoints.patches(), *flat_states.patches(), *pipelines.patches()]
+    return [
+        *dtensor.patches(),
+        *checkpoints.patches(),
+        *flat_states.patches(),
+        *sharded_tensors.patches(),
+        *pipelines.patches(),
+    ]
 
 
 def _of_compiler_rules() -> list[Patch]:

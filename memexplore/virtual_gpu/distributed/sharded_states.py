@@ -25,7 +25,7 @@ def patches() -> list[Patch]:
     sending = sending_of_states()
     if sending is None:
         return []
-    zero, running = torch.distributed.optim.ZeroRedundancyOptimizer, _Running()
+    zero, running = sending.owner.ZeroRedundancyOptimizer, _Running()
     return [
         Replace(sending.owner, sending.name, _broadcast(sending.value, running)),
         Replace(zero, "consolidate_state_dict", _consolidate(zero.consolidate_state_dict, running)),

@@ -38,6 +38,8 @@ class Reduction:
 
 def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> None:
     """Set or forget the values of the outputs of the collective `name` with the arguments `given`."""
+    if name == "broadcast_" and known_values.total():
+        _receive(given, outputs)
     if name in _KEPT or not known_values.total():
         return
     group = dist.ProcessGroup.unbox(given["process_group"])
@@ -60,6 +62,16 @@ def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> Non
         assert value is not None
         copies = output.numel() // value.numel() if value.numel() else 0
         known_values.put(output, value.reshape(-1).repeat(copies).reshape(output.shape))
+
+
+def _receive(given: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    """Note that another rank sends the values of tensors, such as a number that it alone has read."""
+    group, source = dist.ProcessGroup.unbox(given["process_group"]), given["root_rank"]
+    if group.rank() == source:
+        return
+    for tensor in tensors:
+        if tensor.numel() and known_values.is_known(tensor):
+            known_values.received[storage_key(untyped_storage(tensor))] = dist.get_global_rank(group, source)
 
 
 def _combine(tensors: list[torch.Tensor], size: int) -> None:

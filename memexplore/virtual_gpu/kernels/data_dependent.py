@@ -40,7 +40,7 @@ def _new(runner: OpRunner, func: Any, args: Any, host: bool, *shapes: tuple[tupl
 
 def _count_true(mask: torch.Tensor, assumption: str) -> int:
     """Return the number of elements that a mask keeps: all, or the share in its value hints; note the assumption."""
-    known = known_values.of(mask) if isinstance(mask, VirtualTensor) else mask
+    known = values.read_known(mask) if isinstance(mask, VirtualTensor) else mask
     if known is not None:
         return int(known.count_nonzero())
     share = value_hints.of(mask).share
@@ -106,7 +106,7 @@ def pack_padded_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) ->
     tensor, lengths, batch_first = args
     longest = tensor.shape[1 if batch_first else 0]
     if isinstance(lengths, VirtualTensor):
-        known = known_values.of(lengths)
+        known = values.read_known(lengths)
         if known is None:
             values.assume("every sequence has full length")
         lengths = real_tensors.full((lengths.numel(),), longest) if known is None else known
@@ -140,7 +140,7 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """bincount: `minlength` bins, at least one."""
     tensor = args[0]
     minlength = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    known = known_values.of(tensor)
+    known = values.read_known(tensor)
     if known is None:
         values.assume("bincount finds no value beyond minlength, and each value equally often")
         size = max(1, minlength)

@@ -144,8 +144,9 @@ class ModuleMoves:
             return
         is_parameter = isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False)
         if type(applied) is VirtualTensor:
-            # As `torch.nn.Parameter` does, which detaches once more.
-            other: torch.Tensor = applied.detach().requires_grad_(tensor.requires_grad)
+            # As `torch.nn.Parameter` does, which detaches once more. The count of writes in place is not shared with
+            # `applied`: FSDP1 writes to its shard between the forward and the backward of a view of the parameter.
+            other: torch.Tensor = applied.data.requires_grad_(tensor.requires_grad)
             if is_parameter:
                 setattr(other, PARAMETER_MARK, True)
         elif is_parameter:

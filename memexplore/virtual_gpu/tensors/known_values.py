@@ -18,6 +18,10 @@ uninitialized: set[int] = set()
 """Keys of the storages to which nothing was written yet, such as those of `torch.empty`."""
 
 
+received: dict[int, int] = {}
+"""Key of a known storage -> the rank that sent its contents: known is what this rank had there before."""
+
+
 class _Total:
     nbytes = 0
 
@@ -97,6 +101,11 @@ def make_known(tensor: torch.Tensor) -> None:
     _insert(storage_key(storage), real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage())
 
 
+def sender(tensor: torch.Tensor) -> int | None:
+    """Return the rank that sent the values of a tensor, which are not known: only those before are; None for others."""
+    return received.get(storage_key(untyped_storage(tensor))) if received else None
+
+
 def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the copy of a virtual tensor's storage, None for an unknown one."""
     return copies.get(storage_key(untyped_storage(tensor)))
@@ -128,10 +137,12 @@ def forget_storage(key: int) -> None:
     if copy is not None:
         _Total.nbytes -= copy.nbytes()
     uninitialized.discard(key)
+    received.pop(key, None)
 
 
 def forget_all() -> None:
     """Make all storages unknown."""
     copies.clear()
     uninitialized.clear()
+    received.clear()
     _Total.nbytes = 0

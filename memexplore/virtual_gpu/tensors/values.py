@@ -33,6 +33,18 @@ def on_read() -> None:
     """Do what follows from the program waiting for a value of the GPU; replaced while a virtual GPU is on."""
 
 
+def read_known(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the known values that a program reads; note where another rank has sent others in their place."""
+    known = known_values.of(tensor)
+    sender = known_values.sender(tensor)
+    if known is not None and sender is not None:
+        assume(SENT_BY_ANOTHER.format(sender))
+    return known
+
+
+SENT_BY_ANOTHER = "what rank {} has broadcast counted as what this rank had in the tensor before"
+
+
 def item(tensor: torch.Tensor) -> Any:
     """Return the value of a one-element virtual tensor.
 
@@ -42,7 +54,7 @@ def item(tensor: torch.Tensor) -> Any:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     if not getattr(tensor, "host", True):
         on_read()
-    known = known_values.of(tensor)
+    known = read_known(tensor)
     if known is not None:
         return known.item()
     hints = value_hints.of(tensor)
@@ -62,13 +74,13 @@ def truth(tensor: torch.Tensor) -> bool:
     """
     if tensor.numel() != 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
-    known = known_values.of(tensor)
+    known = read_known(tensor)
     return bool(known) if known is not None else decide_by(bool(value_hints.of(tensor).value))
 
 
 def tolist(tensor: torch.Tensor) -> Any:
     """Return nested lists of the tensor's values, of virtual numbers for unknown ones."""
-    known = known_values.of(tensor)
+    known = read_known(tensor)
     if known is not None:
         return known.tolist()
     if not tensor.is_floating_point():
@@ -89,7 +101,7 @@ def numpy(tensor: torch.Tensor) -> Any:
 
     Raises TypeError for a dtype that numpy lacks, as torch does.
     """
-    known = known_values.of(tensor)
+    known = read_known(tensor)
     if known is not None:
         # An array of its own: who writes to it does not write to the GPU.
         return known.resolve_conj().resolve_neg().clone().numpy()

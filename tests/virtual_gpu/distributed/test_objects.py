@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import memexplore as mx
+from memexplore.virtual_gpu.distributed import messages, objects
 
 WORLD = 4
 
@@ -75,6 +76,19 @@ def test_what_another_rank_sends_is_noted_as_not_known(receive):
     receive(own)
     assert own == ["own"]
     assert any("the objects of rank 0 are not known" in note for note in values.assumptions)
+
+
+def test_none_in_the_place_of_an_object_is_what_the_other_rank_sends():
+    with messages.between_ranks(lambda rank: []):
+        for found in ("first", "second"):
+            messages.send([found, 7], 0, objects._group_name("broadcast", None))
+        messages.send(["r0", "r1", "r2", "r3"], 0, objects._group_name("scatter", None))
+        messages._numbers.clear()
+        own, placeholder, part = ["own", 7], [None, None], [None]
+        dist.broadcast_object_list(own, src=0)
+        dist.broadcast_object_list(placeholder, src=0)
+        dist.scatter_object_list(part, None, src=0)
+    assert (own, placeholder, part) == (["own", 7], ["second", 7], ["r1"])
 
 
 def test_a_subgroup_has_its_own_numbers():

@@ -1,0 +1,56 @@
+"""FSDP1 on one rank: parameters on the CPU, and state dicts of what other ranks have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, StateDictType
+
+import memexplore as mx
+
+WORLD = 4
+COUNT = 64 * 64 + 64
+"""Numbers of a layer, which four ranks share evenly."""
+
+
+def trained(**options: Any) -> tuple[FullyShardedDataParallel, torch.optim.Optimizer]:
+    dist.init_process_group("nccl")
+    layers = nn.Sequential(*(FullyShardedDataParallel(nn.Linear(64, 64), **options) for _ in range(2)))
+    model = FullyShardedDataParallel(layers, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_parameters_on_the_cpu_are_gathered_in_half_precision():
+    half = MixedPrecision(param_dtype=torch.bfloat16)
+    with mx.virtual("H100", world=WORLD):
+        model, _ = trained(cpu_offload=CPUOffload(offload_params=True), mixed_precision=half)
+        assert all(shard.numel() == COUNT // WORLD and shard.is_cpu for shard in model.parameters())
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_local_state_dict_knows_the_shards_of_all_ranks(rank):
+    with mx.virtual("H100", world=WORLD, rank=rank):
+        model, _ = trained(device_id=torch.cuda.current_device())
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+            states = model.state_dict()
+            model.load_state_dict(states)
+        for tensor in states.values():
+            shards = tensor.metadata().shards_metadata
+            part = COUNT // WORLD
+            assert [(one.shard_offsets, one.shard_sizes) for one in shards] == [([i * part], [part]) for i in range(4)]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_optimizer_states_have_the_names_that_rank_0_sends(rank):
+    with mx.virtual("H100", world=WORLD, rank=rank):
+        model, optimizer = trained(device_id=torch.cuda.current_device())
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            states = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        assert set(states["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
