@@ -233,14 +233,7 @@ class ValueLane:
             return function(*args, **kwargs)
 
     def follow(
-        self,
-        func: Any,
-        traits: LaneTraits,
-        args: Any,
-        kwargs: Any,
-        tensors: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        result: Any,
+        self, func: Any, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[Any], inputs: list[Any], result: Any
     ) -> Any:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
         followed = self._follow(func, traits, args, kwargs, tensors, inputs, result)
