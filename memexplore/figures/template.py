@@ -28,6 +28,7 @@ def plotly_template() -> go.layout.Template:
             "font": {"family": FONT, "color": Theme.ANY.value},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
+            "shapedefaults": {"line": {"color": Theme.ANY.value}},
             "xaxis": axis,
             "yaxis": axis,
         }

@@ -16,4 +16,4 @@ def test_texts_of_numbers_are_names_as_in_the_template_of_plotly() -> None:
 def test_a_figure_has_no_background_and_text_for_light_and_dark() -> None:
     layout = plotly_template().layout
     assert (layout.paper_bgcolor, layout.plot_bgcolor) == ("rgba(0,0,0,0)", "rgba(0,0,0,0)")
-    assert layout.font.color == Theme.ANY.value
+    assert layout.font.color == layout.shapedefaults.line.color == Theme.ANY.value
