@@ -221,6 +221,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
+def rises(rows: Sequence[StepRow], shown: int | None) -> dict[str, Any]:
+    """Return the table of steps at which the peak rose, and why; the step that is shown is marked."""
+    cells = [[f"{row.step:,}", size_text(row.peak_allocated or 0), row.rose_because] for row in rows]
+    marked = [{"cells": each, "current": row.step == shown} for each, row in zip(cells, rows, strict=True)]
+    titles = ["Step", "Peak", "The peak rose because"]
+    return {"kind": "table", "titles": titles, "align": ["right", "right", "left"], "rows": marked}
+
+
 def steps_text(following: Following, names: Mapping[int, str]) -> str:
     """Return which steps the timeline shows; `names` are the reasons why steps were recorded.
 

@@ -1,8 +1,8 @@
 """The page of a watched run: finished steps go in, messages to the browser come out while the run goes on.
 
 Messages are sent by the thread that trains, at the end of a step and at most every `SECONDS`: of the steps in between
-only their rows are sent, together. A second thread sends what is left when no further step ends. Requests of the page
-come in any thread; they change what is shown, and never wait for the training.
+only their rows are sent, together. A second thread sends new notes, and what is left when no further step ends.
+Requests of the page come in any thread; they change what is shown, and never wait for the training.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from memexplore.notebook.reopened_pages import offer
 from memexplore.notebook.view import View
 from memexplore.runs.rows import StepRow
 from memexplore.tape import Meta, Source, Tape
-from memexplore.units import size_text
 
 SECONDS = 0.1
 """Least time between two messages with steps."""
+_SECONDS_OF_NOTES = 0.25
+"""Time between two looks for notes and a leak that no step has sent: where no step ends, a note says why."""
 _SECONDS_OF_TAPES = 0.5
 """Least time between two tapes that the timeline follows."""
 _SECONDS_OF_TABS = 2.0
@@ -62,6 +63,7 @@ class LivePage:
         self._rows_since_base = 0
         self._next = self._next_tabs = self._next_tape = 0.0
         self._leak = ShownLeak(self._live)
+        self._notes_sent: Any = None  # what `_notes` returned when the bar was last sent
         self._visible: dict[str, bool] = {}
         """Id of a view of the page -> whether it is on the screen."""
         self._began = _clock()
@@ -164,8 +166,8 @@ class LivePage:
                 self._next_tabs = _clock() + max(_SECONDS_OF_TABS, (_clock() - began) / share)
 
     def flush(self) -> None:
-        """Send what waits, if its time has come and the page is seen."""
-        if self._waiting.is_set() and self._is_seen and _clock() >= self._next:
+        """Send what waits, and notes that are new, if their time has come and the page is seen."""
+        if self._is_seen and _clock() >= self._next and (self._waiting.is_set() or self._notes() != self._notes_sent):
             self.send_steps()
 
     def message(self) -> dict[str, Any]:
@@ -199,7 +201,11 @@ class LivePage:
     def _knobs_message(self) -> dict[str, Any]:
         return self._knobs.message(self.view.tape, self.view.selection)
 
+    def _notes(self) -> tuple[Any, ...]:
+        return self._live.notes, self._leak.find(), tuple(self._leak.held_by)
+
     def _bar(self) -> dict[str, Any]:
+        self._notes_sent = self._notes()
         history, live, following = self._store.history, self._live, self._following
         recorded = self._store.recorded.steps()
         bar = live_message.words(
@@ -245,13 +251,7 @@ class LivePage:
             tabs[LAYERS] = {"kind": "figure", "figure": figure.to_plotly_json()}
         rows = [row for row in self._store.history.rows() if row.rose_because]
         if rows:
-            cells = [[f"{row.step:,}", size_text(row.peak_allocated or 0), row.rose_because] for row in rows[-100:]]
-            titles = ["Step", "Peak", "The peak rose because"]
-            shown = [
-                {"cells": each, "current": row.step == self._following.step}
-                for each, row in zip(cells, rows[-100:], strict=True)
-            ]
-            tabs[RISES] = {"kind": "table", "titles": titles, "align": ["right", "right", "left"], "rows": shown}
+            tabs[RISES] = live_message.rises(rows[-100:], self._following.step)
         settings = self._knobs.table()
         if settings is not None:
             tabs[SETTINGS] = settings
@@ -389,9 +389,9 @@ def _template() -> dict[str, Any]:
 
 
 def _flush_late_rows(page: weakref.ref[LivePage], waiting: threading.Event) -> None:
-    """Send rows that no later step has sent, until the page is gone or its run is over."""
+    """Send rows and notes that no later step has sent, until the page is gone or its run is over."""
     while True:
-        waiting.wait()
+        waiting.wait(_SECONDS_OF_NOTES)
         time.sleep(SECONDS)
         shown = page()
         if shown is None or shown._is_over:
