@@ -79,6 +79,7 @@ class Recording:
         """
         if self._recorder is None:
             raise RuntimeError("the recording has ended: its tape has all events")
+        self._recorder.settle()
         return self._recorder.events
 
     def tensors(self) -> Mapping[int, str]:

@@ -27,7 +27,9 @@ from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches.modes import set_dispatch_modes
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
-_ACTION, _SIZE = (Event._fields.index(name) for name in ("action", "size"))
+_ACTION, _SIZE, _PHASE, _MODULE, _GRAD, _CALL, _CATEGORY = (
+    Event._fields.index(name) for name in ("action", "size", "phase", "module", "grad", "call", "category")
+)
 _ALLOC, _FREE, _PREEXISTING = int(Action.ALLOC), int(Action.FREE_REQUESTED), int(Action.PREEXISTING)
 _FORWARD, _UNKNOWN = int(Phase.FORWARD), int(Category.UNKNOWN)
 _OWNED = (
@@ -184,24 +186,27 @@ class Recording:
         """Call -> bytes that it freed of what the calls inside of it had kept."""
         calls = _OpenCalls(ends)
         for row, event in enumerate(recorder.events):
-            _, action, _, size, phase, _, _, module, _, grad, call, category = event
+            action = event[_ACTION]
             if action == _ALLOC:
-                calls.begun(call)
+                size, call = event[_SIZE], event[_CALL]
                 used += size
                 if used > peak:
                     peak = used
-                if grad and call >= 0 and phase == _FORWARD and category == _UNKNOWN:
-                    kept[row] = module, size, call
+                if call >= 0:
+                    calls.begun(call)
+                    if event[_GRAD] and event[_PHASE] == _FORWARD and event[_CATEGORY] == _UNKNOWN:
+                        kept[row] = event[_MODULE], size, call
             elif action == _FREE:
-                used -= size
-                if call in kept:
-                    if row < ends[kept[call][2]]:
-                        del kept[call]
-                    elif recorder.tags.get(call) not in _OWNED:
+                used -= event[_SIZE]
+                block = event[_CALL]
+                if block in kept:
+                    if row < ends[kept[block][2]]:
+                        del kept[block]
+                    elif recorder.tags.get(block) not in _OWNED:
                         outer = calls.innermost(row)
-                        freed[outer] = freed.get(outer, 0) + size
+                        freed[outer] = freed.get(outer, 0) + event[_SIZE]
             elif action == _PREEXISTING:
-                older += size
+                older += event[_SIZE]
         self.peak = older + peak
         self.left = sum(recorder.events[row][_SIZE] for row in recorder.open_rows.values())
         by_call: dict[tuple[int, int], int] = {}

@@ -12,11 +12,24 @@ import torch
 
 from memexplore.recorder import cuda, isolation
 from memexplore.recorder.events import LISTS
-from memexplore.recorder.recorder import Recorder
+from memexplore.recorder.recorder import Recorder, is_noted
 from memexplore.tape import Category, Meta, Source, Tape
 from memexplore.tensor_text import tensor_text
-from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, FakeTensor, TorchDispatchMode
-from memexplore.torch_internals.tensors import base_of, storage_key, storage_use_count, untyped_storage
+from memexplore.torch_internals.dispatch import (
+    FLATTEN,
+    DisableTorchFunction,
+    FakeTensor,
+    TorchDispatchMode,
+    function_modes,
+    runs_of,
+)
+from memexplore.torch_internals.tensors import (
+    base_of,
+    next_sequence_number,
+    storage_key,
+    storage_use_count,
+    untyped_storage,
+)
 from memexplore.units import size_text
 from memexplore.virtual_gpu.dispatch.interrupts import Deferral, uninterrupted
 from memexplore.virtual_gpu.patches.install import Replace
@@ -30,6 +43,11 @@ _LIFT = torch.ops.aten.lift_fresh.default
 _STORAGE = torch.UntypedStorage(1)
 _ALONE = storage_use_count(storage_key(_STORAGE)) + 1
 """Use count of a storage with one tensor, while Python has the storage: no other tensor is in it."""
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_STRIDED = torch.strided
+_OPS: dict[int, tuple[Callable[..., Any], bool, Any]] = {}
+"""Id of an op -> what runs it, whether the recorder notes it, and the op, whose own hash takes longer."""
+_MOST_OPS = 10_000
 _FEW = 4
 """Outputs up to which the arguments of an op are searched for each."""
 
@@ -44,13 +62,18 @@ class Unrelated(enum.Enum):
 class RealMode(TorchDispatchMode):
     """Runs every op unchanged and records the storages that appear on one device, and when they are freed."""
 
+    records_arguments = False
+
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
         self.live: dict[int, StorageRef] = {}
-        self.recorder = Recorder(self.live, self.adopt)
+        self.recorder = recorder = Recorder(self.live, self.adopt)
         if device.type == "cpu":
-            self.recorder.training = None
+            recorder.training = None
+        # Bound once: each op needs them.
+        self._local, self._dead, self._settle = recorder.local, recorder.dead, recorder.settle
+        self._alloc, self._died = recorder.alloc, recorder.dead.append
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -61,26 +84,53 @@ class RealMode(TorchDispatchMode):
         if types and any(hasattr(kind, FLATTEN) for kind in types):
             # A tensor around others, such as DTensor: its own code runs, and calls ops on the tensors inside.
             return NotImplemented
-        self.recorder.op(func, (*args, *kwargs.values()) if kwargs else args, depth=1)
-        self.record_arguments(args)
+        if self._dead:
+            self._settle()
+        # What `Recorder.op` does, without its call.
+        here = self._local.state
+        here.stack = -2
+        sequence = next_sequence_number()
+        if sequence != here.sequence:
+            self.recorder.made_node(here, sequence, func, 1)
+        run, noted, _ = _OPS.get(id(func)) or _know(func)
+        if noted:
+            self.recorder.note(here, func, (*args, *kwargs.values()) if kwargs else args)
+        if self.records_arguments:
+            self.record_arguments(args)
         try:
-            result = func(*args, **(kwargs or {}))
+            result = run(*args, **kwargs) if kwargs else run(*args)
         except torch.OutOfMemoryError as error:
             self.recorder.out_of_memory(0, func, args)
             hide_own_frames(error)
             raise
-        with DisableTorchFunction():
-            if isinstance(result, torch.Tensor):
-                self._record_output(result, func, args, 0)
-            elif isinstance(result, LISTS):
-                arguments = _by_storage(args, {}) if len(result) > _FEW else None
-                for index, output in enumerate(result):
-                    if isinstance(output, torch.Tensor):
-                        self._record_output(output, func, args, index, arguments)
+        if self._dead:
+            self._settle()
+        kind = type(result)
+        if (kind is _Tensor or kind is _Parameter) and not function_modes():
+            # As below, in a fifth of the time: most outputs are tensors of these types in known storages.
+            try:
+                storage = untyped_storage(result)
+            except NotImplementedError:  # sparse tensors have none
+                return result
+            ref = self.live.get(storage_key(storage))
+            if ref is None or ref.size != storage.nbytes() or ref.address != storage.data_ptr():
+                self._appeared(storage, ref, result, func, args, 0, None)
+        elif result is not None:
+            self._record_outputs(result, func, args)
         return result
 
     def record_arguments(self, args: Any) -> None:
         """Record the storages of an op's arguments; a CPU tensor may be new or old, so this does nothing."""
+
+    def _record_outputs(self, result: Any, func: Any, args: Any) -> None:
+        with DisableTorchFunction():
+            if isinstance(result, _Tensor):
+                self._record_output(result, func, args, 0)
+            elif isinstance(result, LISTS):
+                arguments = _by_storage(args, {}) if len(result) > _FEW else None
+                for index, output in enumerate(result):
+                    if isinstance(output, _Tensor):
+                        self._record_output(output, func, args, index, arguments)
 
     def _record_output(
         self, output: torch.Tensor, func: Any, args: Any, index: int, arguments: dict[int, torch.Tensor] | None = None
@@ -92,38 +142,56 @@ class RealMode(TorchDispatchMode):
             storage = untyped_storage(output)
         except NotImplementedError:  # sparse tensors and wrappers have none
             return
-        key = storage_key(storage)
-        ref = self.live.get(key)
-        size = storage.nbytes()
-        if ref is not None and ref.size == size and ref.address == storage.data_ptr():
+        ref = self.live.get(storage_key(storage))
+        if ref is None or ref.size != storage.nbytes() or ref.address != storage.data_ptr():
+            self._appeared(storage, ref, output, func, args, index, arguments)
+
+    def _appeared(
+        self,
+        storage: torch.UntypedStorage,
+        ref: StorageRef | None,
+        output: torch.Tensor,
+        func: Any,
+        args: Any,
+        index: int,
+        arguments: dict[int, torch.Tensor] | None,
+    ) -> None:
+        """Record the storage of an output that was not recorded, or has another size or address than its `ref`."""
+        if output.device != self.device or output.layout is not _STRIDED:
             return
-        if output.device != self.device or output.layout is not torch.strided:
-            return
-        if isinstance(output, FakeTensor) and self.device.type == "cpu":
+        if type(output) is not _Tensor and isinstance(output, FakeTensor) and self.device.type == "cpu":
             # Code such as DTensor's runs ops on tensors without memory to learn shapes.
             return
-        if ref is None and func is not _LIFT:
+        key = storage_key(storage)
+        if ref is not None:
+            self._release(ref)
+        elif func is not _LIFT:
             if arguments is not None:
                 argument = arguments.get(key)
             elif storage_use_count(key) > _ALONE:
                 argument = _argument_in(storage, args)
             else:
-                argument = output if _has(args, output) else None
+                argument = None
+                for value in args:
+                    if value is output or (isinstance(value, LISTS) and _has(value, output)):
+                        argument = output
+                        break
             if argument is not None:
                 self.adopt(argument)
                 return
-        if ref is not None:
-            self._release(ref)
+        size = storage.nbytes()
         if size:
             # A storage that was resized may have been seen first through a view of its tensor.
             text = tensor_text(output.shape, output.dtype) if ref is None else _text_of_whole(output, size)
             address = storage.data_ptr()
-            self.recorder.alloc(address, size, func, args, index, _UNKNOWN, text)
+            self._alloc(address, size, func, args, index, _UNKNOWN, text)
             self._keep(storage, key, address, size)
 
     def adopt(self, tensor: torch.Tensor) -> StorageRef | None:
         """Record a storage older than the recording."""
-        if tensor.device != self.device or tensor.layout is not torch.strided:
+        if self._dead:
+            self._settle()
+        if tensor.device != self.device or tensor.layout is not _STRIDED:
             return None
         storage = untyped_storage(tensor)
         size = storage.nbytes()
@@ -141,6 +209,7 @@ class RealMode(TorchDispatchMode):
         key, now = storage_key(storage), storage.nbytes()
         if now == size:
             return
+        self._settle()
         ref = self.live.get(key)
         if ref is None and size:
             self.recorder.preexisting(address, size, None)
@@ -158,7 +227,7 @@ class RealMode(TorchDispatchMode):
             self.recorder.tag_block(storage.data_ptr(), tag)
 
     def _keep(self, storage: Any, key: int, address: int, size: int) -> StorageRef:
-        ref = StorageRef(storage, self._release)
+        ref = StorageRef(storage, self._died)
         ref.key, ref.address, ref.size, ref.origin, ref.tag = key, address, size, None, None
         self.live[key] = ref
         return ref
@@ -169,6 +238,13 @@ class RealMode(TorchDispatchMode):
             del self.live[ref.key]
             if ref.size:
                 self.recorder.free(ref.address, ref.size)
+
+
+def _know(func: Any) -> tuple[Callable[..., Any], bool, Any]:
+    if len(_OPS) >= _MOST_OPS:
+        _OPS.clear()
+    found = _OPS[id(func)] = runs_of(func), is_noted(func), func
+    return found
 
 
 def noting_resizes(resize: Callable[..., Any], running: Callable[[], RealMode | None]) -> Callable[..., Any]:
@@ -189,6 +265,8 @@ def noting_resizes(resize: Callable[..., Any], running: Callable[[], RealMode | 
 
 class CudaMode(RealMode):
     """A `RealMode` that records arguments too: the allocator's history has the time at which each was made."""
+
+    records_arguments = True
 
     def record_arguments(self, args: Any) -> None:
         """Record the storages of an op's arguments that are older than the recording."""

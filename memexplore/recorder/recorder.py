@@ -15,10 +15,9 @@ import torch
 from memexplore.recorder.communication import Communication, is_followed, makes_bucket
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
-from memexplore.recorder.events import Origin, needs_gradient, op_name
-from memexplore.recorder.stacks import Stacks, caller
-from memexplore.recorder.stream_timing import EarlyFrees, LateFrees
-from memexplore.recorder.tags import Tags
+from memexplore.recorder.events import needs_gradient, op_name
+from memexplore.recorder.rows import Rows
+from memexplore.recorder.stacks import caller
 from memexplore.recorder.thread_state import Threads, ThreadState
 from memexplore.tape import Action, Category, Phase
 from memexplore.torch_internals.distributed import is_initialized
@@ -28,44 +27,30 @@ from memexplore.torch_internals.tensors import (
     sequence_number_of,
 )
 
+_clock, _is_grad_enabled = time.perf_counter_ns, torch.is_grad_enabled  # bound once, because each block needs them
 _EMPTY = torch.ops.aten.empty.memory_format
 _DETACH = torch.ops.aten.detach.default
 _ACCUMULATE = 2**64 - 1
 """Sequence number of every AccumulateGrad node: torch/csrc/autograd/functions/accumulate_grad.cpp."""
 _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = (int(phase) for phase in Phase)
 _UNKNOWN = int(Category.UNKNOWN)
-_ALLOC, _FREE, _MARK, _OOM, _PREEXISTING = (
-    int(action) for action in (Action.ALLOC, Action.FREE_REQUESTED, Action.MARK, Action.OOM, Action.PREEXISTING)
-)
-_NEW_SEGMENT = int(Action.SEGMENT_ALLOC), int(Action.SEGMENT_MAP)
+_ALLOC, _OOM = int(Action.ALLOC), int(Action.OOM)
 
 
-class Recorder(Tags):
+class Recorder(Rows):
     """The rows of one recording, as plain numbers; no tensor is kept.
 
-    `live` maps a storage's C++ address to its `Ref` and is updated by the dispatch mode that runs the ops. `events` are
-    tuples in the order of `Event`.
+    `live` maps a storage's C++ address to its `Ref` and is updated by the dispatch mode that runs the ops.
     """
 
     def __init__(self, live: dict[int, Any], adopt: Callable[[torch.Tensor], Any] | None = None) -> None:
         super().__init__(live, adopt)
-        self.events: list[tuple[int, ...]] = []
-        self.ops: dict[str, int] = {}
-        self.stacks = Stacks()
-        self.tensors: dict[int, str] = {}
-        """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
-        self.streams: dict[int, int] = {}
-        """Row -> stream of a block or segment, without those of the default stream."""
-        self.late, self.early = LateFrees(), EarlyFrees()
         self.call_ends_at: list[int] = []
         """Call number -> number of events when it ended, -1 while it is open."""
-        self.step = 0
         self._known_ops: dict[int, tuple[int, bool, Any]] = {}
         """Id of an op -> its number, whether it copies, and the op, whose own hash takes longer."""
         self._threads = Threads()
-        self._local = self._threads.local
-        self._marked = (0, _OTHER)
-        """Step and phase of the last mark."""
+        self.local = self._threads.local
         self._step_ended = True
         self.training: CpuTraining | None = CpuTraining()
         """None where the CPU itself is recorded."""
@@ -73,9 +58,8 @@ class Recorder(Tags):
         """Called with each call of a module from outside of any."""
         self.copies = Copies(live, self.open_rows)
         self.communication = Communication(self.row_of, self.tags)
-        self._followed: dict[int, tuple[bool, Any]] = {}
-        """Id of an op -> whether ranks communicate by it, and the op."""
-        self._epoch = time.perf_counter_ns()
+        self._noted: dict[int, tuple[bool, Any]] = {}
+        """Id of an op -> whether it is noted, and the op."""
 
     # -- called by the dispatch mode
 
@@ -85,25 +69,35 @@ class Recorder(Tags):
         `args` has the keyword arguments at its end. The dispatch mode's own frame is `depth` calls above this one; the
         stack begins there.
         """
-        here = self._local.state
+        here = self.local.state
         here.stack = -2
         sequence = next_sequence_number()
         if sequence != here.sequence:
-            here.sequence = sequence
-            here.stack = stack = self.stacks.number(caller(depth))
-            calls = here.calls
-            here.forwards[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
+            self.made_node(here, sequence, func, depth + 1)
+        noted = self._noted.get(id(func))
+        if noted is None:
+            noted = self._noted[id(func)] = is_noted(func), func
+        if noted[0]:
+            self.note(here, func, args)
+
+    def made_node(self, here: ThreadState, sequence: int, func: Any, depth: int) -> None:
+        """Note module and stack of the autograd node before a sequence number, which the forward of an op has made."""
+        here.sequence = sequence
+        here.stack = stack = self.stacks.number(caller(depth))
+        calls = here.calls
+        here.forwards[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
+
+    def note(self, here: ThreadState, func: Any, args: Any) -> None:
+        """Note what an op for which `is_noted` holds says about other blocks than those that it allocates."""
         if func is _DETACH:
             node = current_autograd_node()
             if node is not None and sequence_number_of(node) == _ACCUMULATE:
                 # AccumulateGrad detaches the incoming gradient to keep it: accumulate_grad.h.
                 self.tag(args[0], Category.GRADIENT, self.owner_of(node.variable))
-        elif func is COPY and not here.calls:
-            self.copies.copied(*args[:2])
-        followed = self._followed.get(id(func))
-        if followed is None:
-            followed = self._followed[id(func)] = is_followed(func), func
-        if followed[0]:
+        elif func is COPY:
+            if not here.calls:
+                self.copies.copied(*args[:2])
+        else:
             self.communication.op(func, args, len(self.events))
 
     def alloc(
@@ -132,91 +126,8 @@ class Recorder(Tags):
         elif func is _EMPTY and is_initialized() and makes_bucket():
             # Beside the buckets the Reducer sends numbers: which parameter is in which bucket, and which are used.
             self.tags[row] = Category.COMMUNICATION_BUFFER if tensor.startswith("int") else Category.GRADIENT_BUCKET
-        now = time.perf_counter_ns() - self._epoch
+        now = _clock() - self.epoch
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
-
-    def preexisting(
-        self,
-        address: int,
-        size: int,
-        origin: Origin | None,
-        category: Category = Category.UNKNOWN,
-        tensor: str = "",
-        stream: int = 0,
-    ) -> None:
-        """Record a block older than the recording."""
-        if stream:
-            self.streams[len(self.events)] = stream
-        if origin is not None:
-            self._from_before(_PREEXISTING, 0, address, size, origin, category, tensor)
-            return
-        row = self.open_rows[address] = len(self.events)
-        self.tensors[row] = tensor
-        self.events.append((0, _PREEXISTING, address, size, _OTHER, 0, -1, -1, -1, 0, -1, category))
-
-    def reallocated(self, address: int, size: int, origin: Origin | None, tensor: str = "") -> None:
-        """Record an earlier block that is placed on this device only now."""
-        now = time.perf_counter_ns() - self._epoch
-        self._from_before(_ALLOC, now, address, size, origin, Category.UNKNOWN, tensor)
-
-    def _from_before(
-        self, action: int, now: int, address: int, size: int, origin: Origin | None, category: Category, tensor: str
-    ) -> None:
-        row = self.open_rows[address] = len(self.events)
-        self.tensors[row] = tensor
-        op = module = stack = -1
-        if origin is not None:
-            op = self.ops.setdefault(origin.op, len(self.ops)) if origin.op else -1
-            module = self.names.intern(origin.module) if origin.module else -1
-            stack = self.stacks.intern_frames(origin.stack) if origin.stack else -1
-            category = origin.category
-        phase, step = (_OTHER, 0) if action == _PREEXISTING else (self._marked[1], self.step)
-        self.events.append((now, action, address, size, phase, step, op, module, stack, 0, -1, category))
-
-    def free(self, address: int, size: int) -> None:
-        """Record a freed block."""
-        phase, step = self._marked[1], self.step
-        row = self.open_rows.pop(address, -1)
-        self.events.append(
-            (time.perf_counter_ns() - self._epoch, _FREE, address, size, phase, step, -1, -1, -1, 0, row, _UNKNOWN)
-        )
-        if self.late.uses:
-            self.late.freed(row, len(self.events) - 1)
-        if self.early.free_from:
-            self.early.freed(row, len(self.events) - 1)
-
-    def used_on(self, address: int, stream: int) -> None:
-        """Record that a stream uses a block: if it is another one than the block's, the free waits for it."""
-        row = self.open_rows.get(address, -1)
-        if row >= 0 and self.streams.get(row, 0) != stream:
-            self.late.uses.setdefault(row, set()).add(stream)
-
-    def may_be_free(self, address: int) -> None:
-        """Record that a block is free from now on if the GPU does not lag."""
-        self.early.may_be_free(self.open_rows.get(address, -1), len(self.events))
-
-    def position(self) -> int:
-        """Return the number of events so far."""
-        return len(self.events)
-
-    def ordered(self, stream: int, other: int, until: int | None) -> None:
-        """Record that a stream waits for another one's work up to a `position`, None for all so far."""
-        self.late.ordered(stream, len(self.events), other, len(self.events) if until is None else until)
-
-    def finished(self, stream: int | None, until: int | None) -> None:
-        """Record that the program waits for a stream's work up to a `position`; None: of all streams, all so far."""
-        if self.late.ends:
-            self.late.finished(stream, len(self.events) if until is None else until, len(self.events))
-
-    def segment(self, action: Action, address: int, size: int, stream: int = 0) -> None:
-        """Record a segment that the allocator got or returned."""
-        if action is not Action.OOM:
-            if stream:
-                self.streams[len(self.events)] = stream
-            phase, step = self._marked[1], self.step
-            self.events.append(
-                (time.perf_counter_ns() - self._epoch, action, address, size, phase, step, -1, -1, -1, 0, -1, _UNKNOWN)
-            )
 
     def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "", stream: int = 0) -> None:
         """Record a request that did not fit."""
@@ -224,19 +135,23 @@ class Recorder(Tags):
         self.tensors[len(self.events)] = tensor
         if stream:
             self.streams[len(self.events)] = stream
-        now = time.perf_counter_ns() - self._epoch
+        now = _clock() - self.epoch
         number = self._know(func)[0]
         self.events.append((now, _OOM, -1, size, phase, self.step, number, module, stack, grad, -1, _UNKNOWN))
 
     def _attribution(self, func: Any, args: Any, index: int) -> tuple[int, int, int, int, int]:
         """Phase, module, stack, 1 if gradients are enabled, and open call (-2: in AccumulateGrad) of an op's output."""
         node = current_autograd_node()
-        here = self._local.state
+        here = self.local.state
         calls = here.calls
         module, call = calls[-1][:2] if calls else (-1, -1)
-        grad = here.gradients(node)
-        if grad and calls and not torch.is_grad_enabled():
-            call = calls[-1][4]
+        grad = _is_grad_enabled()
+        if grad:
+            here.enabled = True
+        else:
+            grad = here.without_gradients(node)
+            if grad and calls:
+                call = calls[-1][4]
         if node is None or here.in_backward:
             phase = here.phase
             if phase == _OPTIMIZER:
@@ -257,8 +172,9 @@ class Recorder(Tags):
                 module, stack, call = self.owner_of(node.variable), -1, -2
             else:
                 module, stack = self._made_by(node, sequence, module)
-        if (self.step, phase) != self._marked and self._threads.leads(here, phase == _BACKWARD):
-            self._mark_before_segments(phase)
+        marked = self.marked
+        if (phase != marked[1] or self.step != marked[0]) and self._threads.leads(here, phase == _BACKWARD):
+            self.mark_before_segments(phase)
         return phase, module, stack, int(grad), call
 
     def _stack_now(self, here: ThreadState) -> int:
@@ -286,25 +202,6 @@ class Recorder(Tags):
         known = self._known_ops[id(func)] = number, func in COPYING, func
         return known
 
-    def _mark(self, phase: int) -> None:
-        self._marked = (self.step, phase)
-        now = time.perf_counter_ns() - self._epoch
-        self.events.append((now, _MARK, -1, 0, phase, self.step, -1, -1, -1, 0, -1, _UNKNOWN))
-
-    def _mark_before_segments(self, phase: int) -> None:
-        """Mark a phase that begins with a request, before the segments that the allocator got for the request."""
-        events = self.events
-        end = start = len(events)
-        while start and events[start - 1][1] in _NEW_SEGMENT:
-            start -= 1
-        segments = events[start:]
-        del events[start:]
-        self._mark(phase)
-        events += [(*event[:4], phase, self.step, *event[6:]) for event in segments]
-        for row in range(end, start, -1):
-            if row - 1 in self.streams:
-                self.streams[row] = self.streams.pop(row - 1)
-
     def _step_begins(self, here: ThreadState) -> None:
         if self._threads.leads(here, trains=True) and self._step_ended:
             self._step_ended = False
@@ -316,6 +213,7 @@ class Recorder(Tags):
 
     def call_begins(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
         """Record that a module is called."""
+        self.settle()
         here, node = self._threads.here, current_autograd_node()
         calls = here.calls
         applied = here.gradients(node) and not torch.is_grad_enabled()
@@ -331,8 +229,8 @@ class Recorder(Tags):
                 here.phase = _FORWARD
                 if self._threads.leads_call(here, module):
                     self._step_begins(here)
-                    if self._marked != (self.step, _FORWARD):
-                        self._mark(_FORWARD)
+                    if self.marked != (self.step, _FORWARD):
+                        self.mark(_FORWARD)
                 for value in args:
                     self.tag_input(value)
         number = self.names.number(module, calls[-1][0] if calls else -1)
@@ -343,6 +241,7 @@ class Recorder(Tags):
 
     def call_ends(self, module: torch.nn.Module) -> None:
         """Record that a module returned or raised."""
+        self.settle()
         here = self._threads.here
         while here.calls:
             _, call, before, identity, _ = here.calls.pop()
@@ -358,6 +257,7 @@ class Recorder(Tags):
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> None:
         """Record that an optimizer is about to step; `frame` calls it."""
+        self.settle()
         if self.training is not None:
             self.training.stepped(optimizer)
         here = self._threads.here
@@ -373,10 +273,11 @@ class Recorder(Tags):
         self.tag_state(optimizer)
         here.phase = _OPTIMIZER
         if self._threads.leads(here, trains=True):
-            self._mark(_OPTIMIZER)
+            self.mark(_OPTIMIZER)
 
     def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that an optimizer has stepped."""
+        self.settle()
         self.tag_state(optimizer)
         here = self._threads.here
         self._leave_optimizer(here)
@@ -384,7 +285,7 @@ class Recorder(Tags):
         here.in_backward = False
         if self._threads.leads(here, trains=True):
             self._step_ended = True
-            self._mark(here.phase)
+            self.mark(here.phase)
 
     def _leave_optimizer(self, here: ThreadState) -> None:
         if here.optimizer is not None:
@@ -393,5 +294,11 @@ class Recorder(Tags):
 
     def finish(self) -> None:
         """Close the calls that an exception left open."""
+        self.settle()
         for call in self._threads.close_calls():
             self.call_ends_at[call] = len(self.events)
+
+
+def is_noted(func: Any) -> bool:
+    """Return whether `Recorder.note` looks at an op."""
+    return func is _DETACH or func is COPY or is_followed(func)

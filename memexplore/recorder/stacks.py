@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from memexplore.tape import Frame
 from memexplore.texts import encodable
 
+_MOST_SHARED = 20_000
 DEPTH = 128
 """Frames kept of one stack, innermost first."""
 
@@ -32,6 +33,15 @@ class _Walk(threading.local):
     outer = Outer()
 
 
+class StackTables(NamedTuple):
+    """Numbers of stacks, which one recording after another may use: the same lines run in each step."""
+
+    numbers: dict[tuple[Any, ...], int]
+    chains: list[tuple[int, tuple[Any, ...]]]
+    by_lines: dict[tuple[int, ...], int]
+    """Numbers by the lines of the stacks: an instruction that Python 3.11 specialises ends at another place."""
+
+
 class Stacks:
     """Interned stacks of running code.
 
@@ -39,11 +49,8 @@ class Stacks:
     (`enter`); the stacks of the ops inside are walked only up to that call.
     """
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[Any, ...], int] = {}
-        self._chains: list[tuple[int, tuple[Any, ...]]] = []
-        self._by_lines: dict[tuple[int, ...], int] = {}
-        """Numbers by the lines of the stacks: an instruction that Python 3.11 specialises ends at another place."""
+    def __init__(self, tables: StackTables | None = None) -> None:
+        self._numbers, self._chains, self._by_lines = tables or StackTables({}, [], {})
         self._walk = _Walk()
 
     def number(self, frame: FrameType | None) -> int:
@@ -75,9 +82,10 @@ class Stacks:
             # The interpreter finds a line in a hundredth of the time of `_line`.
             lines += (id(code), frame.f_lineno or code.co_firstlineno)
             frame = frame.f_back
-        number = self._numbers[key] = self._by_lines.setdefault(tuple(lines), len(self._chains))
-        if number == len(self._chains):
-            self._chains.append((parent, tuple(chain)))
+        with _new_numbers:
+            number = self._numbers[key] = self._by_lines.setdefault(tuple(lines), len(self._chains))
+            if number == len(self._chains):
+                self._chains.append((parent, tuple(chain)))
         return number
 
     def enter(self, frame: FrameType | None) -> Outer:
@@ -105,8 +113,9 @@ class Stacks:
         """Return the number of a stack given as `Frame` values."""
         number = self._numbers.get(frames)
         if number is None:
-            number = self._numbers[frames] = len(self._chains)
-            self._chains.append((-1, frames))
+            with _new_numbers:
+                number = self._numbers[frames] = len(self._chains)
+                self._chains.append((-1, frames))
         return number
 
     def resolve(self, number: int, own: tuple[str, ...]) -> tuple[Frame, ...]:
@@ -122,6 +131,18 @@ class Stacks:
                 if not code.co_filename.startswith(own):
                     frames.append(_frame(code, instruction))
         return tuple(frames[:DEPTH])
+
+
+_new_numbers = threading.Lock()
+_shared = StackTables({}, [], {})
+
+
+def shared_tables() -> StackTables:
+    """Return the tables that recordings share: the code of their stacks stays alive, so they are bounded."""
+    global _shared
+    if len(_shared.numbers) > _MOST_SHARED:
+        _shared = StackTables({}, [], {})
+    return _shared
 
 
 # The stacks of a step have the same frames in each step; a lookup in the table of lines takes longer than the rest.

@@ -20,6 +20,7 @@ from memexplore.torch_internals.dispatch import tensor_with_memory
 from memexplore.torch_internals.modules import buffers_of, parameters_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _LISTED = 3
 """Names of layers in a sentence, or one more where they are all."""
 
@@ -106,7 +107,9 @@ class Tags:
     def ref_of(self, tensor: torch.Tensor) -> Any:
         """Return the `Ref` of a tensor's storage, None where it has no memory on the device."""
         try:
-            tensor = tensor_with_memory(tensor)
+            kind = type(tensor)
+            if kind is not _Parameter and kind is not _Tensor:
+                tensor = tensor_with_memory(tensor)
             ref = self.live.get(storage_key(untyped_storage(tensor)))
         except NotImplementedError:
             # The tensors of `torch.func` are wrappers without memory of their own; sparse ones have several storages.
@@ -143,7 +146,8 @@ class Tags:
             ref.tag = (category, owner)
             return -1
         row = self.open_rows.get(ref.address, -1)
-        if self.tags.get(row) not in LASTING:
+        known = self.tags.get(row)
+        if known is None or known not in LASTING:
             self.tags[row] = category
         if owner is not None and owner >= 0:
             self.owners[row] = owner
@@ -168,7 +172,10 @@ class Tags:
         first = args[0] if args else None
         if isinstance(first, LISTS) and first:
             first = first[index if index < len(first) else 0]
-        return self.owner_of(first, otherwise) if isinstance(first, torch.Tensor) else otherwise
+        if not isinstance(first, torch.Tensor):
+            return otherwise
+        ref = self.live.get(storage_key(untyped_storage(first)))
+        return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
 
 
 def _listed(names: list[str]) -> str:

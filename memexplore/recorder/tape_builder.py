@@ -165,7 +165,8 @@ def _tensors(recorder: Recorder, count: int) -> tuple[Any, tuple[str, ...]]:
 
 def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
     """The stacks of the rows without frames of memexplore, and the index of each interned stack among them."""
-    used = sorted({event[_FIELD["stack"]] for event in recorder.events} - {-1})
+    # In the order of first use: the numbers are those of all recordings of the process.
+    used = [number for number in dict.fromkeys(event[_FIELD["stack"]] for event in recorder.events) if number >= 0]
     table: dict[tuple[Frame, ...], int] = {}
     index = np.full(max(used, default=-1) + 1, -1, dtype=np.int64)
     for number in used:

@@ -15,6 +15,8 @@ from memexplore.recorder.stacks import Outer
 from memexplore.tape import Phase
 from memexplore.torch_internals.tensors import forward_gradients_enabled
 
+_is_grad_enabled = torch.is_grad_enabled  # bound once, because each recorded block asks
+
 
 class ThreadState:
     """Open module calls, phase and stack of one thread."""
@@ -41,9 +43,13 @@ class ThreadState:
         Such a forward, that of a re-entrant checkpoint included, runs without gradients and, unlike `no_grad`, without
         forward-mode gradients (torch/csrc/autograd/python_function.cpp). So does inference mode.
         """
-        if torch.is_grad_enabled():
+        if _is_grad_enabled():
             self.enabled = True
             return True
+        return self.without_gradients(node)
+
+    def without_gradients(self, node: Any) -> bool:
+        """Return what `gradients` does where gradients are not enabled now."""
         if forward_gradients_enabled() or torch.is_inference_mode_enabled():
             self.enabled = False
             return False

@@ -63,6 +63,12 @@ function_mode_stack: Callable[[], list[Any]] = look_up(
     NO_VIRTUAL_GPU,
     probe=lambda stack: isinstance(stack(), list),
 )
+function_modes: Callable[[], int] = look_up(
+    "torch._C._len_torch_function_stack",
+    "whether a function mode sees what is read of a tensor",
+    NO_RECORDING,
+    probe=lambda count: isinstance(count(), int),
+)
 DisableTorchFunction: Callable[[], Any] = look_up(
     "torch._C.DisableTorchFunction",
     "metadata of a tensor, whatever its class overrides; DisableTorchFunctionSubclass leaves modes on",
@@ -156,6 +162,14 @@ _packet_of = attribute_of(
     "key of `torch.utils.flop_counter.flop_registry`",
     "no FLOPs, so no predicted times",
 )
+_run_of = attribute_of(
+    "torch._ops.OpOverload", "_op", _relu, "runs an operator in less time than its own `__call__`", NO_RECORDING
+)
+
+
+def runs_of(op: Any) -> Callable[..., Any]:
+    """What runs an operator: a function in C++; the operator itself where its class is another one."""
+    return _run_of(op) if type(op) is OpOverload else op
 
 
 def schema_or_none(op: Any) -> Any:
