@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
 from memexplore.live.store import Store
 from memexplore.torch_internals.modules import is_compiled, is_compiled_outside
+from memexplore.torch_internals.state import never_compile
 
+_OWN = "memexplore."
 COMPILED = (
     "The model is compiled: its steps are watched, but none is recorded completely, because recording would make the "
     "compiler compile it again."
 )
+
+
+_left_alone: set[str] = set()
+"""Names of modules whose functions the compiler leaves alone."""
+
+
+def leave_own_code_alone() -> None:
+    """Let `torch.compile` compile no function of memexplore: hooks and dispatch modes run inside compiled functions."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_OWN) and name not in _left_alone:
+            _left_alone.add(name)
+            for code in _codes(module.__name__, vars(module).values()):
+                never_compile(code)
+
+
+def _codes(name: str, values: Iterable[Any]) -> Iterator[CodeType]:
+    """The code of functions and classes that a module of this name defines, and of the functions inside of them."""
+    for value in values:
+        if isinstance(value, CodeType):
+            yield value
+            yield from _codes(name, value.co_consts)
+        elif isinstance(value, FunctionType) and value.__module__ == name:
+            yield from _codes(name, (value.__code__,))
+        elif isinstance(value, type) and value.__module__ == name:
+            yield from _codes(name, vars(value).values())
+        elif isinstance(value, classmethod | staticmethod):
+            yield from _codes(name, (value.__func__,))
+        elif isinstance(value, property):
+            yield from _codes(name, (value.fget, value.fset))
 
 
 class CompiledModels:

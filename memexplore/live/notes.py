@@ -6,6 +6,7 @@ from memexplore.knobs.forward import device_of
 from memexplore.live.control import Control
 from memexplore.live.counters import Counters, VirtualCounters
 from memexplore.live.store import Store
+from memexplore.torch_internals.state import compiler_is_used
 
 _MANY = 20
 """Steps or calls after which a note says why the run has no step of its own."""
@@ -23,10 +24,11 @@ def _steps_are_missing(store: Store, control: Control, calls: int) -> list[str]:
             f"An optimizer that is not watched ({kind}) has stepped {steps:,} times since the last watched step: watch "
             "it and the model that it updates."
         ]
-    if store.history.newest is None and not steps and calls >= _MANY:
+    if not steps and calls >= _MANY and (store.history.newest is None or compiler_is_used()):
+        reason = "; an optimizer's step that is compiled is not seen" if compiler_is_used() else ""
         return [
             f"The model was called {calls:,} times with gradients and no optimizer has stepped: a step ends when an "
-            "optimizer of torch.optim has stepped."
+            f"optimizer of torch.optim has stepped{reason}."
         ]
     return []
 

@@ -72,3 +72,17 @@ def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer that steps inside of one of accelerate or Lightning, which has it as `optimizer`."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def several(values: Any, kind: type) -> list[Any]:
+    """Return one value or several as a list.
+
+    Raises TypeError for a value of another kind.
+    """
+    if values is None:
+        return []
+    found = [values] if isinstance(values, kind) else list(values)
+    for value in found:
+        if not isinstance(value, kind):
+            raise TypeError(f"expected a {kind.__name__} or several of them, not a {type(value).__name__}")
+    return found

@@ -17,12 +17,13 @@ import torch
 
 from memexplore.capture import predicted, versions
 from memexplore.live.allocator_history import AllocatorHistory, joined
+from memexplore.live.older import Older
 from memexplore.recorder import cuda, endings, tape_builder
 from memexplore.recorder.events import Event
 from memexplore.recorder.real_device import CudaMode, RealMode
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
-from memexplore.torch_internals.state import dispatch_mode_stack
+from memexplore.torch_internals.state import compiler_is_used, dispatch_mode_stack
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches.modes import set_dispatch_modes
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
@@ -41,10 +42,33 @@ _OWNED = (
     Category.GRADIENT_BUCKET,
 )
 MOST_SURVIVORS = 2000
+MOST_CALLS = 20
+"""Calls of a model after which a recording is dropped where the optimizer's step may be compiled and never seen."""
+COMPILED_FUNCTIONS = (
+    "torch.compile was used in this process: what compiled functions allocate inside has no layer and no line, or is "
+    "missing."
+)
 _NO_DEVICE = torch.device("meta")
 """A device whose tensors have no memory."""
 _left_on: list[Recording] = []
 """Recordings that another thread than theirs has ended."""
+
+
+class _LetsCompile:
+    """Lets functions be compiled while a mode is on; without this they would run eagerly also in all later steps."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True (`torch.utils._python_dispatch.TorchDispatchMode`)."""
+        return True
+
+
+class _CpuMode(_LetsCompile, RealMode):
+    pass
+
+
+class _GpuMode(_LetsCompile, CudaMode):
+    pass
 
 
 class Survivor(NamedTuple):
@@ -84,8 +108,10 @@ class Recording:
     `recorder` is None when the tape was built.
     """
 
-    def __init__(self, step: int, virtual: VirtualGpu | None, device: torch.device) -> None:
+    def __init__(self, step: int, virtual: VirtualGpu | None, device: torch.device, older: Older | None = None) -> None:
+        """`older` has the storages that are older than the watched run, where that is known."""
         self.step = step
+        self._older = older
         self._virtual = virtual
         self.recorder: Any
         self.mode: Any = None
@@ -95,7 +121,7 @@ class Recording:
             self.recorder, self._meta = Recorder(live_storages, adopt), predicted(virtual)
         else:
             on_gpu = device.type == "cuda"
-            self.mode = (CudaMode if on_gpu else RealMode)(device)
+            self.mode = (_GpuMode if on_gpu else _CpuMode)(device)
             self.recorder = self.mode.recorder
             release = versions(torch.__version__)
             self._meta = cuda.meta(device, release) if on_gpu else Meta(Source.MEASURED, "cpu", versions=release)
@@ -125,12 +151,35 @@ class Recording:
         if self._virtual is not None:
             self._watch = self._virtual.watch(self.recorder)
             self._watch.__enter__()
+            self._note_kept()
         else:
             if self._history is not None:
                 self._history.begin()
+            if self._older is not None:
+                self.mode.is_of_run = self._older.is_newer
             self.mode.__enter__()
             lowest_first(self.mode)
         self.is_running = True
+
+    def _note_kept(self) -> None:
+        """Note the blocks of the virtual GPU that earlier steps of the run made, if no recording has their origin."""
+        if self._older is None:
+            return
+        for ref in list(live_storages.values()):
+            storage = ref()
+            row = self.recorder.open_rows.get(ref.address, -1)
+            is_known = ref.origin is not None and ref.origin.category != Category.UNKNOWN
+            if storage is not None and not is_known and row >= 0 and self._older.is_newer(storage):
+                self.recorder.kept.add(row)
+
+    def called(self, args: Any, kwargs: Any, calls: int) -> bool:
+        """Note the arguments of a model's call, which are inputs although an earlier step may have made them.
+
+        Return whether the recording goes on: after many `calls` not, where a step may have ended unseen.
+        """
+        if self.recorder.kept:
+            self.recorder.are_inputs((args, kwargs or {}))
+        return calls < MOST_CALLS or self._virtual is not None or not compiler_is_used()
 
     def begin_at_failure(self) -> None:
         """Begin when the step has failed already: the tape then has what is allocated now."""
@@ -151,7 +200,8 @@ class Recording:
             self._allocator_tape = self._history.read()
             self._history.end()
         self.recorder.finish()
-        self._meta = self._meta._replace(ending=end.ending, error=end.error)
+        unseen = (COMPILED_FUNCTIONS,) if self._virtual is None and compiler_is_used() else ()
+        self._meta = self._meta._replace(ending=end.ending, error=end.error, notes=(*self._meta.notes, *unseen))
         self.survivors = tuple(self._survivors())
         self._sum_up()
         if self._virtual is not None:

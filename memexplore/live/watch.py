@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memexplore.live.compiled import leave_own_code_alone
 from memexplore.live.counters import counters_of
 from memexplore.live.live import Live, Overhead, State
 from memexplore.live.noted_calls import noting_calls, noting_skips
-from memexplore.live.optimizers import unwrapped
+from memexplore.live.older import Older
+from memexplore.live.optimizers import several, unwrapped
 from memexplore.live.rank_folder import writer_of
 from memexplore.live.recording import Recording
 from memexplore.live.schedule import Schedule
@@ -96,7 +98,7 @@ class Session:
     def _patches(self) -> list[Patch]:
         watcher = self.watcher
         return [
-            Insert(OPTIMIZER_PRE_HOOKS, KEY, watcher.before_optimizer),
+            Insert(OPTIMIZER_PRE_HOOKS, KEY, self._before_optimizer),
             Insert(OPTIMIZER_POST_HOOKS, KEY, self._after_optimizer),
             Replace(torch.amp.GradScaler, "step", noting_skips(torch.amp.GradScaler.step, watcher)),
             Replace(torch.UntypedStorage, "resize_", noting_resizes(torch.UntypedStorage.resize_, self._mode)),
@@ -142,6 +144,7 @@ class Session:
         if other is not None and other.state in (State.WATCHING, State.PAUSED):
             raise RuntimeError("another run is being watched: end its block before another begins")
         check.warn_if_untested()
+        leave_own_code_alone()
         if self._open_folder is not None:
             # Before anything is changed: a folder may exist already.
             self._write_to(self._open_folder())
@@ -189,8 +192,14 @@ class Session:
         for receive in self.on_state:
             receive()
 
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.watcher.before_optimizer(optimizer, args, kwargs)
+
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Hook after an optimizer's step, which stays installed during a pause."""
+        if torch.compiler.is_compiling():
+            return
         watcher = self.watcher
         if self.state is State.WATCHING:
             watcher.after_optimizer(optimizer, args, kwargs)
@@ -364,8 +373,8 @@ def watch(
 
     Raises RuntimeError if another run is being watched.
     """
-    models = _several(model, torch.nn.Module)
-    optimizers = [unwrapped(each) for each in _several(optimizer, torch.optim.Optimizer)]
+    models = several(model, torch.nn.Module)
+    optimizers = [unwrapped(each) for each in several(optimizer, torch.optim.Optimizer)]
     chosen = None if device is None else torch.device(device)
     if every is not None and every < 1:
         raise ValueError(f"every is a number of steps from 1 on, not {every}")
@@ -373,9 +382,12 @@ def watch(
     def make() -> Session:
         counters = counters_of(chosen)
 
+        watched = torch.device("cpu" if active() is not None else counters.device)
+        older = Older(watched, active())
+
         def record(step: int) -> Recording:
             virtual = active()
-            return Recording(step, virtual, torch.device("cpu" if virtual is not None else counters.device))
+            return Recording(step, virtual, torch.device("cpu" if virtual is not None else counters.device), older)
 
         # On a virtual GPU compiled code runs eagerly.
         hides_modules = active() is None
@@ -384,17 +396,3 @@ def watch(
         return Session(models, watcher, open_folder, on_begin)
 
     return Watching(make)
-
-
-def _several(values: Any, kind: type) -> list[Any]:
-    """Return one value or several as a list.
-
-    Raises TypeError for a value of another kind.
-    """
-    if values is None:
-        return []
-    found = [values] if isinstance(values, kind) else list(values)
-    for value in found:
-        if not isinstance(value, kind):
-            raise TypeError(f"expected a {kind.__name__} or several of them, not a {type(value).__name__}")
-    return found

@@ -30,11 +30,10 @@ from memexplore.recorder.module_hooks import Names
 from memexplore.runs.rows import StepRow
 from memexplore.tape import Ending
 from memexplore.torch_internals.modules import CALL, is_compiled
+from memexplore.torch_internals.state import is_inside_compiled
 from memexplore.torch_internals.tensors import current_autograd_node
 
-_SECONDS_OUTSIDE = 1.0
-_SECONDS_RESIDENT = 0.1
-_clock = time.perf_counter
+_SECONDS_OUTSIDE, _SECONDS_RESIDENT, _clock = 1.0, 0.1, time.perf_counter
 
 
 class Watcher:
@@ -186,6 +185,8 @@ class Watcher:
             is_new = self.recording is None and not self._keep_hooks_off and not self.store.has_seen(call)
             if is_new and self.schedule.on_new_shapes():
                 self._begin_recording(Cause.NEW_SHAPES)
+            if self.recording is not None and not self.recording.called(args, kwargs, self.step.micro_batches):
+                self.abandon()
             if self._measures_layers:
                 self.layers.open()
         else:
@@ -213,7 +214,7 @@ class Watcher:
     def before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Hook before an optimizer's step."""
         try:
-            self._in_backward = current_autograd_node() is not None
+            self._in_backward = current_autograd_node() is not None or is_inside_compiled()
             if self.recording is not None:
                 self.recording.recorder.optimizer_begins(optimizer, stacks.caller(2))
         except Exception as error:
@@ -252,7 +253,7 @@ class Watcher:
             # The same optimizer again, without a forward pass: the step before had ended.
             self._end_step()
         self._stepped.add(identity)
-        # Optimizers that step in backward, one for each parameter, end their step when the next one begins.
+        # Optimizers that step in backward, one for each parameter, or compiled end their step when the next one begins.
         if not self._in_backward and len(self._stepped) >= max(self._together, self._optimizers.chosen):
             self._end_step()
 

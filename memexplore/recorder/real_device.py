@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from memexplore.recorder import cuda, isolation
+from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
 from memexplore.recorder.recorder import Recorder, is_noted
 from memexplore.tape import Category, Meta, Source, Tape
@@ -24,7 +25,6 @@ from memexplore.torch_internals.dispatch import (
     runs_of,
 )
 from memexplore.torch_internals.tensors import (
-    base_of,
     next_sequence_number,
     storage_key,
     storage_use_count,
@@ -74,6 +74,8 @@ class RealMode(TorchDispatchMode):
         # Bound once: each op needs them.
         self._local, self._dead, self._settle = recorder.local, recorder.dead, recorder.settle
         self._alloc, self._died = recorder.alloc, recorder.dead.append
+        self.is_of_run: Callable[[torch.UntypedStorage], bool] = lambda storage: False
+        """Whether a storage older than the recording was made by an earlier step of the recorded run."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,6 +99,8 @@ class RealMode(TorchDispatchMode):
             self.recorder.note(here, func, (*args, *kwargs.values()) if kwargs else args)
         if self.records_arguments:
             self.record_arguments(args)
+        if self.recorder.kept:
+            self.recorder.reads(here, args)
         try:
             result = run(*args, **kwargs) if kwargs else run(*args)
         except torch.OutOfMemoryError as error:
@@ -127,7 +131,7 @@ class RealMode(TorchDispatchMode):
             if isinstance(result, _Tensor):
                 self._record_output(result, func, args, 0)
             elif isinstance(result, LISTS):
-                arguments = _by_storage(args, {}) if len(result) > _FEW else None
+                arguments = by_storage(args, {}) if len(result) > _FEW else None
                 for index, output in enumerate(result):
                     if isinstance(output, _Tensor):
                         self._record_output(output, func, args, index, arguments)
@@ -169,20 +173,20 @@ class RealMode(TorchDispatchMode):
             if arguments is not None:
                 argument = arguments.get(key)
             elif storage_use_count(key) > _ALONE:
-                argument = _argument_in(storage, args)
+                argument = argument_in(storage, args)
             else:
                 argument = None
                 for value in args:
-                    if value is output or (isinstance(value, LISTS) and _has(value, output)):
+                    if value is output or (isinstance(value, LISTS) and is_among(value, output)):
                         argument = output
                         break
             if argument is not None:
-                self.adopt(argument)
+                self._adopt_argument(argument)
                 return
         size = storage.nbytes()
         if size:
             # A storage that was resized may have been seen first through a view of its tensor.
-            text = tensor_text(output.shape, output.dtype) if ref is None else _text_of_whole(output, size)
+            text = tensor_text(output.shape, output.dtype) if ref is None else text_of_whole(output, size)
             address = storage.data_ptr()
             self._alloc(address, size, func, args, index, _UNKNOWN, text)
             self._keep(storage, key, address, size)
@@ -198,8 +202,14 @@ class RealMode(TorchDispatchMode):
         if not size:
             return None
         address = storage.data_ptr()
-        self.recorder.preexisting(address, size, None, _UNKNOWN, _text_of_whole(tensor, size))
+        self.recorder.preexisting(address, size, None, _UNKNOWN, text_of_whole(tensor, size))
         return self._keep(storage, storage_key(storage), address, size)
+
+    def _adopt_argument(self, tensor: torch.Tensor) -> None:
+        """Record a storage older than the recording that no model, optimizer or call of a model has."""
+        ref = self.adopt(tensor)
+        if ref is not None and self.is_of_run(untyped_storage(tensor)):
+            self.recorder.kept.add(self.recorder.open_rows[ref.address])
 
     def resized(self, storage: torch.UntypedStorage, address: int, size: int) -> None:
         """Record that a storage, which had `size` bytes at an address, got another size without an op.
@@ -275,56 +285,9 @@ class CudaMode(RealMode):
                 if value.layout is torch.strided and value.device == self.device:
                     with DisableTorchFunction():
                         if storage_key(untyped_storage(value)) not in self.live:
-                            self.adopt(value)
+                            self._adopt_argument(value)
             elif isinstance(value, LISTS):
                 self.record_arguments(value)
-
-
-def _text_of_whole(tensor: torch.Tensor, size: int) -> str:
-    """Return shape and dtype of the tensor that a storage of `size` bytes was made for, empty if `tensor` is a part.
-
-    The tensor is the base of a view. A view without a base, such as `x.t().detach()`, is recognised by its gaps or by
-    the order of its dimensions in memory.
-    """
-    base = base_of(tensor)
-    base = tensor if base is None else base
-    if base.nbytes != size:
-        return ""
-    is_in_order = base.is_contiguous() or base.is_contiguous(memory_format=torch.channels_last)
-    return tensor_text(base.shape, base.dtype) if is_in_order else ""
-
-
-def _has(args: Any, output: torch.Tensor) -> bool:
-    """Return whether an op's output is one of its arguments itself, those in lists included."""
-    for value in args:  # noqa: SIM110 - a generator takes three times as long
-        if value is output or (isinstance(value, LISTS) and _has(value, output)):
-            return True
-    return False
-
-
-def _argument_in(storage: torch.UntypedStorage, args: Any) -> torch.Tensor | None:
-    """Return the first of an op's tensor arguments in a storage, those in lists included; None without one."""
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            # A storage has one Python object while that is alive.
-            if value.layout is torch.strided and untyped_storage(value) is storage:
-                return value
-        elif isinstance(value, LISTS):
-            found = _argument_in(storage, value)
-            if found is not None:
-                return found
-    return None
-
-
-def _by_storage(args: Any, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return the first of an op's tensor arguments in each storage, by the key of the storage."""
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided:
-                found.setdefault(storage_key(untyped_storage(value)), value)
-        elif isinstance(value, LISTS):
-            _by_storage(value, found)
-    return found
 
 
 @contextlib.contextmanager

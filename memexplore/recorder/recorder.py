@@ -6,7 +6,7 @@ Each row has the op, module, phase, step and stack; `tape_builder` decides the c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from memexplore.recorder.communication import Communication, is_followed, makes_bucket
 from memexplore.recorder.copies import COPY, COPYING, Copies
 from memexplore.recorder.cpu_training import CpuTraining
-from memexplore.recorder.events import needs_gradient, op_name
+from memexplore.recorder.events import LISTS, needs_gradient, op_name
 from memexplore.recorder.rows import Rows
 from memexplore.recorder.stacks import caller
 from memexplore.recorder.thread_state import Threads, ThreadState
@@ -79,6 +79,8 @@ class Recorder(Rows):
             noted = self._noted[id(func)] = is_noted(func), func
         if noted[0]:
             self.note(here, func, args)
+        if self.kept:
+            self.reads(here, args)
 
     def made_node(self, here: ThreadState, sequence: int, func: Any, depth: int) -> None:
         """Note module and stack of the autograd node before a sequence number, which the forward of an op has made."""
@@ -86,6 +88,20 @@ class Recorder(Rows):
         here.stack = stack = self.stacks.number(caller(depth))
         calls = here.calls
         here.forwards[sequence - 1] = (calls[-1][0] if calls else -1, stack, func)
+
+    def reads(self, here: ThreadState, args: Any) -> None:
+        """Note the arguments of an op: what a forward pass reads with a tensor that requires a gradient is an input."""
+        if here.phase in (_FORWARD, _OTHER) and _is_grad_enabled() and needs_gradient(args):
+            self.are_inputs(args)
+
+    def are_inputs(self, values: Any) -> None:
+        """Note that tensors, also in lists and mappings, are inputs, although an earlier step may have made them."""
+        for value in values.values() if isinstance(values, Mapping) else values:
+            if isinstance(value, torch.Tensor):
+                if self.kept:
+                    self.kept.discard(self.row_of(value))
+            elif isinstance(value, (*LISTS, Mapping)):
+                self.are_inputs(value)
 
     def note(self, here: ThreadState, func: Any, args: Any) -> None:
         """Note what an op for which `is_noted` holds says about other blocks than those that it allocates."""

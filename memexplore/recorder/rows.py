@@ -41,6 +41,8 @@ class Rows(Tags):
         """Step and phase of the last mark."""
         self.dead: deque[Any] = deque()
         """The `Ref`s of storages that have died since the last row; `settle` writes their rows."""
+        self.kept: set[int] = set()
+        """Rows of blocks that earlier steps of the run left, and that nothing has shown to be inputs."""
         self.epoch = _clock()
 
     def preexisting(

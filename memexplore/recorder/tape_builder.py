@@ -13,6 +13,7 @@ from memexplore.recorder.events import Event, Origin
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Frame, Meta, Tape
 from memexplore.tensor_text import interned
+from memexplore.units import size_text
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
 _OF_ONE = {Category.GATHERED_PARAMETER: Category.PARAMETER, Category.GRADIENT_BUCKET: Category.GRADIENT}
@@ -30,6 +31,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
     is_free = action == Action.FREE_REQUESTED
     category, module = _categories_and_modules(recorder, field, is_block, is_free)
 
+    kept = _kept_note(field["size"][sorted(recorder.kept)])
     stacks, stack_of = _stacks(recorder)
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
@@ -61,7 +63,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
             "tensor": tensor[rows],
             "stream": stream[rows],
         },
-        meta=recorder.communication.meta(meta._replace(notes=(*meta.notes, *recorder.sharing_notes()))),
+        meta=recorder.communication.meta(meta._replace(notes=(*meta.notes, *recorder.sharing_notes(), *kept))),
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,
@@ -93,6 +95,7 @@ def _in_order(recorder: Recorder) -> Any:
     recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
     recorder.streams = {int(new_row[row]): stream for row, stream in recorder.streams.items()}
+    recorder.kept = {int(new_row[row]) for row in recorder.kept}
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
     # The end of a call is a number of events; preexisting blocks recorded later have moved in front of it.
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
@@ -146,12 +149,28 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
     )
     of_gradients = [row for row, (kind, _) in inherited.items() if kind == Category.GRADIENT]
     recorder.communication.decide(category, kinds, of_gradients, field["op"], recorder.ops)
+    recorder.kept = {row for row in recorder.kept if category[row] == Category.INPUT and row not in recorder.tags}
+    category[list(recorder.kept)] = Category.UNKNOWN
     # A copy belongs to the layer of its source, which may be a copy as well.
     for row in sorted(inherited):
         kind, source = inherited[row]
         if category[row] == kind and row not in recorder.owners:
             module[row] = module[source]
     return category, module
+
+
+def _kept_note(sizes: Any) -> tuple[str, ...]:
+    """Return a sentence on the blocks that earlier steps of a watched run left, given their sizes; none without one.
+
+    >>> _kept_note(np.array([512, 512]))
+    ('2 blocks (1.00 KiB) were kept from earlier steps: this tape has neither their layer nor their line.',)
+    """
+    if not len(sizes):
+        return ()
+    blocks = "1 block" if len(sizes) == 1 else f"{len(sizes):,} blocks"
+    were, their = ("was", "its") if len(sizes) == 1 else ("were", "their")
+    place = f"neither {their} layer nor {their} line"
+    return (f"{blocks} ({size_text(int(sizes.sum()))}) {were} kept from earlier steps: this tape has {place}.",)
 
 
 def _tensors(recorder: Recorder, count: int) -> tuple[Any, tuple[str, ...]]:

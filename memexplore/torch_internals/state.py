@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from memexplore.torch_internals.table import (
     attribute_names,
     attribute_of,
     look_up,
+    look_up_or_none,
     replaceable,
 )
 
@@ -128,6 +130,29 @@ def compiler_is_used() -> bool:
     backends = getattr(sys.modules.get(_COMPILER), _BACKENDS, {})
     # The compiler's own wrapper that compiles nothing has None.
     return any(backend is not None for backend in list(backends.values()))
+
+
+_FRAMES, _OWN_CODE = "torch._C._dynamo.eval_frame", "memexplore's own code would be compiled in a recorded step"
+_set_strategy, _strategy, _action, _callback = (
+    look_up_or_none(
+        f"{_FRAMES}.{name}",
+        "the compiler leaves a function alone, without a cost for each call; `torch.compiler.disable` has one",
+        _OWN_CODE,
+        needed=lambda: True,
+    )
+    for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction", "get_eval_frame_callback")
+)
+
+
+def never_compile(code: CodeType) -> None:
+    """Let the compiler leave a function alone, but not the functions that it calls."""
+    if _set_strategy is not None and _strategy is not None and _action is not None:
+        _set_strategy(code, _strategy(_action.SKIP, _action.DEFAULT))
+
+
+def is_inside_compiled() -> bool:
+    """Whether a compiled function runs, in a part that was not compiled. The compiler then sees no mode that ends."""
+    return _callback is not None and callable(_callback())
 
 
 def compiler_rules() -> Any:

@@ -1,13 +1,15 @@
-"""Compiled models that are watched: none is compiled again, on the CPU none is recorded."""
+"""Compiled code in a watched run: a compiled model is not compiled again, functions are as without watching."""
 
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 import memexplore as mx
+from memexplore.live.recording import COMPILED_FUNCTIONS, MOST_CALLS
 from tests.live.training import Loop, on
 
 
@@ -75,3 +77,45 @@ def test_a_model_whose_compiled_module_the_loop_calls_is_not_compiled_again(call
     else:
         assert live.recorded == []
         assert "The model is compiled" in live.notes[0]
+
+
+def compiled_in_the_loop(what, first, steps=6):
+    """Train with one part compiled from the third step on; return the losses, the graphs compiled and the `Live`."""
+    torch.compiler.reset()
+    torch.manual_seed(1)
+    graphs, losses = [], []
+    loop = Loop()
+    call, loss, update = loop.model, lambda out: out.square().mean(), loop.optimizer.step
+    watching = nullcontext() if first is None else mx.watch(loop.model, loop.optimizer, first=first)
+    with warnings.catch_warnings(), watching as live:
+        warnings.simplefilter("ignore")
+        for number in range(steps):
+            if number == 2:
+                call = torch.compile(call, backend=counted(graphs)) if what == "model" else call
+                loss = torch.compile(loss, backend=counted(graphs)) if what == "loss" else loss
+                update = torch.compile(update, backend=counted(graphs)) if what == "optimizer" else update
+            value = loss(call(torch.randn(8, 64)))
+            value.backward()
+            update()
+            loop.optimizer.zero_grad()
+            losses.append(value.item())
+    return losses, len(graphs), live
+
+
+@pytest.mark.parametrize("what", ["model", "loss"])
+def test_what_the_loop_compiles_in_a_recorded_step_is_compiled_as_without_watching(what):
+    losses, graphs, _ = compiled_in_the_loop(what, None)
+    watched_losses, watched_graphs, live = compiled_in_the_loop(what, first=6)
+    # No function of memexplore is compiled, and none of the loop runs eagerly because of the recording.
+    assert (watched_losses, watched_graphs) == (losses, graphs)
+    assert live.recorded == [1, 2, 3, 4, 5, 6]
+    assert live.tape(2).meta.notes == ()
+    assert live.tape(3).meta.notes == (COMPILED_FUNCTIONS,)
+
+
+def test_a_compiled_step_of_an_optimizer_is_not_seen_and_a_note_says_so():
+    losses, graphs, _ = compiled_in_the_loop("optimizer", None, steps=2 + MOST_CALLS)
+    watched_losses, watched_graphs, live = compiled_in_the_loop("optimizer", first=6, steps=2 + MOST_CALLS)
+    assert (watched_losses, watched_graphs) == (losses, graphs)
+    assert live.recorded == [1, 2]
+    assert live.notes[0].endswith("an optimizer's step that is compiled is not seen.")
