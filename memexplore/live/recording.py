@@ -155,8 +155,6 @@ class Recording:
         else:
             if self._history is not None:
                 self._history.begin()
-            if self._older is not None:
-                self.mode.is_of_run = self._older.is_newer
             self.mode.__enter__()
             lowest_first(self.mode)
         self.is_running = True

@@ -144,7 +144,6 @@ class Session:
         if other is not None and other.state in (State.WATCHING, State.PAUSED):
             raise RuntimeError("another run is being watched: end its block before another begins")
         check.warn_if_untested()
-        leave_own_code_alone()
         if self._open_folder is not None:
             # Before anything is changed: a folder may exist already.
             self._write_to(self._open_folder())
@@ -373,6 +372,7 @@ def watch(
 
     Raises RuntimeError if another run is being watched.
     """
+    leave_own_code_alone()
     models = several(model, torch.nn.Module)
     optimizers = [unwrapped(each) for each in several(optimizer, torch.optim.Optimizer)]
     chosen = None if device is None else torch.device(device)
@@ -382,8 +382,7 @@ def watch(
     def make() -> Session:
         counters = counters_of(chosen)
 
-        watched = torch.device("cpu" if active() is not None else counters.device)
-        older = Older(watched, active())
+        older = Older() if active() is not None else None
 
         def record(step: int) -> Recording:
             virtual = active()

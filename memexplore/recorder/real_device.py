@@ -74,8 +74,6 @@ class RealMode(TorchDispatchMode):
         # Bound once: each op needs them.
         self._local, self._dead, self._settle = recorder.local, recorder.dead, recorder.settle
         self._alloc, self._died = recorder.alloc, recorder.dead.append
-        self.is_of_run: Callable[[torch.UntypedStorage], bool] = lambda storage: False
-        """Whether a storage older than the recording was made by an earlier step of the recorded run."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -99,8 +97,6 @@ class RealMode(TorchDispatchMode):
             self.recorder.note(here, func, (*args, *kwargs.values()) if kwargs else args)
         if self.records_arguments:
             self.record_arguments(args)
-        if self.recorder.kept:
-            self.recorder.reads(here, args)
         try:
             result = run(*args, **kwargs) if kwargs else run(*args)
         except torch.OutOfMemoryError as error:
@@ -181,7 +177,7 @@ class RealMode(TorchDispatchMode):
                         argument = output
                         break
             if argument is not None:
-                self._adopt_argument(argument)
+                self.adopt(argument)
                 return
         size = storage.nbytes()
         if size:
@@ -204,12 +200,6 @@ class RealMode(TorchDispatchMode):
         address = storage.data_ptr()
         self.recorder.preexisting(address, size, None, _UNKNOWN, text_of_whole(tensor, size))
         return self._keep(storage, storage_key(storage), address, size)
-
-    def _adopt_argument(self, tensor: torch.Tensor) -> None:
-        """Record a storage older than the recording that no model, optimizer or call of a model has."""
-        ref = self.adopt(tensor)
-        if ref is not None and self.is_of_run(untyped_storage(tensor)):
-            self.recorder.kept.add(self.recorder.open_rows[ref.address])
 
     def resized(self, storage: torch.UntypedStorage, address: int, size: int) -> None:
         """Record that a storage, which had `size` bytes at an address, got another size without an op.
@@ -285,7 +275,7 @@ class CudaMode(RealMode):
                 if value.layout is torch.strided and value.device == self.device:
                     with DisableTorchFunction():
                         if storage_key(untyped_storage(value)) not in self.live:
-                            self._adopt_argument(value)
+                            self.adopt(value)
             elif isinstance(value, LISTS):
                 self.record_arguments(value)
 
