@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import pytest
-import torch
 
 import memexplore as mx
 from memexplore.live import watch as live_watch
@@ -123,37 +122,6 @@ def test_steps_are_sent_although_no_further_step_ends(monkeypatch: pytest.Monkey
         while steps_sent(watched.states()) != [1, 2, 3] and time.monotonic() < end:
             time.sleep(0.01)
         assert steps_sent(watched.states()) == [1, 2, 3]
-
-
-def calls_without_a_step(loop: Loop, watched: Watched) -> list[str]:
-    """Call the model until a note says why no step ends; return the notes that the page has within a second."""
-    for _ in range(20):
-        loop.model(torch.ones(2, 64, device="cuda")).sum().backward()
-    assert "no optimizer has stepped" in watched.live.notes[0]
-    end = time.monotonic() + 1
-    while time.monotonic() < end:
-        time.sleep(0.02)
-        if watched.states() and watched.states()[-1]["notes"]:
-            break
-    return watched.states()[-1]["notes"] if watched.states() else []
-
-
-def test_a_note_is_sent_although_no_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, 0.05)
-    with watched.run() as loop:
-        assert calls_without_a_step(loop, watched) == list(watched.live.notes)
-        watched.browser.messages.clear()
-        time.sleep(0.4)
-        # Once: two looks found the same note.
-        assert watched.states() == []
-
-
-def test_a_note_is_not_sent_to_a_hidden_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, 0.05)
-    with watched.run() as loop:
-        watched.ask(type="live visible", visible=False)
-        watched.browser.messages.clear()
-        assert calls_without_a_step(loop, watched) == []
 
 
 def test_a_hidden_page_gets_nothing_until_it_is_seen_again(watched: Watched) -> None:
