@@ -11,16 +11,15 @@ from collections.abc import Generator
 from memexplore.analysis.tradeoffs import frontier
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import candidates
-from memexplore.search.batch_extrapolation import extrapolated_batch
+from memexplore.search.batch_extrapolation import extrapolated_batch, proportional_batch
 from memexplore.search.candidates import BatchResult, LargestBatch
-from memexplore.search.estimates import overhead
 from memexplore.search.run_log import RunLog
 
 _MAX_SMALLER = 4
 """Settings that do not fit and are tried with a smaller batch, at most."""
 _RUNS_PER_SEARCH = 4
 """Runs of one search, about: for the estimate of the time left."""
-_MANY_MICRO_BATCHES = 4
+_MANY_MICRO_BATCHES = 16
 """From this many micro-batches on, the batch is first searched without them, as each run then takes less time."""
 
 BatchSearch = Generator[int, BatchResult, LargestBatch]
@@ -73,14 +72,10 @@ def _search(log: RunLog, knobs: Knobs, estimate: int | None = None) -> BatchSear
     )
 
 
-def _filling_batch(log: RunLog, knobs: Knobs) -> int:
-    """The batch whose forward and backward would fill the GPU if activations grew linearly; 0 where none would fit."""
-    outcome, point = log.outcomes[knobs], log.point(knobs, log.outcomes[knobs])
-    # Where the update needs the most memory, the bytes needed in all do not show how activations grow.
-    if not point.activations or point.fixed > outcome.capacity:
-        return 0
-    left = outcome.capacity / overhead(point) - (point.constant - point.gradients)
-    return int(outcome.samples * max(left, 0) / point.activations)
+def _filling_batch(log: RunLog, knobs: Knobs) -> int | None:
+    """The batch that fills the GPU if only tensors of the batch grow, by the run of a setting; None if unknown."""
+    outcome = log.outcomes[knobs]
+    return proportional_batch(log.tapes[knobs], log.samples, outcome.capacity, knobs.accumulation or 1)
 
 
 def _runs(log: RunLog, knobs: Knobs, search: BatchSearch) -> Generator[list[Knobs], None, LargestBatch]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from memexplore.recorder.events import Event
 from memexplore.tape import Action, Category, Ending, Meta, Phase, Tape
 from memexplore.tensor_text import interned
 from memexplore.virtual_gpu.dispatch.work import Work
+
+if TYPE_CHECKING:
+    import pandas
 
 _FIELD = {name: number for number, name in enumerate(Event._fields)}
 _COMPARED = [_FIELD[name] for name in ("action", "phase", "step", "op", "module", "stack", "grad")]
@@ -166,8 +169,8 @@ def reusable_trace(first: FirstStep, requests: Requests, update: FirstUpdate | N
 
     `first` is the first step of the same run, `update` its update where that depends on the parameters only. A request
     of the second step is matched with the request of the first step that has the same op, layer and line, in order
-    where several have; where their sizes differ, nothing is reused. Requests of the optimizer depend on the parameters
-    only, and keep their sizes and shapes. Where only the shapes of a match differ, the shape is unknown in other runs.
+    where several have; where their sizes differ, nothing is reused. Requests of the optimizer, and those for gathered
+    parameters, depend on the parameters only, and keep their sizes and shapes. Where only the shapes of a match differ, the shape is unknown in other runs.
     """
     kept = requests.tape
     # A free is one event and two rows.
@@ -178,7 +181,7 @@ def reusable_trace(first: FirstStep, requests: Requests, update: FirstUpdate | N
     later = np.flatnonzero((kept.action == Action.ALLOC) & (number >= count))
     matched = _matched(kept, number, count)
     tensor_source = _tensor_source(first, kept, later, number, matched)
-    by_parameters = kept.phase[later] == Phase.OPTIMIZER
+    by_parameters = (kept.phase[later] == Phase.OPTIMIZER) | (kept.category[later] == Category.GATHERED_PARAMETER)
     tensor_source[later[by_parameters]] = -1
     matched[by_parameters] = -1
     if ((matched < 0) & ~by_parameters).any():
@@ -207,7 +210,27 @@ def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.in
     late = table[number[allocs] >= count].copy()
     early["nth"], late["nth"] = early.groupby(keys).cumcount(), late.groupby(keys).cumcount()
     pairs = late.merge(early, on=[*keys, "nth"], how="left", suffixes=("", "_of"))
-    return pairs["row_of"].fillna(-1).to_numpy(np.int64).copy()
+    matched = pairs["row_of"].fillna(-1).to_numpy(np.int64).copy()
+    _match_in_other_phase(matched, early, late, tape)
+    return matched
+
+
+def _match_in_other_phase(
+    matched: NDArray[np.int64], early: pandas.DataFrame, late: pandas.DataFrame, tape: Tape
+) -> None:
+    """Match what has no match with the only request of the first step that has its op, layer, line, shape and dtype.
+
+    Before the first forward, preparing a model for several GPUs computes with gradients, as a forward does: the first
+    batch is then copied in another phase than the second.
+    """
+    keys = ["op", "module", "stack", "tensor"]
+    unmatched = late[(matched < 0) & (tape.tensor[late["row"]] >= 0)]
+    if unmatched.empty:
+        return
+    first = early.assign(tensor=tape.tensor[early["row"]]).drop_duplicates(keys, keep=False)
+    pairs = unmatched.assign(tensor=tape.tensor[unmatched["row"]], place=unmatched.index).merge(first, on=keys, suffixes=("", "_of"))
+    place = late.index.get_indexer(pairs["place"])
+    matched[place] = pairs["row_of"]
 
 
 def _tensor_source(
