@@ -42,12 +42,14 @@ class Finding(NamedTuple):
     held: tuple[Held, ...]
     """Memory that nothing needs, the group that the cause names first."""
     missing: int
-    """Bytes that are missing for the request, if every free byte could be used."""
+    """Bytes that are missing for the request, and for the state of an update, if every free byte could be used."""
     others: int
     """Bytes of other processes, as far as known."""
     processes: tuple[tuple[int, int], ...]
     """Number and bytes of other processes, where the error names them."""
     fits_expandable: bool
+    state_to_come: int = 0
+    """`Evidence.state_to_come`."""
 
 
 def finding(tape: Tape, evidence: Evidence | None) -> Finding:
@@ -61,27 +63,30 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     """
     groups = held_groups(tape, evidence)
     others, processes = _others(tape, evidence)
-    missing, expandable = counterfactual.missing(tape), counterfactual.fits_expandable(tape)
+    # The update goes on only if the rest of the optimizer's state fits too.
+    to_come = evidence.state_to_come if evidence is not None else 0
+    unused = counterfactual.unused(tape)
+    missing = max(counterfactual.missing(tape), to_come - unused)
+    expandable = to_come <= unused and counterfactual.fits_expandable(tape)
 
     def found(cause: Cause, first: list[Held]) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
-        return Finding(cause, tuple(held), missing, others, processes, expandable)
+        return Finding(cause, tuple(held), missing, others, processes, expandable, to_come)
 
     growing = [group for group in groups if group.what in (What.GROWS, What.LONG_GRAPH)]
-    if enough := _enough(tape, growing):
+    if enough := _enough(tape, growing, missing):
         return found(Cause.LEAK, enough)
-    enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL])
+    enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
-    unused = counterfactual.unused(tape)
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
     goes_on = not counterfactual.asks_for_more(tape) and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
     if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
         return found(Cause.FRAGMENTATION, [])
     if enough:
         return found(Cause.HELD, enough)
-    if counterfactual.fits_with(tape, others):
+    if others >= missing and counterfactual.fits_with(tape, others):
         return found(Cause.ANOTHER_PROCESS, [])
-    if enough := _enough(tape, groups):
+    if enough := _enough(tape, groups, missing):
         return found(Cause.HELD, enough)
     return found(Cause.TOO_MUCH, [])
 
@@ -91,14 +96,13 @@ def _has_fitted(tape: Tape) -> bool:
     return tape.phase[-1] != Phase.FORWARD or bool(np.any(tape.phase == Phase.BACKWARD))
 
 
-def _enough(tape: Tape, groups: list[Held]) -> list[Held]:
+def _enough(tape: Tape, groups: list[Held], missing: int) -> list[Held]:
     """Return the one group, else the several groups, without whose blocks the request succeeds; empty if there is none.
 
     Groups that are large enough for the missing bytes are tried one by one, the largest first.
     """
     if not groups:
         return []
-    missing = counterfactual.missing(tape)
     for group in [group for group in groups if group.size >= missing][:_MOST_REPLAYS]:
         if counterfactual.fits_without(tape, group.rows):
             return [group]

@@ -20,6 +20,7 @@ from memexplore.analysis.tables import is_users
 from memexplore.postmortem.evidence_types import Evidence, Holder, Use
 from memexplore.postmortem.liveness import code_behind, names_in_cell, names_of_functions, on_stack, read_again
 from memexplore.postmortem.message import parse
+from memexplore.postmortem.optimizer_state import state_to_come
 from memexplore.postmortem.reach import Block, Reached, is_users_module, locals_of, reached_from
 from memexplore.recorder.endings import out_of_memory_error
 from memexplore.tape import Phase
@@ -98,6 +99,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         _retains(codes),
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
+        _state_to_come(frames),
     )
 
 
@@ -296,6 +298,13 @@ def _phase(frames: _Frames) -> Phase:
         if isinstance(value, torch.nn.Module):
             return Phase.FORWARD
     return Phase.OTHER
+
+
+def _state_to_come(frames: _Frames) -> int:
+    """Return the bytes of state that the failing update still lacks, 0 outside of one."""
+    values = (frame.f_locals.get("self") for frame, _, _ in reversed(frames))
+    optimizer = next((value for value in values if isinstance(value, torch.optim.Optimizer)), None)
+    return 0 if optimizer is None else state_to_come(optimizer)
 
 
 def _retains(codes: list[types.CodeType]) -> bool:

@@ -61,3 +61,5 @@ class Evidence(NamedTuple):
     """Containers that the failing call reaches."""
     graph: frozenset[int] = frozenset()
     """Addresses that the failing call reaches through a graph only."""
+    state_to_come: int = 0
+    """Bytes at least that the failing update has still to allocate for the optimizer's state."""

@@ -96,9 +96,14 @@ def _too_much(found: PostMortem) -> str:
         if size / allocated >= 0.005
     ]
     holds = f"{' and '.join(shares)} fill the GPU" if shares else "the request is larger than the GPU"
+    free = found.memory.gaps + (found.memory.free or 0)
+    if found.missing and found.state_to_come > free:
+        return (
+            f"{holds}, the optimizer has at least {size_text(found.state_to_come)} of its state still to allocate, and "
+            f"{size_text(free)} are free"
+        )
     if found.missing:
         return f"{holds}, and at least {size_text(found.missing)} are missing"
-    free = found.memory.gaps + (found.memory.free or 0)
     return f"{holds}, and the {size_text(free)} that are free are in pieces"
 
 

@@ -63,7 +63,8 @@ class PostMortem:
     """None for a file that does not record the failure."""
     memory: Memory
     missing: int
-    """Bytes that are missing for the request, if every free byte could be used for it."""
+    """Bytes that are missing for the request, and for the rest of the optimizer's state where an update failed, if
+    every free byte could be used for these."""
     held: tuple[Held, ...]
     """Memory that nothing needs any more, what the cause names first."""
     holders: tuple[Holder, ...]
@@ -78,6 +79,8 @@ class PostMortem:
     """Allocated bytes by category, the most first."""
     fits_expandable: bool = False
     """Whether the request succeeds with expandable segments, by replaying the tape."""
+    state_to_come: int = 0
+    """Bytes at least of the optimizer's state that the failed update had still to allocate."""
     complete: bool = True
     """Whether the walk over references came to its end in time."""
 
@@ -166,6 +169,7 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         processes=found.processes,
         by_category=_shares(part, len(part) - 1),
         fits_expandable=found.fits_expandable,
+        state_to_come=found.state_to_come,
         complete=evidence is None or evidence.complete,
     )
 

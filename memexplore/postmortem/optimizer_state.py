@@ -1,0 +1,39 @@
+"""The optimizer's state that a failed update has still to allocate: an optimizer goes in, bytes come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_AVERAGES = dict.fromkeys((torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam), 2)
+"""State tensors with the shape of a weight, of optimizers that make them for one weight after the other."""
+
+
+def state_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of state that weights with gradients still lack.
+
+    Their number is known of Adam and its kin, else from the weights that have theirs: only state with the shape of its
+    weight counts, and only that of weights with as many dimensions as one that has its state, as some optimizers keep
+    less for a matrix than for a vector. So the bytes are those at least.
+
+    >>> first, second = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(8))
+    >>> first.grad, optimizer = torch.zeros(4), torch.optim.Adam([first, second])
+    >>> optimizer.step()
+    >>> second.grad = torch.zeros(8)
+    >>> state_to_come(optimizer)  # two averages of 8 numbers of 4 bytes
+    64
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    shaped = [_shaped(weight, optimizer.state.get(weight, {})) for weight in weights]
+    least = _AVERAGES.get(type(optimizer), 0)
+    complete: dict[int, int] = {}
+    for weight, count in zip(weights, shaped, strict=True):
+        complete[weight.dim()] = max(count, complete.get(weight.dim(), least))
+    return sum((complete[weight.dim()] - count) * weight.nbytes for weight, count in zip(weights, shaped, strict=True))
+
+
+def _shaped(weight: torch.Tensor, state: Any) -> int:
+    values = state.values() if isinstance(state, dict) else ()
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.device == weight.device]
+    return sum(value.shape == weight.shape for value in tensors)
