@@ -58,7 +58,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     The order of the causes: a leak fails sooner or later whatever else is changed; fragmentation is cured by a setting;
     then what is held, by one change of the code or by several together; then other processes. What is held, and what
     other processes have, counts before fragmentation where it is more than all that is free. A setting cures
-    fragmentation only if the run can go on with it: not a result that is longer with each call, nor a first forward
+    fragmentation only if the run can go on with it: not the rest of an optimizer's state that does not fit, a result
+    that is longer with each call, memory that each call adds to and that is soon full, nor a first forward
     pass without room for one more such request.
     """
     groups = held_groups(tape, evidence)
@@ -79,7 +80,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
-    goes_on = not counterfactual.asks_for_more(tape) and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
+    rises = counterfactual.asks_for_more(tape) or counterfactual.soon_full(tape)
+    goes_on = not rises and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
     if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
         return found(Cause.FRAGMENTATION, [])
     if enough:

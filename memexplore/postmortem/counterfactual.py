@@ -17,7 +17,9 @@ from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
 from memexplore.tape import COLUMNS, Action, Tape
 
 _RISES = 3
-"""Calls in a row that each ask for more than the one before, from which the next is expected to ask for more again."""
+"""Rises of the size of calls, without a fall, from which the next calls are expected to ask for more again."""
+_FEW_CALLS = 8
+"""Calls of one place that a cure has to leave room for, at least."""
 _MOST_ROWS = 3_000_000
 """Rows of a tape that is replayed; a longer one takes too long for an answer."""
 
@@ -93,15 +95,31 @@ def unused(tape: Tape) -> int:
     return max(whole - int(curve(tape, "active")[last]), 0)
 
 
-def asks_for_more(tape: Tape) -> bool:
-    """Return whether each of the last calls of the failing op, layer and line asked for more than the call before."""
+def _calls(tape: Tape) -> Rows:
+    """Return the requests of the failing op, layer and line, the failed one included."""
     last = len(tape) - 1
     same = np.isin(tape.action, (Action.ALLOC, Action.OOM))
     for name in ("op", "module", "stack"):
         column = getattr(tape, name)
         same &= column == column[last]
-    sizes = tape.size[same][-_RISES - 1 :]
-    return len(sizes) > _RISES and bool(np.all(np.diff(sizes) > 0))
+    return np.flatnonzero(same)
+
+
+def soon_full(tape: Tape) -> bool:
+    """Return whether memory grew with each of the last calls, so that what is free is used up by a few more of them."""
+    growth = np.diff(curve(tape, "active")[_calls(tape)[-_RISES - 1 :]])
+    return len(growth) == _RISES and bool(np.all(growth > 0)) and unused(tape) < _FEW_CALLS * int(growth.min())
+
+
+def asks_for_more(tape: Tape) -> bool:
+    """Return whether the last calls of the failing op, layer and line asked for ever more.
+
+    Several layers may ask for the same size before the size rises, such as those of a cache of keys and values.
+    """
+    changes = np.diff(tape.size[_calls(tape)])
+    falls = np.flatnonzero(changes < 0)
+    since = changes[falls[-1] + 1 :] if len(falls) else changes
+    return int(np.count_nonzero(since > 0)) >= _RISES
 
 
 def bytes_of(tape: Tape, rows: Collection[int]) -> int:

@@ -134,7 +134,9 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     if holder.use is Use.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
         return _group(tape, What.OTHER_CELL, holder.name, rows)
     found = _group(tape, What.GROWS, holder.name, computed)
-    if found is not None and found.blocks >= _ALIKE and (holder.is_container or has_graph):
+    # One call may make several blocks at one place, such as the copies of query, key and value.
+    is_of_calls = found is not None and _is_most(tape, found, _of_several_calls(tape, computed))
+    if is_of_calls and (holder.is_container or has_graph):
         return found
     if has_graph and _is_earlier_pass(tape, computed):
         retained = evidence.retains_graph and _went_backward(tape, computed)
@@ -281,6 +283,13 @@ def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
         return group
     # A step may take derivatives several times on its way: it has a long graph only if steps have ended on that way.
     return group._replace(what=What.LONG_GRAPH) if by_step is not None else None
+
+
+def _of_several_calls(tape: Tape, rows: list[int]) -> list[int]:
+    """Return the blocks of places at which at least `_ALIKE` of the blocks were made."""
+    places = _places(tape)
+    count = Counter(int(places[row]) for row in rows)
+    return [row for row in rows if count[int(places[row])] >= _ALIKE]
 
 
 def _is_most(tape: Tape, group: Held, rows: list[int]) -> bool:

@@ -87,9 +87,7 @@ def _of_blocks(tape: Tape, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
 _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
 
-def _largest(
-    tape: Tape, batch: int, bytes_per_sample: NDArray[np.float64], capacity: int, unit: int
-) -> int | None:
+def _largest(tape: Tape, batch: int, bytes_per_sample: NDArray[np.float64], capacity: int, unit: int) -> int | None:
     """Return the largest multiple of `unit` that fits if each size of a tape of `batch` samples grows linearly."""
     settings = Settings.parse(tape.meta.settings)
     meta = tape.meta._replace(capacity=capacity, total=capacity)

@@ -170,7 +170,8 @@ def reusable_trace(first: FirstStep, requests: Requests, update: FirstUpdate | N
     `first` is the first step of the same run, `update` its update where that depends on the parameters only. A request
     of the second step is matched with the request of the first step that has the same op, layer and line, in order
     where several have; where their sizes differ, nothing is reused. Requests of the optimizer, and those for gathered
-    parameters, depend on the parameters only, and keep their sizes and shapes. Where only the shapes of a match differ, the shape is unknown in other runs.
+    parameters, depend on the parameters only, and keep their sizes and shapes. Where only the shapes of
+    a match differ, the shape is unknown in other runs.
     """
     kept = requests.tape
     # A free is one event and two rows.
@@ -228,7 +229,9 @@ def _match_in_other_phase(
     if unmatched.empty:
         return
     first = early.assign(tensor=tape.tensor[early["row"]]).drop_duplicates(keys, keep=False)
-    pairs = unmatched.assign(tensor=tape.tensor[unmatched["row"]], place=unmatched.index).merge(first, on=keys, suffixes=("", "_of"))
+    pairs = unmatched.assign(tensor=tape.tensor[unmatched["row"]], place=unmatched.index).merge(
+        first, on=keys, suffixes=("", "_of")
+    )
     place = late.index.get_indexer(pairs["place"])
     matched[place] = pairs["row_of"]
 

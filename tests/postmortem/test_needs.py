@@ -98,3 +98,56 @@ model = nn.Linear(1024, 1024).cuda()
 model(torch.zeros(65536, 1024, device="cuda")).sum().backward()
 """
     assert not any("small" in each.code for each in post_mortem(source, "256MiB").suggestions)
+
+
+def test_copies_of_one_call_are_no_growth():
+    # Attention copies query, key and value at one place: 3 blocks of a layer, in the only call of `reference`.
+    found = post_mortem(
+        """
+def layers():
+    return nn.Sequential(*[nn.TransformerEncoderLayer(128, 4, 512, batch_first=True) for _ in range(2)]).cuda()
+
+reference, policy = layers(), layers()
+batch = torch.zeros(64, 128, 128, device="cuda")
+target = reference(batch)
+loss = F.mse_loss(policy(batch), target)
+""",
+        "200MiB",
+    )
+    assert found.cause is Cause.TOO_MUCH, found.sentences
+
+
+def test_gaps_below_a_cache_that_grows_are_no_fragmentation():
+    # Each token adds 64 KiB to each of the 8 tensors, so that no gap is large enough for long.
+    found = post_mortem(
+        """
+cache = [torch.zeros(16, 0, 1024, device="cuda") for _ in range(8)]
+for token in range(1000):
+    for layer in range(8):
+        cache[layer] = torch.cat([cache[layer], torch.zeros(16, 1, 1024, device="cuda")], 1)
+""",
+        "130MiB",
+    )
+    assert found.cause is Cause.TOO_MUCH, found.sentences
+
+
+def test_gaps_beside_a_history_that_grows_are_no_fragmentation():
+    # LBFGS keeps two vectors of 8 MiB for each of up to 100 iterations.
+    found = post_mortem(
+        """
+model = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024)).cuda()
+optimizer = torch.optim.LBFGS(model.parameters(), history_size=100)
+batch = torch.randn(64, 1024, device="cuda")
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(batch).pow(2).mean()
+    loss.backward()
+    return loss
+
+for _ in range(20):
+    optimizer.step(closure)
+""",
+        "200MiB",
+    )
+    assert found.cause is Cause.TOO_MUCH, found.sentences
