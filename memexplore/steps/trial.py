@@ -244,7 +244,7 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
     trace: Trace | None = None
     cost = Cost()
     meter: Meter | None = None
-    before_update: tuple[int, int, tuple[str, ...]] | None = None  # rows, works and notes
+    before_update: tuple[int, Cost, tuple[str, ...]] | None = None  # rows, cost and notes
 
     def steps() -> Iterator[int]:
         nonlocal begun, trace, cost, meter
@@ -266,9 +266,9 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
         trace = record.continued(knobs, target, first)
         if trace is None or trace.update is None:
             notes = (*map(encodable, values.assumptions), *recording.sharing_notes())
-            before_update = len(first.size), len(meter.works), notes
+            before_update = len(first.size), meter.total(), notes
             return False
-        begun, cost = trace.first, Cost((*meter.works, *trace.update.works))
+        begun, cost = trace.first, Cost((*meter.works, *trace.update.works), tuple(meter.traffic))
         return True
 
     with (
@@ -306,9 +306,10 @@ def _observed(step: Step, knobs: Knobs, target: VirtualGpu, record: StepRecord |
     if trace is None:
         update = None
         if before_update is not None:
-            rows, works, notes = before_update
-            # A note of the update would be missing in a run that ends before it.
-            update = FirstUpdate(rows, cost.works[works:]) if notes == assumptions else None
+            rows, before, notes = before_update
+            # A note of the update, and what it sends, would be missing in a run that ends before it.
+            is_alone = notes == assumptions and cost.traffic == before.traffic
+            update = FirstUpdate(rows, cost.works[len(before.works) :]) if is_alone else None
         requests = requests_of(tape)
         if requests is not None:
             trace = reusable_trace(begun, requests, update)

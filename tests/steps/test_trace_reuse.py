@@ -106,6 +106,14 @@ def test_only_the_first_step_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(tape.step.tolist()) == {0, 1, 2}
 
 
+def test_second_step_of_fsdp2_follows_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It allocates gathered parameters in the first step, and resizes their storages in each later one.
+    step, shards = deep(), Knobs(gpus=2, strategy="fsdp2")
+    run(step, shards, gpu=GPU)
+    assert phases_traced(monkeypatch, step, shards.replace(batch=16)) <= {Phase.FORWARD, Phase.BACKWARD, Phase.OTHER}
+    same(step, shards.replace(batch=24))
+
+
 def phases_traced(monkeypatch: pytest.MonkeyPatch, step: Step, knobs: Knobs) -> set[Phase]:
     """Return the phases of a run that are traced, while the run with another batch is known."""
     run(step, knobs.replace(batch=8), gpu=GPU)
