@@ -10,7 +10,7 @@ from torch import nn
 
 from memexplore import capture, gpu_catalogue
 from memexplore.knobs.knobs import Knobs
-from memexplore.search.batch_extrapolation import extrapolated_batch
+from memexplore.search.batch_extrapolation import extrapolated_batch, proportional_batch
 from memexplore.steps.step import Step
 from memexplore.steps.trial import run
 from memexplore.tape import Action
@@ -58,3 +58,18 @@ def test_memory_that_does_not_grow_has_no_largest_batch():
 
 def test_the_extrapolation_is_0_on_a_gpu_too_small_for_any_batch():
     assert extrapolated_batch(tapes(Knobs(batch=4096), Knobs(batch=8192)), gpu_catalogue.find("10MiB").capacity) == 0
+
+
+@pytest.mark.parametrize("size", ["300MiB", "731MiB"])
+def test_one_run_gives_about_the_largest_batch(size):
+    small = dataclasses.replace(T4, key=size, total=parse_size(size), outside=0)
+    (tape,) = tapes(Knobs(batch=4096)).values()
+    batch = proportional_batch(tape, 4096, small.capacity)
+    # Sums over the batch take scratch memory that does not grow in proportion.
+    trials = [run(step(), Knobs(batch=int(batch * share)), gpu=small, release="2.13") for share in (1, 1.1)]
+    assert [Action.OOM in trial.tape.action for trial in trials] == [False, True]
+
+
+def test_one_run_that_takes_more_than_the_gpu_at_any_batch_gives_0():
+    (tape,) = tapes(Knobs(batch=4096)).values()
+    assert proportional_batch(tape, 4096, 10 << 20) == 0
