@@ -6,7 +6,7 @@ In: candidates and the `SearchPoint`s of the settings that were run. Out: the se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memexplore.analysis.tradeoffs import frontier
@@ -52,10 +52,6 @@ ACCEPTABLE_SLOW_DOWN = 1.5
 """Time over the time as written up to which a setting that trains the same ends the search for other trainings."""
 _AS_FAST = 1.01
 """A setting is as fast as another if it takes at most this share of its time."""
-_FAR_SLOWER = 2.0
-"""A setting that takes this many times as long as one of the same round, and more memory, waits for the run of that."""
-_SAVES_NOTHING = 0.99
-"""One more knob that is expected to leave more than this share of the bytes is not run where it does not save time."""
 
 
 def next_combinations(
@@ -74,8 +70,6 @@ def next_combinations(
 
     - knobs that do not make a fitting setting faster: any other would cost something and gain nothing;
     - more knobs than a setting that fits and is as fast, and settings that one that fits is expected to beat;
-    - one more knob that is expected to save neither memory nor time;
-    - settings that another of the same round, expected to fit, is expected to beat by far;
     - settings whose weights, gradients, optimizer state and update exceed the capacity whatever the new knob saves;
     - settings that change more of the training than one that fits within `ACCEPTABLE_SLOW_DOWN`;
     - more micro-batches than fit, or are expected to.
@@ -109,7 +103,6 @@ def next_combinations(
         return False
 
     order: dict[Knobs, tuple[Any, ...]] = {}
-    estimate_of: dict[Knobs, SearchPoint] = {}
     for knobs, point in points.items():
         if not knobs.changed().items() <= changes:
             continue
@@ -122,10 +115,8 @@ def next_combinations(
                 continue
             if both.accumulation and both.replace(accumulation=None) in fits_in_micro_batches:
                 continue
-            estimate = combined(point, single, written, one.field)
+            estimate = combined(point, single, written)
             if cannot_fit(point, one.knobs, capacity) or is_needless(both, estimate):
-                continue
-            if estimate.needed > point.needed * _SAVES_NOTHING and estimate.time > point.time / _AS_FAST:
                 continue
             expected_to_fit = estimate.needed <= capacity
             # Where weights, gradients and optimizer state alone are too large, saving activations cannot help.
@@ -136,8 +127,7 @@ def next_combinations(
                 estimate.time if expected_to_fit else estimate.needed,
             )
             key = (*merit, len(both.changed()), str(both))
-            if both not in order or key < order[both]:
-                order[both], estimate_of[both] = key, estimate
+            order[both] = min(key, order.get(both, key))
     ordered = sorted(order, key=lambda knobs: order[knobs])
     by_count: dict[Knobs, list[Knobs]] = {}
     for knobs in ordered:
@@ -152,31 +142,7 @@ def next_combinations(
         merit = order[knobs][:3]
         turns[merit, altered_fields(knobs)] += 1
         turn_of[knobs] = (merit, turns[merit, altered_fields(knobs)])
-    following: list[Knobs] = []
-    for knobs in sorted(turn_of, key=lambda knobs: turn_of[knobs]):
-        # What another of this round is expected to beat waits for the run of that.
-        if not any(_beats(other, knobs, estimate_of, altered_fields, capacity) for other in following):
-            following.append(knobs)
-    return following[:count]
-
-
-def _beats(
-    one: Knobs,
-    other: Knobs,
-    estimates: Mapping[Knobs, SearchPoint],
-    altered_fields: Callable[[Knobs], tuple[str, ...]],
-    capacity: int,
-) -> bool:
-    """Return whether a setting is expected to fit, in less memory and far less time than another that trains no more
-    alike."""
-    rounds_the_same = "precision" not in one.changed() or "precision" in other.changed()
-    return (
-        estimates[one].needed <= min(capacity, estimates[other].needed)
-        and estimates[one].time * _FAR_SLOWER <= estimates[other].time
-        and len(one.changed()) <= len(other.changed())
-        and set(altered_fields(one)) <= set(altered_fields(other))
-        and rounds_the_same
-    )
+    return sorted(turn_of, key=lambda knobs: turn_of[knobs])[:count]
 
 
 def _micro_batched(rivals: list[Knobs], expected_to_fit: list[Knobs]) -> Knobs:

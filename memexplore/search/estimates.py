@@ -173,11 +173,8 @@ def overhead(point: SearchPoint) -> float:
     return point.needed / max(point.allocated, 1)
 
 
-def combined(base: SearchPoint, single: SearchPoint, written: SearchPoint, field: str = "") -> SearchPoint:
+def combined(base: SearchPoint, single: SearchPoint, written: SearchPoint) -> SearchPoint:
     """Return the estimate of a setting with one more knob changed, from the ratios of that knob by itself.
-
-    `field` is the field of the knob. Another update saves a share of the gradients and of the update's temporaries,
-    however large weights and optimizer state are.
 
     >>> written, half, base = SearchPoint(1.0, 100, False), SearchPoint(0.5, 80, False), SearchPoint(1.3, 60, False)
     >>> combined(base, half, written).needed  # 60 * 0.8
@@ -188,10 +185,6 @@ def combined(base: SearchPoint, single: SearchPoint, written: SearchPoint, field
         return int(getattr(base, name) * getattr(single, name) / max(getattr(written, name), 1))
 
     constant, gradients, fixed = ratio("constant"), ratio("gradients"), ratio("fixed")
-    if field == "update":
-        constant = base.constant - base.gradients + gradients
-        kept = (single.fixed - single.constant) / max(written.fixed - written.constant, 1)
-        fixed = constant + int((base.fixed - base.constant) * min(kept, 1))
     time = base.time * single.time
     point = SearchPoint(time, 0, False, constant, gradients, fixed, other=ratio("activations"))
     return point._replace(needed=int(point.allocated * overhead(base)))
