@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memexplore.analysis.curves import block_bytes, live_rows
+from memexplore.analysis.curves import Rows, block_bytes, live_rows
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.tensor_text import dtype_of
 
@@ -19,7 +19,7 @@ _LEVERS = {
 """The categories without an entry depend on the code alone; activations depend on what the run does already."""
 _SHORT_TYPES = ("float16", "bfloat16", "float8")
 _USED = 0.1
-"""Share of the bytes at the peak from which a run is said to use 16 bits."""
+"""Share of the bytes of a category from which a run is said to use 16 bits."""
 
 
 def lever(tape: Tape, category: Category) -> str:
@@ -33,9 +33,9 @@ def lever(tape: Tape, category: Category) -> str:
     """
     if category is Category.ACTIVATION:
         ways = [] if recomputes(tape) else ["checkpointing"]
-        ways += [] if _is_short(tape, category) else ["mixed precision"]
+        ways += [] if is_short(tape, live_rows(tape), category) else ["mixed precision"]
         return " or ".join(ways) or "a smaller batch or micro-batches"
-    if category is Category.PARAMETER and _is_short(tape, category):
+    if category is Category.PARAMETER and is_short(tape, live_rows(tape), category):
         return ""
     return _LEVERS.get(category, "")
 
@@ -46,9 +46,8 @@ def recomputes(tape: Tape) -> bool:
     return bool(np.any(made & (tape.phase == Phase.BACKWARD)))
 
 
-def _is_short(tape: Tape, category: Category) -> bool:
-    """Return whether a part of a category at the peak allocated has 16 bits or fewer per number."""
-    rows = live_rows(tape)
+def is_short(tape: Tape, rows: Rows, category: Category) -> bool:
+    """Return whether a part of a category among blocks has 16 bits or fewer per number."""
     rows = rows[(tape.category[rows] == category) & (tape.tensor[rows] >= 0)]
     short = np.array([dtype_of(text).startswith(_SHORT_TYPES) for text in tape.tensor_texts] or [False])
     sizes = block_bytes(tape)[rows]

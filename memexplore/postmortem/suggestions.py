@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memexplore.analysis.curves import Rows, block_bytes
+from memexplore.analysis.levers import is_short, recomputes
 from memexplore.analysis.places import place
 from memexplore.analysis.tables import user_line
 from memexplore.postmortem.cause import Cause, Finding
@@ -153,7 +154,7 @@ def _of_need(tape: Tape) -> list[Suggestion]:
     shares = {kind: int(sizes[tape.category[rows] == kind].sum()) for kind in Category}
     evaluates = _evaluates(tape, rows)
     less = _WEIGHTS_IN_16_BITS if evaluates else _WEIGHTS if _has_no_state(tape) else _STATE
-    smaller = _RESULTS if evaluates else _BATCH
+    smaller = _RESULTS if evaluates else _smaller_batch(tape, rows)
     if tape.phase[last] == Phase.OPTIMIZER and foreach is None:
         result.append(less)
     layer = _dominating(tape, rows, sizes)
@@ -186,9 +187,6 @@ _WEIGHTS = Suggestion(
     0,
     False,
 )
-_BATCH = Suggestion(
-    "Take a smaller batch or micro-batches, checkpoint the activations, or train in mixed precision.", "", 0, False
-)
 _RESULTS = Suggestion(
     "Take a smaller batch, keep results on the CPU, or run the model in 16 bits.",
     "results.append(output.cpu())",
@@ -196,6 +194,17 @@ _RESULTS = Suggestion(
     False,
 )
 _WEIGHTS_IN_16_BITS = Suggestion("Keep the weights in 16 bits.", "model.to(torch.bfloat16)", 0, False)
+
+
+def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
+    """Return the suggestion for tensors of the batch: what lowers them and is not in use in the run."""
+    ways = ["take a smaller batch or micro-batches"]
+    if not recomputes(tape):
+        ways.append("checkpoint the activations")
+    if not is_short(tape, rows, Category.ACTIVATION):
+        ways.append("train in mixed precision")
+    text = f"{', '.join(ways[:-1])}{',' * (len(ways) > 2)} or {ways[-1]}" if len(ways) > 1 else ways[0]
+    return Suggestion(f"{text[0].upper()}{text[1:]}.", "", 0, False)
 
 
 def _concatenated(tape: Tape) -> Suggestion | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import memexplore
 from memexplore import capture
@@ -42,6 +43,22 @@ def test_an_optimizer_without_state_is_not_replaced() -> None:
 
 def test_before_the_first_update_the_state_is_unknown() -> None:
     assert any(text.startswith(LESS_STATE) for text in suggested(torch.optim.SGD, 0))
+
+
+def test_what_a_run_uses_is_not_suggested() -> None:
+    with memexplore.virtual("64MiB"), capture.record() as recording, pytest.raises(torch.OutOfMemoryError):
+        layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()).cuda() for _ in range(2)]
+        for batch in (64, 1 << 15):  # a GELU of the second batch takes 2¹⁵ × 512 × 2 bytes = 32 MiB
+            value = torch.zeros(batch, 512, device="cuda", requires_grad=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                for layer in layers:
+                    value = checkpoint(layer, value, use_reentrant=False)
+            value.sum().backward()
+    found = post_mortem(recording.tape)
+    assert found is not None
+    texts = [one.text for one in found.suggestions]
+    assert "Take a smaller batch or micro-batches." in texts
+    assert not any("checkpoint" in text or "mixed precision" in text for text in texts)
 
 
 def test_a_forward_pass_without_gradients_is_not_to_be_checkpointed() -> None:
