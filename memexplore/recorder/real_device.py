@@ -31,7 +31,7 @@ from memexplore.torch_internals.tensors import (
     untyped_storage,
 )
 from memexplore.units import size_text
-from memexplore.virtual_gpu.dispatch.interrupts import Deferral, uninterrupted
+from memexplore.virtual_gpu.dispatch.interrupts import Deferral
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
@@ -232,7 +232,6 @@ class RealMode(TorchDispatchMode):
         self.live[key] = ref
         return ref
 
-    @uninterrupted
     def _release(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]

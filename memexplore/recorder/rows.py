@@ -14,6 +14,7 @@ from memexplore.recorder.stacks import Stacks, shared_tables
 from memexplore.recorder.stream_timing import EarlyFrees, LateFrees
 from memexplore.recorder.tags import Tags
 from memexplore.tape import Action, Category, Phase
+from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
 
 _clock = time.perf_counter_ns
 _OTHER, _UNKNOWN = int(Phase.OTHER), int(Category.UNKNOWN)
@@ -93,6 +94,7 @@ class Rows(Tags):
         if self.early.free_from:
             self.early.freed(row, len(self.events) - 1)
 
+    @uninterrupted
     def settle(self) -> None:
         """Write the rows of the storages that have died since the last row, in the order in which they died."""
         dead, live = self.dead, self.live

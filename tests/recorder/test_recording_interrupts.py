@@ -9,29 +9,29 @@ import pytest
 import torch
 
 import memexplore as mx
-from memexplore.recorder.recorder import Recorder
+from memexplore.recorder import rows
 from memexplore.tape import Action
 
 
 def test_ctrl_c_while_a_dead_tensor_is_noted_is_raised_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # A shell ignores Ctrl-C in what it starts in the background, such as this test run.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    free = Recorder.free
+    clock = rows._clock
 
-    def interrupted(self: Recorder, address: int, size: int) -> None:
-        monkeypatch.setattr(Recorder, "free", free)
+    def interrupted() -> int:
+        monkeypatch.setattr(rows, "_clock", clock)
         signal.raise_signal(signal.SIGINT)
-        free(self, address, size)
+        return clock()
 
     try:
         with pytest.raises(KeyboardInterrupt), mx.record(device="cpu") as recording:
             x = torch.ones(1000)
-            monkeypatch.setattr(Recorder, "free", interrupted)
+            monkeypatch.setattr(rows, "_clock", interrupted)
             del x
-            # Python drops an exception in the callback of a weak reference, and the program would go on.
+            torch.ones(1)
             for _ in range(1000):
                 time.sleep(0.001)
     finally:
         signal.signal(signal.SIGINT, before)
     tape = recording.tape
-    assert tape.size[tape.action == Action.FREE_COMPLETED].tolist() == [4000]
+    assert tape.size[tape.action == Action.FREE_COMPLETED].tolist() == [4000, 4]  # 1 000 and 1 numbers of 4 bytes
