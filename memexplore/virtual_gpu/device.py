@@ -165,7 +165,7 @@ class VirtualGpu:
         release, moves = release_of(self.release), self._moves
         launched = {} if self.rank is None else launch.variables(self.rank)
         compiling = EagerCompile()
-        renaming = DeviceRenaming(moves.exchange)
+        renaming = DeviceRenaming(moves.set_data, moves.contents.handlers())
         build = cuda_build.Build(release, self.gpu.compute_capability, self.gpu.multiprocessors)
         state = tensor.DeviceState
         return [

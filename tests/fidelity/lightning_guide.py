@@ -37,7 +37,11 @@ class LanguageModel(lightning.LightningModule):
 
 def main(sharding: str) -> None:
     layers = {nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}
-    strategy: Any = "ddp" if sharding == "DDP" else FSDPStrategy(auto_wrap_policy=layers, sharding_strategy=sharding)
+    strategy: Any = "ddp"
+    if sharding == "CPU_OFFLOAD":
+        strategy = FSDPStrategy(auto_wrap_policy=layers, cpu_offload=True)
+    elif sharding != "DDP":
+        strategy = FSDPStrategy(auto_wrap_policy=layers, sharding_strategy=sharding)
     trainer = lightning.Trainer(
         accelerator="cuda", devices=2, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False
     )

@@ -1,4 +1,4 @@
-"""FSDP1 on one rank: names of the states that rank 0 sends, states of other ranks, and what cannot be simulated.
+"""Optimizer states of FSDP1 on one rank: names of the states that rank 0 sends, and parameters of other ranks.
 
 In: the functions by which torch gathers names and shapes of the states of all ranks. Out: the same for all parameters,
 with a state like one of this rank where this rank has none (`use_orig_params`). Source:
@@ -7,18 +7,13 @@ torch/distributed/fsdp/_optim_utils.py.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
-
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from memexplore.torch_internals.distributed_checkpoint import FLAT_STATE_INFO, FLAT_STATE_KEYS, FlatStateKey, has_part
 from memexplore.virtual_gpu.distributed import objects
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
-from memexplore.virtual_gpu.tensors.values import NotSimulated
 
 
 class _Own:
@@ -31,31 +26,9 @@ def patches() -> list[Patch]:
     """Return the patches of the states of optimizers."""
     own = _Own()
     return [
-        Replace(FullyShardedDataParallel, "__init__", _on_the_gpu(FullyShardedDataParallel.__init__)),
         Replace(FLAT_STATE_KEYS.owner, FLAT_STATE_KEYS.name, _keys_of_all(FLAT_STATE_KEYS.value, own)),
         Replace(FLAT_STATE_INFO.owner, FLAT_STATE_INFO.name, _info_of_all(FLAT_STATE_INFO.value, own)),
     ]
-
-
-_OFFLOADS = (
-    "FullyShardedDataParallel with CPUOffload(offload_params=True) cannot be simulated: its parameters change their "
-    "device within a backward, which a virtual GPU does not follow. Use fully_shard with CPUOffloadPolicy, or profile "
-    "on real GPUs"
-)
-
-
-def _on_the_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the constructor of FSDP1, which refuses parameters on the CPU: their gathered copies would stay."""
-
-    @functools.wraps(original)
-    def construct(fsdp: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(original).bind_partial(fsdp, *args, **kwargs).arguments
-        offload = arguments.get("cpu_offload")
-        if getattr(offload, "offload_params", False) and is_ours(arguments.get("process_group")):
-            raise NotSimulated(_OFFLOADS)
-        original(fsdp, *args, **kwargs)
-
-    return construct
 
 
 def _keys_of_all(original: Callable[..., Any], own: _Own) -> Callable[..., Any]:

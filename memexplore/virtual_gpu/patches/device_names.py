@@ -22,6 +22,7 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import index_lists, wrappers
+from memexplore.virtual_gpu.patches.contents_elsewhere import SET_DATA
 from memexplore.virtual_gpu.tensors import local_device, real_tensors, virtual_numbers
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
@@ -251,22 +252,23 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
     torch.as_tensor: _from_data(torch.as_tensor),
     torch.asarray: _from_data(torch.asarray),
 }
-_SET_DATA = _Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class DeviceRenaming(TorchFunctionMode):
     """Function mode that replaces `cuda` in the arguments of every torch function.
 
-    `exchange` gives a tensor the contents of another.
+    `set_data` is `tensor.data = other` where the device changes; `of_data` handles what reads such a tensor.
     """
 
     on = True
     """Whether the virtual GPU is on: a thread that outlives its block still has the mode."""
 
-    def __init__(self, exchange: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(
+        self, set_data: Callable[[torch.Tensor, torch.Tensor], None], of_data: dict[Any, Callable[..., Any]]
+    ) -> None:
         super().__init__()
-        self._exchange = exchange
-        self._handlers = {**_HANDLERS, _SET_DATA: self._set_data}
+        self._other_device = set_data
+        self._handlers = {**_HANDLERS, **of_data, SET_DATA: self._set_data}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -311,12 +313,12 @@ class DeviceRenaming(TorchFunctionMode):
             raise
 
     def _set_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """`tensor.data = other`, where one of the two is virtual: exchange the contents."""
+        """`tensor.data = other`."""
         tensor, other = args
         if is_virtual(tensor) == is_virtual(other) and tensor.device == other.device:
-            _SET_DATA(tensor, other)
+            SET_DATA(tensor, other)
         else:
-            self._exchange(tensor, other)
+            self._other_device(tensor, other)
 
 
 def in_backward(renaming: DeviceRenaming, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ class LazyModules:
         """By id: the tensor, and whether it is restored when the virtual GPU is turned off."""
         self._modules: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
 
-    def rows(self, exchange: Callable[..., None]) -> list[Replace]:
+    def rows(self, exchange: Callable[..., object]) -> list[Replace]:
         """Return the replaced methods; `exchange(tensor, applied, restored)` gives a tensor other contents."""
 
         def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:

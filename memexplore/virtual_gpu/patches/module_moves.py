@@ -14,6 +14,7 @@ from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction
 from memexplore.torch_internals.modules import MODULE_APPLY, OWN_TENSORS, apply_of, buffers_of, parameters_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.torch_internals.tensors import PARAMETER_MARK, TENSOR_HOOKS, swap_tensors
+from memexplore.virtual_gpu.patches.contents_elsewhere import ContentsElsewhere
 from memexplore.virtual_gpu.patches.lazy_modules import LazyModules, is_lazy
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
@@ -53,6 +54,7 @@ class ModuleMoves:
         self._built_here = WeakIdKeyDictionary()
         """Modules built while the device is on, which are not moved back to the CPU."""
         self.lazy = LazyModules()
+        self.contents = ContentsElsewhere()
         self._depth = _Depth()
         self.observer: Any = None
         """A recorder, which gets every model that moved."""
@@ -130,10 +132,10 @@ class ModuleMoves:
                     self._keep_buffer(module, name, buffer)
                 buffers[name] = applied
 
-    def exchange(self, tensor: torch.Tensor, applied: torch.Tensor, restored: bool = True) -> None:
+    def exchange(self, tensor: torch.Tensor, applied: torch.Tensor, restored: bool = True) -> torch.Tensor | None:
         """Give `tensor` the contents of `applied`, without history; `restored` when the device is turned off, or not.
 
-        Attributes and hooks of `tensor` stay.
+        Attributes and hooks of `tensor` stay. Returns the tensor object that has its contents of before, if one has.
         """
         if not isinstance(tensor, VirtualTensor) and not isinstance(applied, VirtualTensor):
             if hasattr(applied, FLATTEN):
@@ -141,7 +143,7 @@ class ModuleMoves:
                 torch.utils.swap_tensors(tensor, torch.nn.Parameter(applied, requires_grad=tensor.requires_grad))
             else:
                 tensor.data = applied
-            return
+            return None
         is_parameter = isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False)
         if type(applied) is VirtualTensor:
             # As `torch.nn.Parameter` does, which detaches once more. The count of writes in place is not shared with
@@ -153,6 +155,10 @@ class ModuleMoves:
             other = torch.nn.Parameter(applied.detach(), requires_grad=tensor.requires_grad)
         else:
             other = applied.detach().requires_grad_(tensor.requires_grad)
+        self._swap(tensor, other, restored)
+        return other
+
+    def _swap(self, tensor: torch.Tensor, other: torch.Tensor, restored: bool) -> None:
         for name, value in tensor.__dict__.items():
             other.__dict__.setdefault(name, value)
         for hooks in TENSOR_HOOKS:
@@ -163,6 +169,15 @@ class ModuleMoves:
             reference = self._reference(self._tensors, id(tensor), tensor)
             self._tensors[id(tensor)] = _Original(reference, type(tensor), tensor.__dict__, contents_key(tensor), other)
         swap(tensor, other)
+
+    def set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """`tensor.data = data` where the device changes."""
+        back = self.contents.back(tensor, data)
+        if back is not None:
+            self._swap(tensor, back, restored=True)
+        before = self.exchange(tensor, data) if back is None else back
+        if before is not None:
+            self.contents.keep(tensor, before)
 
     def _keep_buffer(self, module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
         key = (id(module), name)
@@ -201,6 +216,7 @@ class ModuleMoves:
             if optimizer is not None:
                 _restore_state(optimizer, before)
         self.lazy.restore()
+        self.contents.forget()
         for table in (self._tensors, self._buffers, self._script_parameters, self._states):
             table.clear()
 
