@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from memexplore.virtual_gpu.dispatch import planning
+from memexplore.virtual_gpu.dispatch import fake_kernels, planning
 from tests.small import allocated, batch, network, on_a_t4
 
 GIB = 1024**3
@@ -312,6 +312,22 @@ def test_an_output_argument_is_filled() -> None:
     out = torch.empty(0, device="cuda")
     torch.mm(torch.ones(3, 4, device="cuda"), torch.ones(4, 5, device="cuda"), out=out)
     assert out.shape == (3, 5)
+
+
+def test_an_output_argument_of_the_right_shape_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, out = torch.ones(3, 7, device="cuda"), torch.empty(3, 7, device="cuda")
+    torch.mul(x, 0.25, out=out)
+    monkeypatch.setattr(fake_kernels, "run", None)  # a second plan would call it
+    assert torch.mul(x, 0.25, out=out) is out
+
+
+def test_an_output_argument_of_another_shape_is_resized_each_time() -> None:
+    x = torch.ones(1000, device="cuda")
+    outputs = [torch.empty(0, device="cuda") for _ in range(2)]
+    for out in outputs:
+        torch.mul(x, 0.25, out=out)
+    assert [out.shape for out in outputs] == [(1000,), (1000,)]
+    assert allocated() == 3 * 4_096  # 4000 bytes rounded up
 
 
 # Out of memory.

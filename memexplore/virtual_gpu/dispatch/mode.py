@@ -196,7 +196,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         if not traits.cached:
-            result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None)
+            repeated = tuple(key) if traits.writes_out else None
+            result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None, repeated)
             if inputs is not None:
                 return lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
             if follows and (traits.lane.writes or not self._fakes_modules):
@@ -297,18 +298,38 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         return type(computed)(results) if flat is computed else results[0]
 
     def _run_uncached(
-        self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], values_known: bool
+        self,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        values_known: bool,
+        repeated: tuple[Any, ...] | None,
     ) -> Any:
-        """Run an op that changes the metadata or storage of its arguments, such as `resize_`."""
-        device_mixing.check(func, tensors)
-        sizes = [untyped_storage(tensor).nbytes() for tensor in tensors]
-        result, stand_ins = fake_kernels.run(func, types, args, kwargs, tensors)
-        for tensor, size in zip(tensors, sizes, strict=True):
-            if isinstance(tensor, VirtualTensor) and not tensor.host:
-                self.resize(tensor, size, func, args)
-        outputs, returns = plans.describe(result, stand_ins)
-        plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
+        """Run an op that changes the metadata or storage of its arguments, such as `resize_`.
+
+        `repeated` is the key of an op with an `out` argument: one that has the right shape is not resized, and then
+        the same plan serves every call of this key, such as those of the buckets of DistributedDataParallel.
+        """
+        plan = self._plans.get(repeated) if repeated is not None else None
+        if plan is None:
+            device_mixing.check(func, tensors)
+            before = [_extent(tensor) for tensor in tensors]
+            result, stand_ins = fake_kernels.run(func, types, args, kwargs, tensors)
+            for tensor, (size, *_) in zip(tensors, before, strict=True):
+                if isinstance(tensor, VirtualTensor) and not tensor.host:
+                    self.resize(tensor, size, func, args)
+            outputs, returns = plans.describe(result, stand_ins)
+            plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
+            if repeated is not None and before == [_extent(tensor) for tensor in tensors]:
+                self._plans[repeated] = plan
         return self.run_plan(plan, func, args, tensors, values_known)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return the bytes of a tensor's storage, its shape and its strides."""
+    return untyped_storage(tensor).nbytes(), tuple(tensor.shape), tensor.stride()
 
 
 @functools.cache

@@ -58,6 +58,7 @@ class OpTraits:
         "scalars_last",
         "settings",
         "tensors_only",
+        "writes_out",
     )
 
     def __init__(self, func: Any) -> None:
@@ -67,6 +68,8 @@ class OpTraits:
         returns_out = schema is not None and any(argument.is_out for argument in schema.arguments)
         self.cached = not (torch.Tag.inplace_view in tags or returns_out or name in _UNCACHED_NAMES)
         """Whether a plan depends on the metadata of the arguments only."""
+        self.writes_out = returns_out and not (torch.Tag.inplace_view in tags or name in _UNCACHED_NAMES)
+        """Whether the op has an `out` argument, which it resizes if it has another shape than the result."""
         # Ops of the namespace prim have no kernels.
         composite = schema is not None and func.namespace != "prim" and is_composite(func)
         composite = composite and not composite_dispatch.has_cuda_kernel(name)
