@@ -55,11 +55,18 @@ def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> Fir
     call = table[:, _FIELD["call"]].copy()
     is_free = (table[:, _FIELD["action"]] == Action.FREE_REQUESTED) & (call >= 0)
     call[is_free] = row_of_event[call[is_free]]
+    table[:, _FIELD["stack"]] = _by_first_use(table[:, _FIELD["stack"]])
     compared = np.column_stack((table[:, _COMPARED], call))[kept]
     in_optimizer = table[kept, _FIELD["phase"]] == Phase.OPTIMIZER
     texts = np.array([tensors.get(row, "") for row in range(len(events))], dtype=object)
     category = table[kept, _FIELD["category"]]
     return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept], category)
+
+
+def _by_first_use(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number stacks in the order of their first use, as a recorder's numbers are those of all recordings."""
+    _, first, number = np.unique(numbers, return_index=True, return_inverse=True)
+    return np.where(numbers < 0, numbers, np.argsort(np.argsort(first))[number])
 
 
 class FirstUpdate(NamedTuple):
