@@ -80,7 +80,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
-    rises = counterfactual.asks_for_more(tape) or counterfactual.soon_full(tape)
+    # State that is still to come is known, and fits: an update does not go on to add more.
+    rises = counterfactual.asks_for_more(tape) or (not to_come and counterfactual.soon_full(tape))
     goes_on = not rises and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
     if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
         return found(Cause.FRAGMENTATION, [])
