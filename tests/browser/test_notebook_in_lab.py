@@ -27,7 +27,7 @@ def test_first_notebook(notebook: Callable[..., Any], old_kernel: Callable[[str]
     book = notebook(file=FIRST, kernel="python3" if kernel == "newest" else old_kernel(kernel))
     book.run_all()
     assert book.errors() == []
-    views = sum("view(" in source or source.startswith("%%memprofile") for source in book.sources())
+    views = sum("mx.view(" in source or source.startswith("%%memprofile") for source in book.sources())
     try:
         book.page.wait_for_function(
             "count => document.querySelectorAll('.memexplore-drawn .memexplore-layers:not(:empty)').length === count",
