@@ -135,8 +135,8 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         return _group(tape, What.OTHER_CELL, holder.name, rows)
     found = _group(tape, What.GROWS, holder.name, computed)
     # One call may make several blocks at one place, such as the copies of query, key and value.
-    is_of_calls = found is not None and _is_most(tape, found, _of_several_calls(tape, computed))
-    if is_of_calls and (holder.is_container or has_graph):
+    grows = found is not None and found.blocks >= _ALIKE and _is_most(tape, found, _of_several_calls(tape, computed))
+    if grows and (holder.is_container or has_graph):
         return found
     if has_graph and _is_earlier_pass(tape, computed):
         retained = evidence.retains_graph and _went_backward(tape, computed)
