@@ -106,6 +106,24 @@ def sending_of_states() -> Attribute | None:
     return Attribute(module, "_broadcast_object") if hasattr(module, "_broadcast_object") else None
 
 
+FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
+"""The module of the parameters of `fully_shard`."""
+TABLE.append(
+    Internal(
+        f"{FSDP2}._chunk_with_empty",
+        "has an empty tensor for each rank that gets no row of a parameter",
+        "slow `fully_shard` with many ranks on a virtual GPU",
+        partial(_is_named, f"{FSDP2}._chunk_with_empty"),
+    )
+)
+
+
+def splitting_of_parameters() -> Attribute | None:
+    """Return the function by which `fully_shard` splits a parameter, None where it is not imported."""
+    module = sys.modules.get(FSDP2)
+    return Attribute(module, "_chunk_with_empty") if hasattr(module, "_chunk_with_empty") else None
+
+
 def parts_of(optimizer: Any) -> list[list[dict[str, Any]]]:
     """Return the parameter groups of each rank of a ZeroRedundancyOptimizer."""
     parts: list[list[dict[str, Any]]] = optimizer._partition_parameters()

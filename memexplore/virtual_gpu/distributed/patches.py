@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.distributed import ACCELERATOR, AVAILABLE, c10d
-from memexplore.torch_internals.sharded import ZERO
+from memexplore.torch_internals.sharded import FSDP2, ZERO
 from memexplore.torch_internals.state import compiler_is_imported, compiler_rules
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.distributed import (
     accelerate_state,
     data_parallel,
     deepspeed_kernels,
+    empty_shards,
     groups,
     late_imports,
     objects,
@@ -33,7 +34,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
     if not AVAILABLE:
         return []
     dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
-    makes = {**deepspeed_kernels.PATCHES, ZERO: sharded_states.patches}
+    makes = {**deepspeed_kernels.PATCHES, ZERO: sharded_states.patches, FSDP2: empty_shards.patches}
     imported = {name: _Once(make) for name, make in makes.items()}
 
     def on_group() -> None:
