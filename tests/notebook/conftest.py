@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from memexplore.notebook import memoom, profile
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from tests import programs
 from tests.notebook.magics_shell import Shell
 
@@ -43,7 +44,8 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[S
     # A traceback keeps its frames and their tensors, which the next virtual GPU would count.
     for name in ("last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
-    gc.collect()
+    if live_storages:
+        gc.collect()
 
 
 @pytest.fixture
