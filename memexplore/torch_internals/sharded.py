@@ -111,7 +111,7 @@ FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
 TABLE.append(
     Internal(
         f"{FSDP2}._chunk_with_empty",
-        "has an empty tensor for each rank that gets no row of a parameter",
+        "makes the shard of each rank",
         "slow `fully_shard` with many ranks on a virtual GPU",
         partial(_is_named, f"{FSDP2}._chunk_with_empty"),
     )

@@ -12,7 +12,7 @@ requests to the allocator are those of the same rank on a real machine with NCCL
 - `dtensor.py`: DTensor, hence FSDP2 and tensor parallelism; patched when the first group is made. Its composite ops:
   kernels/composite_dispatch.py. `list_ops.py`: shardings of lists of DTensors.
 - `flat_states.py`, `sharded_states.py`, `sharded_tensors.py`: states of FSDP1 and ZeroRedundancyOptimizer, of which
-  other ranks have parts. `empty_shards.py`: FSDP2 on layers with fewer rows than ranks.
+  other ranks have parts. `shards.py`: those of FSDP2 that are read.
 - `late_imports.py`: the patches of modules that are imported later. `remote_calls.py`: torch.distributed.rpc.
 - `accelerate_state.py`: what accelerate records about the process for its life. `deepspeed_kernels.py`: stand-ins for
   the kernels that DeepSpeed compiles.

@@ -16,12 +16,12 @@ from memexplore.virtual_gpu.distributed import (
     accelerate_state,
     data_parallel,
     deepspeed_kernels,
-    empty_shards,
     groups,
     late_imports,
     objects,
     remote_calls,
     sharded_states,
+    shards,
     spawned,
     works,
 )
@@ -34,7 +34,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
     if not AVAILABLE:
         return []
     dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
-    makes = {**deepspeed_kernels.PATCHES, ZERO: sharded_states.patches, FSDP2: empty_shards.patches}
+    makes = {**deepspeed_kernels.PATCHES, ZERO: sharded_states.patches, FSDP2: shards.patches}
     imported = {name: _Once(make) for name, make in makes.items()}
 
     def on_group() -> None:
