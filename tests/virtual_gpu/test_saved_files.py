@@ -211,6 +211,26 @@ def test_a_run_deletes_its_own_folder_with_a_checkpoint(folder):
     assert not os.path.exists("runs")
 
 
+def test_a_folder_made_for_a_checkpoint_does_not_stay_without_it(folder):
+    with session.every_file(), mx.virtual("T4"):
+        os.makedirs("checkpoints/1")
+        torch.save(_model().state_dict(), "checkpoints/1/model.pt")
+        os.makedirs("models")
+        with open("models/model.pkl", "wb") as file:
+            pickle.dump(_model(), file)
+        os.makedirs("logs/empty")
+        os.makedirs("runs")
+        torch.save(_model().state_dict(), "runs/model.pt")
+        pathlib.Path("runs/log.txt").write_text("loss")
+        torch.save(_model().state_dict(), "old/model.pt")
+    assert not os.path.exists("checkpoints")
+    assert not os.path.exists("models")
+    # Folders that the program left empty, or with other files, and the user's own are those of a real run.
+    assert os.path.isdir("logs/empty")
+    assert os.listdir("runs") == ["log.txt"]
+    assert os.path.isdir("old")
+
+
 def test_a_new_file_with_a_pickled_module_is_deleted_at_the_end_of_a_run(folder):
     with session.every_file(), mx.virtual("T4"):
         with open("model.pkl", "wb") as file:

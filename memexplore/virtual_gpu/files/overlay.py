@@ -378,6 +378,7 @@ class Overlay:
                 with contextlib.suppress(OSError):
                     os.remove(logical)
                     self.own.discard(logical)
+            paths.remove_emptied(self.own, self.written)
             if not self.root:
                 return
             for logical in list(self.written):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -50,6 +51,15 @@ def with_folders(path: str) -> list[str]:
     """Return a path and those of all folders above it."""
     parent = os.path.dirname(path)
     return [path] if parent == path else [path, *with_folders(parent)]
+
+
+def remove_emptied(folders: Iterable[str], files: Iterable[str]) -> None:
+    """Delete those of the folders that are above files and empty on disk: a second run would look for the files."""
+    above = {folder for file in files for folder in with_folders(file)}
+    # A folder sorts before what is in it.
+    for folder in sorted(above.intersection(folders), reverse=True):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def is_folder(path: str) -> bool:
