@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import result_files, script
@@ -245,6 +245,7 @@ def _record(program: Callable[[], None], options: argparse.Namespace, requests: 
         try:
             with requests.follow(running.recorder):
                 program()
+            _give_files(options)
         except BaseException as error:
             running.ended_by(error)
             ended_by, evidence = error, collect(error)
@@ -254,22 +255,43 @@ def _record(program: Callable[[], None], options: argparse.Namespace, requests: 
     return _Recorded(running.tape, ended_by, evidence, step)
 
 
-def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which the ranks that this rank receives objects from are run as well."""
+def _give_files(options: argparse.Namespace) -> None:
+    """Copy the files of this rank that others need, before those without values are deleted."""
+    if options.world is not None:
+        from memexplore.virtual_gpu.distributed import messages
+
+        messages.give_files(*rank_runs.ranks_of(options.world, options.rank))
+
+
+@contextlib.contextmanager
+def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> Iterator[None]:
+    """Run the ranks too that this rank receives objects from, and rank 0 where it has written a file that is read."""
     if options.world is None:
-        return contextlib.nullcontext()
+        yield
+        return
+    import torch
+
     from memexplore.virtual_gpu.distributed import messages
+    from memexplore.virtual_gpu.files import elsewhere, session
+
+    (rank,) = rank_runs.ranks_of(options.world, options.rank)
+
+    def fetch(path: str) -> pathlib.Path | None:
+        is_one_of_many = rank > 0 and torch.distributed.is_initialized()
+        return messages.fetch_file(path, sender=0, receiver=rank) if is_one_of_many else None
 
     if messages.is_helper():
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         # Most ranks exchange objects before the first step only, such as the shapes of a pipeline.
         def before_step(*_: object) -> None:
-            if not messages.wait_until_needed(int(options.rank)):
+            if not messages.wait_until_needed(rank):
                 os._exit(FITS)
 
         register_optimizer_step_pre_hook(before_step)
-    return messages.between_ranks(functools.partial(rank_runs.command, options, arguments))
+    command = functools.partial(rank_runs.command, options, arguments)
+    with messages.between_ranks(command, session.copy_file), elsewhere.fetched_by(fetch):
+        yield
 
 
 def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:

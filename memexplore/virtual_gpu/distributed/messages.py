@@ -1,6 +1,7 @@
-"""Objects that one rank sends to another: written to a folder by the sender, read there by the receiver.
+"""Objects and files that one rank has and another needs: written to a folder by the one, read there by the other.
 
-In: what `send_object_list` sends, and a command that runs another rank. Out: what `recv_object_list` receives. A rank
+In: what `send_object_list` sends, the path of a file that a rank does not find, and a command that runs another rank.
+Out: what `recv_object_list` receives, and a copy of the file. A rank
 that has not sent yet is run in a process of its own, a *helper*, which stops at each optimizer step until a further
 object of its rank is needed. So a pipeline stage learns the shapes of its inputs from the stage before it, which learns
 them from the stage before that.
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,18 +26,25 @@ FOLDER = "MEMEXPLORE_MESSAGES"
 """Environment variable with the folder of a helper's messages; unset in other processes."""
 _POLL = 0.02
 """Seconds between two looks for a message."""
-_MESSAGE, _REQUEST = ".pickle", ".needed"
-"""Endings of the files of a message and of a receiver that waits for it."""
+_MESSAGE, _COPY, _REQUEST = ".pickle", ".copy", ".needed"
+"""Endings of the files of a message, of a copy of a file, and of a receiver that waits for either."""
 _PARENT = os.getppid()
 """The process that has started this one: another one as soon as it has ended."""
 
 CommandOf = Callable[[int], Sequence[str]]
 """Returns the command line that runs a rank, given its number."""
+CopyFile = Callable[[str, str], bool]
+"""Copies the file that this rank sees at a path to another path; returns whether there is one."""
+
+
+def _no_file(path: str, target: str) -> bool:
+    return False
 
 
 class _State:
     command: CommandOf | None = None
     folder: Path | None = None
+    copy_file: CopyFile = staticmethod(_no_file)
 
 
 _numbers: dict[tuple[int, int | str], int] = {}
@@ -45,18 +54,18 @@ _helpers: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @contextlib.contextmanager
-def between_ranks(command: CommandOf) -> Iterator[None]:
-    """Let the ranks that the block needs objects of run by a command; their processes end with the block."""
+def between_ranks(command: CommandOf, copy_file: CopyFile = _no_file) -> Iterator[None]:
+    """Let the ranks that the block needs objects or files of run by a command; their processes end with the block."""
     before = os.environ.get(FOLDER)
     folder = Path(before or tempfile.mkdtemp(prefix="memexplore-messages-"))
-    _State.command, _State.folder = command, folder
+    _State.command, _State.folder, _State.copy_file = command, folder, staticmethod(copy_file)
     try:
         yield
     finally:
         for helper in _helpers.values():
             if helper.poll() is None:
                 _end(helper)
-        _State.command, _State.folder = None, None
+        _State.command, _State.folder, _State.copy_file = None, None, staticmethod(_no_file)
         _numbers.clear()
         _helpers.clear()
         if before is None:
@@ -64,14 +73,16 @@ def between_ranks(command: CommandOf) -> Iterator[None]:
 
 
 def is_helper() -> bool:
-    """Return whether this process runs only for the objects that it sends."""
+    """Return whether this process runs only for the objects and files that others need of it."""
     return FOLDER in os.environ
 
 
 def wait_until_needed(rank: int) -> bool:
-    """Wait, in the helper of a rank, until another rank receives what it has not sent; False: its parent has ended."""
+    """Wait, in the helper of a rank, until another rank needs what it has not sent; False: its parent has ended."""
     assert _State.folder is not None
     while True:
+        if not give_files(rank):
+            return True
         requests = _State.folder.glob(f"from-{rank}-to-*{_REQUEST}")
         if any(not request.with_suffix(_MESSAGE).exists() for request in requests):
             return True
@@ -105,9 +116,46 @@ def receive(sender: int, receiver: int, group: str = "") -> list[Any] | None:
     if _State.folder is None or _State.command is None:
         return None
     path = _next_path(sender, group or receiver)
+    if not _arrives(path, sender, receiver):
+        raise RuntimeError(
+            f"rank {receiver} receives an object from rank {sender}, which ended before it sent it: run "
+            f"--rank {sender} to see why. Its last lines: {_last_lines(_State.folder / f'rank-{sender}.log')}"
+        )
+    objects: list[Any] = pickle.loads(path.read_bytes())
+    return objects
+
+
+def fetch_file(path: str, sender: int, receiver: int) -> Path | None:
+    """Return a copy of the file that another rank has at a path, for which it is run; None if it ends without it."""
+    if _State.folder is None or _State.command is None:
+        return None
+    copy = _State.folder / f"file-{zlib.crc32(os.fsencode(path)):08x}-of-{sender}{_COPY}"
+    return copy if _arrives(copy, sender, receiver, path) else None
+
+
+def give_files(rank: int) -> bool:
+    """Copy the files of a rank, that of this process, that other ranks need; return whether it has all of them.
+
+    Called where no file is being written.
+    """
+    if _State.folder is None:
+        return True
+    requests = list(_State.folder.glob(f"file-*-of-{rank}{_REQUEST}"))
+    copies = [request.with_suffix(_COPY) for request in requests]
+    # All of them, although one is missing.
+    had = [
+        copy.exists() or _State.copy_file(request.read_text(), str(copy))
+        for request, copy in zip(requests, copies, strict=True)
+    ]
+    return all(had)
+
+
+def _arrives(path: Path, sender: int, receiver: int, request: str = "") -> bool:
+    """Wait for a message or a copy from another rank, which is started where it does not run; False: it has ended."""
+    assert _State.folder is not None
     (_State.folder / f"rank-{receiver}.runs").write_text(str(os.getpid()))
     if not path.exists():
-        path.with_suffix(_REQUEST).touch()
+        path.with_suffix(_REQUEST).write_text(request)
         if _claims(sender):
             _helpers[sender] = _start(sender)
     while not path.exists():
@@ -115,13 +163,10 @@ def receive(sender: int, receiver: int, group: str = "") -> list[Any] | None:
         for helper in _helpers.values():
             helper.poll()
         if not _runs(sender) and not path.exists():
-            raise RuntimeError(
-                f"rank {receiver} receives an object from rank {sender}, which ended before it sent it: run "
-                f"--rank {sender} to see why. Its last lines: {_last_lines(_State.folder / f'rank-{sender}.log')}"
-            )
+            return False
+        give_files(receiver)
         time.sleep(_POLL)
-    objects: list[Any] = pickle.loads(path.read_bytes())
-    return objects
+    return True
 
 
 def _next_path(sender: int, receiver: int | str) -> Path:

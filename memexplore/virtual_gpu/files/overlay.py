@@ -177,7 +177,7 @@ class Overlay:
 
     # -- changes
 
-    def _make_room(self, logical: str) -> str:
+    def make_room(self, logical: str) -> str:
         """Make the folders above a path in the overlay, and return its path there."""
         if not self.root:
             self.root, self._owner = ownership.make(self.temporary, self.mark)
@@ -203,7 +203,7 @@ class Overlay:
                     return lower
                 if not lower and self.parent_refuses(logical):
                     return self._refusing(logical)
-                upper = self._make_room(logical)
+                upper = self.make_room(logical)
                 if lower and keep:
                     shutil.copy2(lower, upper)
             if not self.written:
@@ -230,7 +230,7 @@ class Overlay:
             if self.parent_refuses(logical):
                 os.mkdir(self._refusing(logical), mode)
                 return
-            os.mkdir(self._make_room(logical), mode)
+            os.mkdir(self.make_room(logical), mode)
 
     def remove(self, logical: str) -> None:
         """Delete a file: from the overlay, and from the user's files only in the program's view.
@@ -324,7 +324,7 @@ class Overlay:
                 raise OSError(code, os.strerror(code), source, None, target)
             if replaced is not None and is_folder and self.names(target):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
-            self._make_room(target)
+            self.make_room(target)
             moved = {path: flag for path, flag in self.written.items() if (path + os.sep).startswith(source + os.sep)}
             if replaced is not None:
                 self._forget(target)
@@ -363,7 +363,7 @@ class Overlay:
             if self.parent_refuses(logical):
                 os.symlink(text, self._refusing(logical))
                 return
-            os.symlink(text, self._make_room(logical))
+            os.symlink(text, self.make_room(logical))
 
     # -- the end
 

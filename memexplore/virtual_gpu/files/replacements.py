@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memexplore.virtual_gpu.files import folders, paths, policy
+from memexplore.virtual_gpu.files import elsewhere, folders, paths, policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.patches.install import Replace
 
@@ -169,9 +169,14 @@ def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(mode, str) or kwargs.get("opener") is not None or _passes(overlay, file):
             return original(file, mode, *args, **kwargs)
         if not set(mode) & set("wax+"):
-            if overlay.changed:
-                file = overlay.for_reading(os.fsdecode(file))
-            return original(file, mode, *args, **kwargs)
+            try:
+                seen = overlay.for_reading(os.fsdecode(file)) if overlay.changed else file
+                return original(seen, mode, *args, **kwargs)
+            except FileNotFoundError:
+                copy = elsewhere.found(overlay, file)
+                if copy is None:
+                    raise
+            return original(copy, mode, *args, **kwargs)
         with making(overlay, file):
             return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
 

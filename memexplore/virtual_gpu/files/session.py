@@ -101,6 +101,18 @@ def read_path(path: Any) -> Any:
     return path if _overlay.inside or not _overlay.changed else _overlay.for_reading(os.fspath(path))
 
 
+def copy_file(path: str, target: str) -> bool:
+    """Copy the file that the running program sees at a path; return whether there is one."""
+    with _overlay.real():
+        found = None if _overlay.closed else _overlay.located(_overlay.logical(path))
+        if found is None or not os.path.isfile(found):
+            return False
+        partial = f"{target}.{os.getpid()}"
+        shutil.copyfile(found, partial)
+        os.replace(partial, target)
+        return True
+
+
 def report() -> tuple[str, ...]:
     """Return a sentence about the files that the last program wrote on a virtual GPU; none if it wrote none.
 
@@ -141,4 +153,4 @@ def _were(found: list[str]) -> str:
     return "was" if len(found) == 1 else "were"
 
 
-__all__ = ["every_file", "patches", "read_path", "report"]
+__all__ = ["copy_file", "every_file", "patches", "read_path", "report"]

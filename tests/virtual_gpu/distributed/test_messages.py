@@ -64,3 +64,48 @@ def test_a_rank_that_fails_is_named_with_its_last_lines():
 def test_outside_of_a_command_nothing_is_kept():
     messages.send(["object"], 0, 1)
     assert messages.receive(0, 1) is None
+
+
+# -- files
+
+
+FILES = """
+    import pathlib, shutil
+    from memexplore.virtual_gpu.distributed import messages
+    def copy(path, target):
+        return pathlib.Path(path).exists() and bool(shutil.copyfile(path, target))
+    with messages.between_ranks(lambda other: [], copy):
+        messages.wait_until_needed(rank)
+"""
+
+
+def test_a_rank_runs_until_it_has_written_the_file_that_another_needs(tmp_path):
+    file = tmp_path / "file"
+    body = f"""{FILES}
+        pathlib.Path({str(file)!r}).write_text("first")
+        messages.wait_until_needed(rank)
+        raise SystemExit("not needed any more")
+    """
+    with messages.between_ranks(command(body)):
+        copy = messages.fetch_file(str(file), sender=0, receiver=1)
+        assert copy.read_text() == "first"
+        assert messages._helpers[0].poll() is None
+
+
+def test_a_file_that_is_written_last_is_given_at_the_end(tmp_path):
+    file = tmp_path / "file"
+    body = f"""{FILES}
+        pathlib.Path({str(file)!r}).write_text("last")
+        assert messages.give_files(rank)
+    """
+    with messages.between_ranks(command(body)):
+        assert messages.fetch_file(str(file), sender=0, receiver=1).read_text() == "last"
+
+
+def test_a_file_that_no_rank_writes_is_missing(tmp_path):
+    with messages.between_ranks(command(FILES)):
+        assert messages.fetch_file(str(tmp_path / "file"), sender=0, receiver=1) is None
+
+
+def test_outside_of_a_command_no_file_is_fetched():
+    assert messages.fetch_file("file", sender=0, receiver=1) is None

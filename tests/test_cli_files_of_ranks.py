@@ -1,0 +1,55 @@
+"""Checkpoints that rank 0 alone saves and other ranks read, on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+SCRIPT = """
+import contextlib, os, pathlib, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+layer = torch.nn.Linear(256, 1024, device="cuda")
+ddp = torch.nn.parallel.DistributedDataParallel(layer)
+optimizer = torch.optim.SGD(ddp.parameters())
+for epoch in range(2):
+    ddp(torch.ones(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    if rank == 0:
+        os.makedirs("checkpoints", exist_ok=True)
+        torch.save(layer.state_dict(), f"checkpoints/{epoch}.pt")
+        pathlib.Path(f"log{epoch}.txt").write_text("loss")
+    dist.barrier()
+    # On rank 0 the last one is saved after the last step.
+    state = torch.load(f"checkpoints/{epoch}.pt", map_location="cuda")
+    layer.load_state_dict(state)
+    assert pathlib.Path(f"checkpoints/{epoch}.pt").exists()
+with contextlib.suppress(FileNotFoundError):
+    open("absent.txt")
+print("RANK", rank, tuple(state["weight"].shape))
+"""
+
+
+def run(folder: pathlib.Path, rank: str) -> dict[str, Any]:
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "memexplore", "run", "--json", "--gpu", "T4", "--world", "4", "--rank", rank]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, cwd=folder, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"RANK {rank} (1024, 256)" in done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_rank_reads_the_checkpoint_that_rank_0_has_saved(tmp_path: pathlib.Path) -> None:
+    peaks = [run(tmp_path, rank)["peak_allocated"] for rank in ("0", "3")]
+    assert peaks[0] == peaks[1] > 0
+    assert not (tmp_path / "checkpoints").exists()
