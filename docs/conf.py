@@ -16,7 +16,7 @@ html_theme = "furo"
 html_title = f"memexplore {version}"
 html_extra_path = ["_pages"]
 html_static_path = ["styles"]
-html_css_files = ["tables.css"]
+html_css_files = ["outputs.css"]
 html_show_sourcelink = False
 # Single backticks in docstrings are code, as in Markdown.
 default_role = "code"
@@ -25,7 +25,6 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 myst_heading_anchors = 3
-myst_enable_extensions = ["dollarmath"]
 # The notebooks are executed by `python -m docs` before Sphinx reads them.
 nb_execution_mode = "off"
 nb_merge_streams = True

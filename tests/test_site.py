@@ -44,6 +44,11 @@ def test_each_page_and_notebook_has_a_place_in_the_site(site: pathlib.Path) -> N
     assert expected <= pages
 
 
+def test_pages_load_nothing_from_another_host(site: pathlib.Path) -> None:
+    loads = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(https?:[^"]*)"')
+    assert {path.name: found for path in site.rglob("*.html") if (found := loads.findall(path.read_text()))} == {}
+
+
 def test_solutions_and_checks_of_the_course_are_closed(site: pathlib.Path) -> None:
     closed = 0
     for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb")):
