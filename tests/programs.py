@@ -22,8 +22,10 @@ _PACKAGES = ("torch", "torch._dynamo.config", "pandas")
 """Not memexplore itself, so that each program imports it in its own order."""
 
 
-KERNEL = "ipykernel.kernelapp", "ipywidgets", "pandas", "plotly.graph_objects", "torch._dynamo"
-"""What a kernel has imported when it starts, without having a name of it. Fake tensors need `torch._dynamo`."""
+KERNEL = "ipykernel.kernelapp", "ipywidgets", "pandas", "plotly.express", "nbformat", "torch._dynamo"
+"""What a kernel has imported when it starts, without having a name of it.
+
+Fake tensors need `torch._dynamo`; plotly's first figure needs `nbformat`, whose `jsonschema` builds 39 grammars."""
 
 
 def command(module: str, *arguments: Any) -> list[str]:
