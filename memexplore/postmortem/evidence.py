@@ -17,8 +17,16 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.analysis.tables import is_users
-from memexplore.postmortem.evidence_types import Evidence, Holder, Use
-from memexplore.postmortem.liveness import code_behind, names_in_cell, names_of_functions, on_stack, read_again
+from memexplore.postmortem import updates
+from memexplore.postmortem.evidence_types import Evidence, Holder, State, Use
+from memexplore.postmortem.liveness import (
+    code_behind,
+    goes_backward,
+    names_in_cell,
+    names_of_functions,
+    on_stack,
+    read_again,
+)
 from memexplore.postmortem.message import parse
 from memexplore.postmortem.optimizer_state import state_to_come
 from memexplore.postmortem.reach import Block, Reached, is_users_module, locals_of, reached_from
@@ -71,6 +79,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     needed = _needed(frames, outer, end)
     holders: list[Holder] = []
     complete = needed.complete
+    of_program = [needed]
+    variables: list[tuple[str, Any]] = []
     seen: set[str] = set()
     for name, use, value in _roots(error, frames, outer, shell):
         if name in seen or time.monotonic() > end:
@@ -82,11 +92,17 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         own = {address: block for address, block in found.blocks.items() if address not in needed.blocks}
         if own:
             holders.append(_holder(name, use, value, own, found))
+        if use in (Use.LATER, Use.DEAD):
+            of_program.append(found)
+            variables.append((name, value))
+    objects = list({id(each): each for found in of_program for each in found.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
     line = f"{users[-1][0].f_code.co_filename}:{users[-1][2]}" if users else ""
     layer, evaluating = _modules(frames)
+    if any(goes_backward(frames[number][0].f_code, frames[number][1]) for number in outer):
+        evaluating = ""
     codes = [frame.f_code for frame, _, _ in users]
     return Evidence(
         parse(str(error)),
@@ -99,6 +115,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         _retains(codes),
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
+        updates.state_of(updates.optimizers_in(objects)) if complete else State.UNKNOWN,
+        updates.without_update(objects, [each.blocks for each in of_program], variables, end) if complete else None,
         _state_to_come(frames),
     )
 
@@ -268,6 +286,8 @@ def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached
     direct = len(own) - len(in_graph)
     # The attribute that holds it: `trainer.history`, but of several attributes only the object.
     several = {block.path.split("[")[0] for block in own.values() if not block.in_graph}
+    if isinstance(value, torch.optim.Optimizer) and attribute == ".param_groups":
+        attribute = ""  # the weights: only the optimizer as a whole can be deleted
     label = name + (attribute if len(several) == 1 and use in (Use.LATER, Use.DEAD, Use.OTHER_CELL) else "")
     return Holder(label, use, frozenset(own), in_graph, size, direct, not isinstance(value, torch.Tensor))
 

@@ -22,6 +22,17 @@ class Use(enum.StrEnum):
     """Frames of the traceback of the exception before."""
     IN_USE = "in use"
     """Reached by the failing call."""
+    NO_UPDATE = "for weights of no optimizer"
+    """Kept for gradients that no optimizer reads."""
+
+
+class State(enum.StrEnum):
+    """Whether the program's optimizers keep tensors from step to step."""
+
+    KEPT = "kept"
+    NONE = "none"
+    """Of no optimizer, too."""
+    UNKNOWN = "unknown"
 
 
 class Holder(NamedTuple):
@@ -61,5 +72,8 @@ class Evidence(NamedTuple):
     """Containers that the failing call reaches."""
     graph: frozenset[int] = frozenset()
     """Addresses that the failing call reaches through a graph only."""
+    state: State = State.UNKNOWN
+    no_update: Holder | None = None
+    """What graphs and gradients keep for weights that no optimizer updates, under the names of modules."""
     state_to_come: int = 0
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""

@@ -23,6 +23,8 @@ from memexplore.tensor_text import dtype_of, shape_of
 
 _ALIKE = 3
 """Blocks of one place, from as many calls, from which a holder is said to grow."""
+_SCALAR = 8
+"""Bytes of a number."""
 _LASTING = (
     Category.PARAMETER,
     Category.BUFFER,
@@ -50,6 +52,8 @@ class What(enum.StrEnum):
     """Copies of weights in autocast's cache."""
     NO_BACKWARD = "no backward"
     """Activations of a model that only evaluates."""
+    NO_UPDATE = "no update"
+    """Kept for the gradients of weights that no optimizer updates."""
     OLD_VALUE = "old value"
     """A variable that no later line reads, such as a result of the step before."""
     OUTPUT = "output"
@@ -83,9 +87,15 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
     groups: list[Held | None] = []
     held_by: list[list[int]] = []
     rows = alive(tape)
+    of_idle: frozenset[int] = frozenset()
     if evidence is not None:
         row_at = {int(tape.address[row]): int(row) for row in rows}
-        held_by = [[row_at[each] for each in holder.addresses if each in row_at] for holder in evidence.holders]
+        idle = _no_update(tape, evidence, row_at)
+        of_idle = frozenset(idle.rows if idle is not None else ())
+        held_by = [
+            [row_at[each] for each in holder.addresses if each in row_at and row_at[each] not in of_idle]
+            for holder in evidence.holders
+        ]
         found = [
             _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
         ]
@@ -94,9 +104,10 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
             groups.append(
                 _growing_in_use(tape, holder.name, [row_at[each] for each in holder.addresses & row_at.keys()])
             )
-        if evidence.evaluating:
+        groups.append(idle)
+        if evidence.evaluating and idle is None:
             groups.append(_no_backward(tape, rows))
-    groups += [_stale_gradients(tape, rows), _cast_weights(tape, rows)]
+    groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
     if not any(group is not None and group.what is What.GROWS for group in groups):
         growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
         if growing is not None and evidence is not None:
@@ -138,7 +149,9 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     grows = found is not None and found.blocks >= _ALIKE and _is_most(tape, found, _of_several_calls(tape, computed))
     if grows and (holder.is_container or has_graph):
         return found
-    if has_graph and _is_earlier_pass(tape, computed):
+    direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
+    alone = holder.use is Use.DEAD or bool(np.all(tape.size[direct] <= _SCALAR))
+    if has_graph and _is_earlier_pass(tape, computed, alone):
         retained = evidence.retains_graph and _went_backward(tape, computed)
         graph = _group(tape, What.RETAINED_GRAPH if retained else What.EARLIER_GRAPH, holder.name, computed)
         return graph._replace(is_container=holder.is_container) if graph is not None else None
@@ -187,13 +200,27 @@ def _is_computed(tape: Tape, row: int) -> bool:
     return tape.phase[row] in (Phase.FORWARD, Phase.BACKWARD) or tape.module[row] >= 0
 
 
-def _is_earlier_pass(tape: Tape, rows: list[int]) -> bool:
-    """Return whether the failing call goes through the place of a block once more: it makes the same graph again."""
+def _is_earlier_pass(tape: Tape, rows: list[int], alone: bool) -> bool:
+    """Return whether the failing call goes through the place of a block once more: it makes the same graph again.
+
+    A graph that is `alone`, such as that of a loss, is one too if the call goes through the same layers from another
+    line: other values may be needed together, as those of two images that are compared.
+    """
+    rows = [row for row in rows if tape.category[row] not in _LASTING]
     if not rows:
         return False
     last = max(rows)
+    if tape.step[-1] > tape.step[last]:
+        return True
     places = _places(tape)
-    return bool(tape.step[-1] > tape.step[last] or np.any(np.isin(places[last + 1 :], places[rows])))
+    after = last + 1 + np.flatnonzero((places[last + 1 :] != places[last]) & (places[last + 1 :] >= 0))
+    # One call may make several blocks, such as values and indices.
+    after = np.arange(after[0], len(tape)) if len(after) else after
+    if np.any(np.isin(places[after], places[rows])):
+        return True
+    layers = {(int(tape.op[row]), int(tape.module[row])) for row in rows if tape.module[row] >= 0}
+    again = zip(tape.op[after].tolist(), tape.module[after].tolist(), strict=True)
+    return alone and not layers.isdisjoint(again)
 
 
 def _places(tape: Tape) -> NDArray[np.int64]:
@@ -248,6 +275,15 @@ def _no_backward(tape: Tape, rows: Rows) -> Held | None:
     kept = rows[(tape.category[rows] == Category.ACTIVATION) & ~np.isin(tape.action[rows], (Action.PREEXISTING,))]
     # Without a graph the op itself still reads what the one before it wrote.
     return _group(tape, What.NO_BACKWARD, "", kept[:-1])
+
+
+def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> Held | None:
+    """Return what a model without an optimizer keeps for its gradients, and these."""
+    if evidence.no_update is None:
+        return None
+    rows = [row_at[each] for each in evidence.no_update.addresses if each in row_at]
+    kept = [row for row in rows if tape.category[row] not in _LASTING or tape.category[row] == Category.GRADIENT]
+    return _group(tape, What.NO_UPDATE, evidence.no_update.name, sorted(kept))
 
 
 def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> Held | None:

@@ -20,6 +20,8 @@ _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 _ENDS = (*_RETURNS, "RAISE_VARARGS", "RERAISE")
 _STATEMENT_ENDS = ("POP_TOP", "RESUME", "NOP", "JUMP_BACKWARD", "FOR_ITER")
 _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
+_DERIVATIVES = ("backward", "grad")
+_MODES = ("train", "eval")
 _SCOPES = ("FAST", "NAME", "GLOBAL", "DEREF", "CLASSDEREF")
 
 
@@ -119,14 +121,44 @@ def on_stack(code: CodeType, offset: int) -> frozenset[str]:
     return names
 
 
+def goes_backward(code: CodeType, offset: int) -> bool:
+    """Return whether code may take derivatives after the instruction at `offset`, before a model changes its mode.
+
+    >>> def follows(source):
+    ...     code = compile(source, "<cell>", "exec")
+    ...     at = next(each.offset for each in dis.get_instructions(code) if each.opname.startswith("CALL"))
+    ...     return goes_backward(code, at)
+    >>> follows("loss = model(batch); loss.backward()"), follows("model(batch); model.train(); loss.backward()")
+    (True, False)
+    """
+    rest = code_behind(code)
+    instructions = list(dis.get_instructions(code))
+    following = _all_following(instructions)
+    waiting = list(following[_number_at(instructions, offset)]) if instructions else []
+    seen: set[int] = set()
+    while waiting:
+        number = waiting.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        each = instructions[number]
+        if each.opname in _RETURNS and rest is not None and goes_backward(rest, 0):
+            return True
+        name = each.argval if each.opname.startswith("LOAD_") else None
+        if name in _DERIVATIVES:
+            return True
+        if name not in _MODES:
+            waiting += following[number]
+    return False
+
+
 def _number_at(instructions: list[dis.Instruction], offset: int) -> int:
     return max((number for number, each in enumerate(instructions) if each.offset <= offset), default=0)
 
 
 def _live(instructions: list[dis.Instruction], at_end: frozenset[str]) -> tuple[list[list[int]], list[frozenset[str]]]:
     """Return the instructions that may follow each one, and the names that are read again from each one on."""
-    at = {each.offset: number for number, each in enumerate(instructions)}
-    following = [list(_following(instructions, number, at)) for number in range(len(instructions))]
+    following = _all_following(instructions)
     effects = [_effect(each) for each in instructions]
     live: list[frozenset[str]] = [frozenset()] * len(instructions)
     changed = True
@@ -155,6 +187,11 @@ def _before(effect: _Effect, after: frozenset[str]) -> frozenset[str]:
     if effect.stores_first:
         return (after | effect.loads) - effect.stores
     return (after - effect.stores) | effect.loads
+
+
+def _all_following(instructions: list[dis.Instruction]) -> list[list[int]]:
+    at = {each.offset: number for number, each in enumerate(instructions)}
+    return [list(_following(instructions, number, at)) for number in range(len(instructions))]
 
 
 def _following(instructions: list[dis.Instruction], number: int, at: dict[int, int]) -> Iterator[int]:

@@ -11,7 +11,7 @@ import sys
 import time
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +67,7 @@ def address_of(tensor: torch.Tensor) -> tuple[int, int]:
     return 0, 0
 
 
-def reached_from(root: Any, end: float, known: set[int] = frozenset()) -> Reached:  # type: ignore[assignment]
+def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) -> Reached:
     """Return the memory reached from a root until the time `end`, without what lies behind the objects `known`.
 
     >>> reached_from([torch.zeros(2, device="cpu")], time.monotonic() + 1).blocks

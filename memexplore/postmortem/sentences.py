@@ -154,6 +154,7 @@ _REASONS = {
     What.STALE_GRADIENTS: "{size} are gradients of the step before, which the forward pass does not need",
     What.CAST_WEIGHTS: "{size} are copies of weights in autocast's cache",
     What.NO_BACKWARD: "{size} are activations for a backward pass, and the model only evaluates",
+    What.NO_UPDATE: "{size} are kept for gradients of `{holder}`, which no optimizer updates",
     What.OLD_VALUE: "{size} are in `{holder}`, which no later line reads",
     What.OUTPUT: "{size} are in the notebook's output `{holder}`",
     What.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
@@ -162,9 +163,10 @@ _REASONS = {
 
 
 def _held_text(group: Held) -> str:
-    return _REASONS[group.what].format(
-        size=size_text(group.size), holder=group.holder.replace(", ", "`, `") or "a variable"
-    )
+    reason = _REASONS[group.what]
+    if not group.holder:
+        reason = reason.replace("`{holder}`", "weights" if group.what is What.NO_UPDATE else "a variable")
+    return reason.format(size=size_text(group.size), holder=group.holder.replace(", ", "`, `"))
 
 
 def _another_process(found: PostMortem) -> str:

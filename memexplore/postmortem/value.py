@@ -20,7 +20,8 @@ from memexplore.postmortem.evidence_types import Evidence, Holder
 from memexplore.postmortem.failure import with_failure
 from memexplore.postmortem.held import Held
 from memexplore.postmortem.message import parse
-from memexplore.postmortem.suggestions import Suggestion, suggestions
+from memexplore.postmortem.suggestion import Suggestion
+from memexplore.postmortem.suggestions import suggestions
 from memexplore.tape import Action, Category, Ending, Tape
 
 
@@ -163,7 +164,7 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         missing=found.missing,
         held=found.held,
         holders=evidence.holders if evidence is not None else (),
-        suggestions=suggestions(part, found),
+        suggestions=suggestions(part, found, evidence),
         growth=grows.bytes_per_step if grows is not None else 0,
         others=found.others,
         processes=found.processes,

@@ -45,6 +45,41 @@ for _ in range(40):
             ),
         ),
     ),
+    "results that are concatenated at last": Need(
+        """
+model = nn.Linear(1024, 1024).cuda()
+outputs = []
+with torch.no_grad():
+    for _ in range(24):
+        batch = torch.zeros(1024, 1024, device="cuda")
+        outputs.append(model(batch))
+predictions = torch.cat(outputs)
+""",
+        "160MiB",
+        "outputs.append(result.cpu())  # after the loop: torch.cat(outputs)",
+        (("model(batch))", "model(batch).cpu())"),),
+    ),
+    "results of a function that are stacked": Need(
+        """
+@torch.inference_mode()
+def evaluate(model):
+    results = [model(torch.zeros(1024, 1024, device="cuda")) for _ in range(24)]
+    return torch.stack(results)
+evaluate(nn.Linear(1024, 1024).cuda())
+""",
+        "160MiB",
+        "results.append(result.cpu())  # after the loop: torch.stack(results)",
+        (('device="cuda"))', 'device="cuda")).cpu()'),),
+    ),
+    "data that is concatenated on the GPU": Need(
+        """
+parts = [torch.zeros(1024, 1024).cuda() for _ in range(24)]
+data = torch.cat(parts)
+""",
+        "160MiB",
+        "torch.cat(parts).cuda()",
+        ((").cuda() for", ") for"), ("torch.cat(parts)", "torch.cat(parts).cuda()")),
+    ),
     "an embedding with its optimizer": Need(
         """
 model = nn.Sequential(nn.Embedding(100_000, 256, sparse=False), nn.Linear(256, 1)).cuda()
@@ -89,6 +124,41 @@ def test_first_suggestion(name: str) -> None:
         assert change[0] in source
         source = source.replace(*change)
     assert run(source, need.gpu)[1] is None
+
+
+def test_results_that_stay_on_the_gpu_are_to_be_written_into_one_tensor() -> None:
+    need = NEEDS["results that are concatenated at last"]
+    second = post_mortem(need.source, need.gpu).suggestions[1]
+    before, within = second.code.splitlines()
+    assert second.fits
+    source = """
+model = nn.Linear(1024, 1024).cuda()
+rows, first, part = 24 * 1024, 0, torch.zeros(0, 1024, device="cuda")
+{before}
+with torch.no_grad():
+    for _ in range(24):
+        part = model(torch.zeros(1024, 1024, device="cuda"))
+        {within}
+        first += len(part)
+"""
+    assert run(source.format(before=before, within=within), need.gpu)[1] is None
+
+
+def test_parts_that_a_graph_needs_stay_where_they_are() -> None:
+    found = post_mortem(
+        """
+cell, state = nn.RNNCell(1024, 1024).cuda(), torch.zeros(1024, 1024, device="cuda")
+states = []
+for _ in range(20):
+    state = cell(state, state)
+    states.append(state)
+torch.stack(states).sum().backward()
+""",
+        "180MiB",
+    )
+    assert found.request is not None
+    assert found.request.op == "aten::stack"
+    assert not any(".cpu()" in each.code for each in found.suggestions[:1]), found.text
 
 
 def test_little_that_is_held_is_no_suggestion() -> None:

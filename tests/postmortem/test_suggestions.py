@@ -41,8 +41,40 @@ def test_an_optimizer_without_state_is_not_replaced() -> None:
     assert not any(text.startswith(LESS_STATE) for text in texts)
 
 
-def test_before_the_first_update_the_state_is_unknown() -> None:
-    assert any(text.startswith(LESS_STATE) for text in suggested(torch.optim.SGD, 0))
+def test_before_the_first_update_the_state_is_unknown_to_a_tape() -> None:
+    texts = suggested(torch.optim.AdamW, 0)
+    assert any(text.endswith("An optimizer with less state lowers what the first update adds.") for text in texts)
+
+
+TRAINED = """
+model = nn.Linear(1024, 1024).cuda()
+{optimizer}
+model(torch.zeros(1 << 13, 1024, device="cuda")).sum().backward()
+{update}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "update", "expected"),
+    [
+        ("", "", FEWER_WEIGHTS),
+        ("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "optimizer.step()", FEWER_WEIGHTS),
+        ("optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", "optimizer.step()", LESS_STATE),
+        ("optimizer = torch.optim.AdamW(model.parameters())", "optimizer.step()", LESS_STATE),
+    ],
+)
+def test_the_optimizer_of_a_cell_is_known_before_its_first_update(optimizer: str, update: str, expected: str) -> None:
+    found = cells.post_mortem(TRAINED.format(optimizer=optimizer, update=update), "64MiB")
+    of_model = [one.text for one in found.suggestions if "16 bits" in one.text or "state" in one.text]
+    assert [text.startswith(expected) for text in of_model] == [True], found.text
+
+
+def test_weights_in_16_bits_are_not_to_be_kept_in_16_bits() -> None:
+    source = TRAINED.format(optimizer="model.bfloat16()", update="").replace(
+        "1024, device", "1024, dtype=torch.bfloat16, device"
+    )
+    found = cells.post_mortem(source.replace("1 << 13", "1 << 14"), "64MiB")
+    assert not any("16 bits" in one.text for one in found.suggestions), found.text
 
 
 def test_what_a_run_uses_is_not_suggested() -> None:
@@ -106,3 +138,34 @@ train()
     page = html(found)
     assert "<code>kept</code>" in page
     assert "`" not in page
+
+
+TRAINED_IN_EVALUATION_MODE = """
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda().eval()
+for _ in range(2):
+    {statement}
+    {follows}
+"""
+FORWARD = 'loss = model(torch.randn(4096, 1024, device="cuda")).mean()'
+
+
+@pytest.mark.parametrize(
+    ("follows", "is_evaluation"),
+    [("print(loss)", True), ("loss.backward()", False), ("model.train(); loss.backward()", True)],
+)
+def test_a_model_that_trains_in_evaluation_mode_is_not_to_lose_its_graph(follows: str, is_evaluation: bool) -> None:
+    source = TRAINED_IN_EVALUATION_MODE.format(statement=FORWARD, follows=follows)
+    texts = [one.text for one in cells.post_mortem(source, "150MiB").suggestions]
+    assert any("Evaluate without a graph" in text for text in texts) is is_evaluation
+
+
+@pytest.mark.parametrize(("end", "is_freed"), [(".sum()", True), ("", False)])
+def test_only_the_graph_of_a_loss_is_to_be_freed_before_another_pass(end: str, is_freed: bool) -> None:
+    source = f"""
+model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
+first = model(torch.randn(4096, 1024, device="cuda")){end}
+second = model(torch.randn(4096, 1024, device="cuda")){end}
+(first - second).square().mean().backward()
+"""
+    codes = [one.code for one in cells.post_mortem(source, "180MiB").suggestions]
+    assert any("first.backward()" in code for code in codes) is is_freed
