@@ -19,6 +19,8 @@ from memexplore.tape import Phase, Tape
 _LEAST_OTHERS = 64 << 20
 """Bytes from which memory outside the allocator, beyond the usual, is another process."""
 _MOST_REPLAYS = 6
+_LITTLE = 0.05
+"""Share of the device below which what is held is no cause of a first forward pass that fails."""
 _MUCH = 0.1
 """Share of the device from which what is free in pieces is a cause: a full GPU has some of it whatever fills it."""
 
@@ -74,7 +76,7 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
         return Finding(cause, tuple(held), missing, others, processes, expandable, to_come)
 
-    growing = [group for group in groups if group.what in (What.GROWS, What.LONG_GRAPH)]
+    growing = [group for group in groups if group.what in (What.GROWS, What.SUMMED_GRAPHS, What.LONG_GRAPH)]
     if enough := _enough(tape, growing, missing):
         return found(Cause.LEAK, enough)
     enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL], missing)
@@ -85,11 +87,11 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     goes_on = not rises and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
     if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
         return found(Cause.FRAGMENTATION, [])
-    if enough:
+    if enough and _lasts(tape, enough, missing):
         return found(Cause.HELD, enough)
     if others >= missing and counterfactual.fits_with(tape, others):
         return found(Cause.ANOTHER_PROCESS, [])
-    if enough := _enough(tape, groups, missing):
+    if (enough := _enough(tape, groups, missing)) and _lasts(tape, enough, missing):
         return found(Cause.HELD, enough)
     return found(Cause.TOO_MUCH, [])
 
@@ -97,6 +99,17 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
 def _has_fitted(tape: Tape) -> bool:
     """Return whether a pass like the failing one may have fitted; the rest of a first forward pass asks for more."""
     return tape.phase[-1] != Phase.FORWARD or bool(np.any(tape.phase == Phase.BACKWARD))
+
+
+def _lasts(tape: Tape, enough: list[Held], missing: int) -> bool:
+    """Return whether what is held makes room for the rest of the step too, as far as an earlier step shows it.
+
+    Where none does, the rest of a forward pass is unknown, and a little that is held is no cause.
+    """
+    size = sum(group.size for group in enough)
+    is_first = tape.phase[-1] == Phase.FORWARD and not np.any(tape.step < tape.step[-1])
+    least = _LITTLE * (tape.meta.capacity or 0) if is_first else 0
+    return size >= max(missing + counterfactual.rest_of_step(tape), least)
 
 
 def _enough(tape: Tape, groups: list[Held], missing: int) -> list[Held]:

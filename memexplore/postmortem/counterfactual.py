@@ -14,7 +14,7 @@ import numpy as np
 from memexplore.allocator import replay
 from memexplore.allocator.settings import Settings
 from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
-from memexplore.tape import COLUMNS, Action, Tape
+from memexplore.tape import COLUMNS, Action, Phase, Tape
 
 _RISES = 3
 """Rises of the size of calls, without a fall, from which the next calls are expected to ask for more again."""
@@ -109,6 +109,23 @@ def soon_full(tape: Tape) -> bool:
     """Return whether memory grew with each of the last calls, so that what is free is used up by a few more of them."""
     growth = np.diff(curve(tape, "active")[_calls(tape)[-_RISES - 1 :]])
     return len(growth) == _RISES and bool(np.all(growth > 0)) and unused(tape) < _FEW_CALLS * int(growth.min())
+
+
+def rest_of_step(tape: Tape) -> int:
+    """Return by how much memory rose in an earlier step from the failing place to its update; 0 without such a step.
+
+    The place is the same call of the op, layer and line, counted from the beginning of the step.
+    """
+    calls, last = _calls(tape), len(tape) - 1
+    failing = int(tape.step[last])
+    number = int(np.count_nonzero(tape.step[calls] == failing))
+    before = calls[tape.step[calls] == failing - 1]
+    if len(before) < number:
+        return 0
+    at = int(before[number - 1])
+    rest = (np.arange(len(tape)) > at) & (tape.step == failing - 1) & (tape.phase != Phase.OPTIMIZER)
+    active = curve(tape, "active")
+    return max(int(active[rest].max(initial=0)) - int(active[at]), 0)
 
 
 def asks_for_more(tape: Tape) -> bool:

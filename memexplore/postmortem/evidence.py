@@ -101,8 +101,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
     line = f"{users[-1][0].f_code.co_filename}:{users[-1][2]}" if users else ""
     layer, evaluating = _modules(frames)
-    if any(goes_backward(frames[number][0].f_code, frames[number][1]) for number in outer):
-        evaluating = ""
+    training = [number for number in outer if goes_backward(frames[number][0].f_code, frames[number][1])]
+    before_backward = frozenset(name for number in training for name, _ in _variables(frames[number][0]))
     codes = [frame.f_code for frame, _, _ in users]
     return Evidence(
         parse(str(error)),
@@ -111,7 +111,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         line,
         layer,
         _phase(frames),
-        evaluating,
+        "" if training else evaluating,
+        before_backward,
         _retains(codes),
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),

@@ -65,7 +65,9 @@ class Evidence(NamedTuple):
     phase: Phase = Phase.OTHER
     """Part of the step that the traceback shows."""
     evaluating: str = ""
-    """Class of the model that was called in evaluation mode, with weights that require gradients; else empty."""
+    """Class of the model that was called to evaluate, with weights that require gradients; else empty."""
+    before_backward: frozenset[str] = frozenset()
+    """Variables of the functions that take derivatives later."""
     retains_graph: bool = False
     """Whether the user's code passes `retain_graph`."""
     in_use: tuple[Holder, ...] = ()

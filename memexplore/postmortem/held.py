@@ -34,6 +34,13 @@ _LASTING = (
     Category.GATHERED_PARAMETER,
     Category.GRADIENT_BUCKET,
 )
+_OF_TRAINING = (
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
+"""Categories that training steps make; copies of weights are kept by mistake as results are."""
 
 
 class What(enum.StrEnum):
@@ -41,6 +48,8 @@ class What(enum.StrEnum):
 
     GROWS = "grows"
     """A list, a sum or another container gets more with each step."""
+    SUMMED_GRAPHS = "summed graphs"
+    """Losses of several calls are kept for one backward pass over all of them."""
     LONG_GRAPH = "long graph"
     """The graph of the failing step reaches back over earlier steps."""
     EARLIER_GRAPH = "earlier graph"
@@ -108,7 +117,7 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
         if evidence.evaluating and idle is None:
             groups.append(_no_backward(tape, rows))
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
-    if not any(group is not None and group.what is What.GROWS for group in groups):
+    if not any(group is not None and group.what in _GROWING for group in groups):
         growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
         if growing is not None and evidence is not None:
             growing = _with_holder(tape, growing, evidence, held_by)
@@ -144,13 +153,23 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     # What has got memory from this cell is in use in it, such as the list of a hook.
     if holder.use is Use.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
         return _group(tape, What.OTHER_CELL, holder.name, rows)
+    several, passes = _of_several_passes(tape, rows) if holder.is_container else ([], 0)
+    computed = sorted({*computed, *several})
     found = _group(tape, What.GROWS, holder.name, computed)
     # One call may make several blocks at one place, such as the copies of query, key and value.
     grows = found is not None and found.blocks >= _ALIKE and _is_most(tape, found, _of_several_calls(tape, computed))
-    if grows and (holder.is_container or has_graph):
-        return found
     direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
-    alone = holder.use is Use.DEAD or bool(np.all(tape.size[direct] <= _SCALAR))
+    is_loss = bool(np.all(tape.size[direct] <= _SCALAR))
+    if grows and found is not None and (holder.is_container or has_graph):
+        if several == computed:
+            # One call may keep several blocks of a place, such as a copy of all weights.
+            found = found._replace(blocks=passes, each=found.size // passes)
+        in_need = has_graph and holder.name.partition(".")[0] in evidence.before_backward
+        if not in_need or _went_backward(tape, [min(computed)]):
+            return found
+        # Other values than losses, such as those that a loss compares, are needed together.
+        return found._replace(what=What.SUMMED_GRAPHS) if is_loss else None
+    alone = holder.use is Use.DEAD or is_loss
     if has_graph and _is_earlier_pass(tape, computed, alone):
         retained = evidence.retains_graph and _went_backward(tape, computed)
         graph = _group(tape, What.RETAINED_GRAPH if retained else What.EARLIER_GRAPH, holder.name, computed)
@@ -160,6 +179,7 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
 
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
+_GROWING = (What.GROWS, What.SUMMED_GRAPHS)
 _ALONE = (What.OLD_VALUE, What.OUTPUT, What.LAST_ERROR, What.OTHER_CELL)
 
 
@@ -180,14 +200,15 @@ def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]])
                     name = f"{name}, {LAST_ERROR}" if rows & set(held) else name
                 elif other is None or other.what is not group.what:
                     rows.difference_update(held)
-        if group.what is What.GROWS and any(each.what is group.what and rows <= set(each.rows) for each in result):
+        if group.what in _GROWING and any(each.what is group.what and rows <= set(each.rows) for each in result):
             continue
         same = next((each for each in result if each.what is group.what and rows & set(each.rows)), None)
-        if same is not None and group.what is not What.GROWS:
+        if same is not None and group.what not in _GROWING:
             result.remove(same)
             rows |= set(same.rows)
             name = ", ".join(dict.fromkeys([*same.holder.split(", "), *name.split(", ")]))
-        found = _group(tape, group.what, name, sorted(rows))
+        is_same = rows == set(group.rows)
+        found = group._replace(holder=name) if is_same else _group(tape, group.what, name, sorted(rows))
         if found is not None:
             result.append(found._replace(is_container=group.is_container))
     return result
@@ -221,6 +242,19 @@ def _is_earlier_pass(tape: Tape, rows: list[int], alone: bool) -> bool:
     layers = {(int(tape.op[row]), int(tape.module[row])) for row in rows if tape.module[row] >= 0}
     again = zip(tape.op[after].tolist(), tape.module[after].tolist(), strict=True)
     return alone and not layers.isdisjoint(again)
+
+
+def _of_several_passes(tape: Tape, rows: list[int]) -> tuple[list[int], int]:
+    """Return the blocks of places to which at least `_ALIKE` forward passes of a model have led, and the passes."""
+    is_forward = tape.phase == Phase.FORWARD
+    passes = np.cumsum(is_forward & ~np.concatenate([[False], is_forward[:-1]]))
+    places = _places(tape)
+    kept: dict[int, list[int]] = {}
+    for row in rows:
+        if tape.category[row] not in _OF_TRAINING and tape.action[row] == Action.ALLOC:
+            kept.setdefault(int(places[row]), []).append(row)
+    found = sorted(row for same in kept.values() if len({int(passes[row]) for row in same}) >= _ALIKE for row in same)
+    return found, len({int(passes[row]) for row in found})
 
 
 def _places(tape: Tape) -> NDArray[np.int64]:

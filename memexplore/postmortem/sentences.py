@@ -148,6 +148,7 @@ def _named(found: PostMortem) -> list[Held]:
 
 _REASONS = {
     What.GROWS: "{size} of earlier calls, kept by `{holder}`",
+    What.SUMMED_GRAPHS: "{size} are the graphs of several calls, which `{holder}` keeps",
     What.LONG_GRAPH: "{size} of earlier steps are in the graph of this one",
     What.EARLIER_GRAPH: "{size} are the graph of an earlier forward pass, which `{holder}` keeps",
     What.RETAINED_GRAPH: "{size} are a graph that retain_graph keeps after its backward pass, through `{holder}`",

@@ -64,6 +64,11 @@ def _of_group(tape: Tape, group: Held) -> Suggestion:
     loss = "loss" if group.is_container else group.holder.split(", ")[0]
     text, code = {
         What.GROWS: _of_growing(group),
+        What.SUMMED_GRAPHS: (
+            "Call backward on each loss instead of once on all of them: gradients add up, and each graph is freed. "
+            f"Keep numbers (`.item()`) in `{names}`.",
+            "loss.backward()  # in the loop, instead of one backward pass at its end",
+        ),
         What.LONG_GRAPH: (
             "Detach what a step takes over from the step before, such as a hidden state: its graph reaches back over "
             "all of them.",

@@ -37,10 +37,8 @@ def state_of(optimizers: list[torch.optim.Optimizer]) -> State:
 
 
 def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
-    values = [each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values()]
-    if values or type(optimizer) is not torch.optim.SGD:
-        return any(isinstance(each, torch.Tensor) for each in values) or not values
-    return any(group["momentum"] for group in optimizer.param_groups)
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return momentum or not isinstance(optimizer, torch.optim.SGD)
 
 
 def without_update(

@@ -95,6 +95,31 @@ for _ in range(10):
         "history",
         ("append(loss)", "append(loss.item())"),
     ),
+    "values computed from the model's results": Leak(
+        MLP
+        + """
+model, probabilities = mlp(), []
+with torch.no_grad():
+    for _ in range(60):
+        logits = model(torch.randn(1024, 1024, device="cuda"))
+        probabilities.append(logits.softmax(-1))
+""",
+        "probabilities",
+        ("softmax(-1))", "softmax(-1).cpu())"),
+    ),
+    "copies of the weights": Leak(
+        MLP
+        + """
+import copy
+model, best = mlp(), []
+for _ in range(20):
+    model(torch.randn(64, 1024, device="cuda")).mean().backward()
+    model.zero_grad()
+    best.append(copy.deepcopy(model.state_dict()))
+""",
+        "best",
+        ("copy.deepcopy(model.state_dict())", "{name: value.cpu() for name, value in model.state_dict().items()}"),
+    ),
     "a hidden state that is not detached": Leak(
         """
 cell = nn.GRUCell(1024, 1024).cuda()
@@ -129,6 +154,47 @@ def test_a_graph_over_several_steps_is_to_be_detached() -> None:
     found = post_mortem(LEAKS["a hidden state that is not detached"].source, "220MiB")
     assert found.held[0].what is What.LONG_GRAPH
     assert found.suggestions[0].code == "hidden = hidden.detach()"
+
+
+def test_copies_of_all_weights_are_counted_as_copies() -> None:
+    found = post_mortem(LEAKS["copies of the weights"].source, "220MiB")
+    # Each copy has 4 layers of 1024 × 1024 weights and 1024 biases.
+    assert found.held[0].size == found.held[0].blocks * 4 * (1025 * 1024 * 4)
+
+
+SUMMED = {
+    "a sum": "total = total + loss",
+    "a list": "losses.append(loss)",
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_losses_that_wait_for_one_backward_pass_are_to_have_their_own(name: str) -> None:
+    keep = SUMMED[name]
+    source = f"""{MLP}
+model, total, losses = mlp(), 0, []
+for _ in range(12):
+    loss = model(torch.randn(1024, 1024, device="cuda")).square().mean() / 12
+    {keep}
+(total + sum(losses)).backward()
+"""
+    found = post_mortem(source, "220MiB")
+    assert found.held[0].what is What.SUMMED_GRAPHS, found.text
+    assert found.suggestions[0].code.startswith("loss.backward()")
+    followed = source.replace(keep, "loss.backward()").replace("(total + sum(losses)).backward()", "")
+    assert run(followed, "220MiB")[1] is None
+
+
+def test_values_that_one_loss_compares_are_no_leak() -> None:
+    source = f"""{MLP}
+model, views = mlp(), []
+for _ in range(12):
+    views.append(model(torch.randn(1024, 1024, device="cuda")))
+torch.stack(views).var(0).mean().backward()
+"""
+    found = post_mortem(source, "220MiB")
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert "smaller batch" in found.suggestions[0].text
 
 
 def test_a_leak_of_two_variables_is_named_once() -> None:

@@ -80,6 +80,31 @@ data = torch.cat(parts)
         "torch.cat(parts).cuda()",
         ((").cuda() for", ") for"), ("torch.cat(parts)", "torch.cat(parts).cuda()")),
     ),
+    "one tensor of data on the GPU": Need(
+        """
+data = torch.zeros(60000, 1024).cuda()
+model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)]).cuda()
+for number in range(3):
+    model(data[number * 4096 : (number + 1) * 4096]).sum().backward()
+""",
+        "330MiB",
+        "batch = data[first:last].cuda()",
+        ((").cuda()\nmodel", ")\nmodel"), ("4096])", "4096].cuda())")),
+    ),
+    "distances of all pairs": Need(
+        """
+data = torch.randn(20000, 64, device="cuda")
+nearest = torch.cdist(data, data).topk(5, largest=False).indices
+""",
+        "1GiB",
+        "for part in data.split(rows): ...",
+        (
+            (
+                "torch.cdist(data, data).topk(5, largest=False).indices",
+                "[torch.cdist(part, data).topk(5, largest=False).indices for part in data.split(1000)]",
+            ),
+        ),
+    ),
     "an embedding with its optimizer": Need(
         """
 model = nn.Sequential(nn.Embedding(100_000, 256, sparse=False), nn.Linear(256, 1)).cuda()
@@ -142,6 +167,39 @@ with torch.no_grad():
         first += len(part)
 """
     assert run(source.format(before=before, within=within), need.gpu)[1] is None
+
+
+def test_a_tensor_that_a_layer_reads_whole_is_not_to_be_moved_in_parts() -> None:
+    source = """
+nodes = torch.zeros(60000, 1024).cuda()
+model = nn.Sequential(nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 1024)).cuda()
+model(nodes).sum().backward()
+"""
+    assert not any("on the CPU" in each.text for each in post_mortem(source, "400MiB").suggestions)
+
+
+def test_a_cache_inside_a_layer_is_to_be_made_before_the_loop() -> None:
+    source = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.keys = nn.Linear(512, 512), torch.zeros(0, 32, 512, device="cuda")
+    def forward(self, x):
+        self.keys = torch.cat([self.keys, self.project(x)])
+        return x + self.keys.mean(0)
+model = nn.Sequential(*[Attention() for _ in range(4)]).cuda().eval()
+x = torch.zeros(1, 32, 512, device="cuda")
+with torch.no_grad():
+    for _ in range(400):
+        x = model(x)
+"""
+    first = post_mortem(source, "150MiB").suggestions[0]
+    assert first.code.startswith("cache = torch.empty(longest, *part.shape[1:]")
+    assert first.code.splitlines()[1] == "cache[first : first + len(part)] = part"
+    written = source.replace("torch.zeros(0, 32", "torch.empty(400, 32").replace(
+        "self.keys = torch.cat([self.keys, self.project(x)])", "self.keys[0:1] = self.project(x)"
+    )
+    assert run(written, "150MiB")[1] is None
 
 
 def test_parts_that_a_graph_needs_stay_where_they_are() -> None:

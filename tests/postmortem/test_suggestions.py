@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memexplore
 from memexplore import capture
+from memexplore.postmortem.cause import Cause
 from memexplore.postmortem.html import html
 from memexplore.postmortem.value import post_mortem
 from tests.postmortem import cells
@@ -169,3 +170,23 @@ second = model(torch.randn(4096, 1024, device="cuda")){end}
 """
     codes = [one.code for one in cells.post_mortem(source, "180MiB").suggestions]
     assert any("first.backward()" in code for code in codes) is is_freed
+
+
+def test_a_little_that_is_held_is_no_cause_where_the_rest_of_the_step_needs_more() -> None:
+    source = """
+critic = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
+optimizer = torch.optim.Adam(critic.parameters())
+for _ in range(2):
+    image = torch.randn(2048, 1024, device="cuda", requires_grad=True)
+    output = critic(image).sum()
+    (gradient,) = torch.autograd.grad(output, image, create_graph=True)
+    (output + (gradient.norm(2, 1) - 1).square().mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = cells.post_mortem(source, "180MiB")
+    # The request of 8 MiB would fit without `gradient`, also 8 MiB.
+    assert found.request is not None
+    assert (found.request.size, found.request.step) == (8 << 20, 2)
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert "smaller batch" in found.suggestions[0].text
