@@ -129,7 +129,7 @@ class Stacks:
             for position in range(0, len(chain), 2):
                 code, instruction = chain[position], chain[position + 1]
                 if not code.co_filename.startswith(own):
-                    frames.append(_frame(code, instruction))
+                    frames.append(_frame(code, instruction, code.co_filename))
         return tuple(frames[:DEPTH])
 
 
@@ -147,8 +147,9 @@ def shared_tables() -> StackTables:
 
 # The stacks of a step have the same frames in each step; a lookup in the table of lines takes longer than the rest.
 @functools.lru_cache(maxsize=50_000)
-def _frame(code: CodeType, instruction: int) -> Frame:
-    return Frame(encodable(code.co_filename), _line(code, instruction), code.co_qualname)
+def _frame(code: CodeType, instruction: int, filename: str) -> Frame:
+    # Code of two files, such as two cells, is equal where its text and lines are.
+    return Frame(encodable(filename), _line(code, instruction), code.co_qualname)
 
 
 def _line(code: CodeType, instruction: int) -> int:

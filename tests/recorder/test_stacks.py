@@ -36,6 +36,15 @@ def test_two_calls_on_one_line_have_one_number():
     assert one == other
 
 
+def test_a_function_that_two_cells_define_alike_has_the_cell_that_runs():
+    stacks, files = Stacks(), []
+    for cell in ("<cell 1>", "<cell 2>"):
+        names = {"here": here}
+        exec(compile("def step():\n    return here()\nframe = step()", cell, "exec"), names)
+        files.append(stacks.resolve(stacks.number(names["frame"]), ())[0].filename)
+    assert files == ["<cell 1>", "<cell 2>"]
+
+
 def test_a_new_stack_needs_no_walk_through_the_lines_of_its_code(monkeypatch: pytest.MonkeyPatch):
     # That walk takes as long as several ops, and each recorded step begins with no stack.
     walks: list[int] = []
