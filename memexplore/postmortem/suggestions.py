@@ -88,9 +88,12 @@ def _of_group(tape: Tape, group: Held) -> Suggestion:
         ),
         What.CAST_WEIGHTS: (
             "Keep no copies of the weights: switch autocast's cache off, or load the model in 16 bits.",
-            'with torch.autocast("cuda", cache_enabled=False):',
+            'with torch.autocast("cuda", cache_enabled=False):\n    output = model(batch)',
         ),
-        What.NO_BACKWARD: ("Evaluate without a graph: no backward pass follows.", "with torch.no_grad():"),
+        What.NO_BACKWARD: (
+            "Evaluate without a graph: no backward pass follows.",
+            "with torch.no_grad():\n    output = model(batch)",
+        ),
         What.NO_UPDATE: _of_idle(group, names),
         What.OLD_VALUE: (f"Delete `{names}` before this line: no later line reads it.", f"del {group.holder}"),
         What.OUTPUT: (
