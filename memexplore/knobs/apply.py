@@ -149,8 +149,9 @@ def training_loop_scope(knobs: Knobs, device: torch.device) -> Iterator[None]:
 
 def micro_batch_notes(knobs: Knobs, model: nn.Module) -> tuple[Note, ...]:
     """Return a note if batch norm makes training on micro-batches differ from training on the whole batch."""
-    normed = any(isinstance(module, BatchNorm) for module in model.modules())
-    if not normed or (knobs.accumulation or 1) == 1 or knobs.mode is Mode.INFERENCE:
+    if (knobs.accumulation or 1) == 1 or knobs.mode is Mode.INFERENCE:
+        return ()
+    if not any(isinstance(module, BatchNorm) for module in model.modules()):
         return ()
     return (Note(NoteKind.BATCH_NORM_PER_MICRO_BATCH),)
 

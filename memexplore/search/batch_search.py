@@ -6,6 +6,7 @@ a `LargestBatch`; the searches of several settings run beside each other, so tha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator
 
 from memexplore.analysis.tradeoffs import frontier
@@ -89,7 +90,7 @@ def _runs(log: RunLog, knobs: Knobs, search: BatchSearch) -> Generator[list[Knob
         run_before[batch] = setting
         # A batch that cannot be run, such as one too large for an index, does not fit.
         result = (
-            BatchResult(one.fits, one.peak_reserved, _extrapolated(log, run_before))
+            BatchResult(one.fits, one.peak_reserved, functools.partial(_extrapolated, log, run_before))
             if one
             else BatchResult(False, None)
         )

@@ -7,7 +7,7 @@ knobs of a step one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from torch import nn
@@ -36,8 +36,9 @@ class BatchResult(NamedTuple):
 
     fits: bool
     needed: int | None
-    estimate: int | None = None
-    """A better estimate of the largest batch that fits than `needed` gives, if any."""
+    estimate: Callable[[], int | None] | None = None
+    """Returns a better estimate of the largest batch that fits than `needed` gives, if any; called where one is of
+    use, as it takes time."""
 
 
 class LargestBatch(NamedTuple):
@@ -87,8 +88,9 @@ def largest_batch(
             return LargestBatch(low.batch, False)
         farthest = min(low.batch * 16, max_batch) if high is None else high.batch - unit
         middle = low.batch * 2 if high is None else (low.batch + high.batch) // 2
-        if result.estimate is not None and given < _GIVEN_ESTIMATES:
-            given, estimate = given + 1, result.estimate
+        better = result.estimate() if result.estimate is not None and given < _GIVEN_ESTIMATES else None
+        if better is not None:
+            given, estimate = given + 1, better
         if high is None:
             one, other = fitting[-2:]
         else:

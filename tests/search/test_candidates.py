@@ -70,6 +70,21 @@ def test_the_answer_and_the_next_larger_batch_are_run_for_any_needs(needs, start
     assert not fits(answer.samples + 1)
 
 
+def test_an_estimate_is_asked_for_only_where_the_search_goes_on():
+    asked = []
+    generator = largest_batch(10, 100)
+    batches = [next(generator)]
+    answer = None
+    while answer is None:
+        batch = batches[-1]
+        result = BatchResult(batch <= 20, None, lambda batch=batch: asked.append(batch) or 20)
+        try:
+            batches.append(generator.send(result))
+        except StopIteration as end:
+            answer = end.value
+    assert (answer, batches, asked) == (LargestBatch(20, True), [10, 20, 21], [10, 20])
+
+
 @given(st.integers(1, 16), st.integers(1, 1000))
 def test_every_batch_is_a_multiple_of_the_micro_batches(unit, start):
     _, batches = search(lambda batch: batch <= 777, start, unit=unit)
