@@ -5,6 +5,7 @@ A graph that leads only to weights of no optimizer is kept for nothing, and so a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -47,8 +48,8 @@ def without_update(
     """Return the memory that graphs and gradients take for weights that no optimizer updates.
 
     `objects` were reached, with these blocks; `variables` name models. None where every weight is updated, where no
-    optimizer has weights of a model, and where weights are sharded, as the graph then has other tensors. Inputs that
-    require a gradient are no weights: their gradient may be used.
+    optimizer has weights of a model, where weights are sharded, as the graph then has other tensors, and after the time
+    `end`. Inputs that require a gradient are no weights: their gradient may be used.
     """
     updated = {
         id(weight) for each in optimizers_in(objects) for group in each.param_groups for weight in group["params"]
@@ -65,6 +66,8 @@ def without_update(
     saved: dict[bool, dict[int, int]] = {True: {}, False: {}}
     reached: set[int] = set()
     for number, node in nodes.items():
+        if time.monotonic() > end:
+            return None
         found = reached_from(saved_values(node), end, nodes.keys()).blocks
         saved[leads[number]].update((address, block.size) for address, block in found.items())
         if not leads[number] and id(getattr(node, "variable", None)) in idle:
