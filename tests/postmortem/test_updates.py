@@ -166,7 +166,7 @@ def test_the_cell_fits_without_that_graph(name: str, change: tuple[str, str]) ->
 
 def test_gradients_of_an_earlier_step_are_part_of_it() -> None:
     # No `zero_grad` of the optimizer reaches the gradients of 4 layers of 1024 × 1024 weights and their biases.
-    found = post_mortem(PREFERENCES, "320MiB")
+    found = post_mortem(PREFERENCES, "308MiB")
     gradients = [row for row in found.held[0].rows if found.tape.size[row] == 4 * MIB]
     assert found.request is not None
     assert (found.request.step, len(gradients)) == (2, 4)
