@@ -48,7 +48,7 @@ def _table(title: str, rows: list[tuple[str, ...]]) -> str:
     cells = "".join(
         "<tr>"
         + "".join(
-            f'<td style="text-align:{"right" if not column else "left"}">{escape(cell)}</td>'
+            f'<td style="text-align:{"right" if not column else "left"};padding:.2em 1em .2em 0">{escape(cell)}</td>'
             for column, cell in enumerate(row)
         )
         + "</tr>"

@@ -31,6 +31,10 @@ print(explorer.trial.knobs, state.number == state.drawn_number, len(explorer.his
 KERNELS = ["newest", "6.29.0", "6.31.0", "7.3.0"]  # 6.29 is the oldest that pyproject.toml permits
 OTHERS = ["6.30.1", "7.0.1", "7.1.0", "7.2.0"]
 """The other minor releases of ipykernel that pyproject.toml permits."""
+# Of each view: the reason why it is not drawn, for a failure.
+STATES = """() => [window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status,
+    ...[...document.querySelectorAll('.memexplore')].map(({ className, ariaBusy, innerText }) =>
+        [className, ariaBusy, innerText.slice(0, 300)])]"""
 VALUE = "() => document.querySelector('[data-field^=variables] output').textContent"
 
 
@@ -51,12 +55,18 @@ print(explorer._state.number - before)"""
 def test_held_key_ends_with_slider_and_picture_of_the_same_setting(
     notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str, tmp_path: pathlib.Path
 ) -> None:
+    import playwright.sync_api as playwright
+
     pressed, reads = tmp_path / "pressed", not kernel.startswith("6.")
     cells = ["import torch, time\n%load_ext memexplore", CELL, SHOWN, during(pressed, 60 if reads else 2)]
     book = notebook(*cells, kernel="python3" if kernel == "newest" else old_kernel(kernel))
     book.run(0)
     book.run(1)
-    book.page.wait_for_selector(".memexplore-drawn [data-field^=variables]")
+    try:
+        book.page.wait_for_selector(".memexplore-drawn [data-field^=variables]")
+    except playwright.TimeoutError as error:
+        error.add_note(f"the page shows {book.page.evaluate(STATES)}")
+        raise
     book.settle()
     slider = book.page.locator("[data-field^=variables] input")
     slider.focus()
