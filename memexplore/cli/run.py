@@ -245,22 +245,25 @@ def _record(program: Callable[[], None], options: argparse.Namespace, requests: 
         try:
             with requests.follow(running.recorder):
                 program()
-            _give_files(options)
         except BaseException as error:
             running.ended_by(error)
             ended_by, evidence = error, collect(error)
             if options.advise and evidence is not None:
                 folder = os.path.dirname(os.path.realpath(options.script)) if options.script else os.getcwd()
                 step = _failed_step(error, seen, folder)
+        _give_files(options)
     return _Recorded(running.tape, ended_by, evidence, step)
 
 
 def _give_files(options: argparse.Namespace) -> None:
-    """Copy the files of this rank that others need, before those without values are deleted."""
+    """Copy the files of this rank that others need or may need later, before those without values are deleted."""
     if options.world is not None:
         from memexplore.virtual_gpu.distributed import messages
+        from memexplore.virtual_gpu.files import session
 
-        messages.give_files(*rank_runs.ranks_of(options.world, options.rank))
+        if messages.is_helper():
+            (rank,) = rank_runs.ranks_of(options.world, options.rank)
+            messages.give_files(rank, session.written_files())
 
 
 @contextlib.contextmanager

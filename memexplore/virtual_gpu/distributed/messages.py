@@ -1,10 +1,9 @@
 """Objects and files that one rank has and another needs: written to a folder by the one, read there by the other.
 
 In: what `send_object_list` sends, the path of a file that a rank does not find, and a command that runs another rank.
-Out: what `recv_object_list` receives, and a copy of the file. A rank
-that has not sent yet is run in a process of its own, a *helper*, which stops at each optimizer step until a further
-object of its rank is needed. So a pipeline stage learns the shapes of its inputs from the stage before it, which learns
-them from the stage before that.
+Out: what `recv_object_list` receives, and a copy of the file. A rank that has not sent yet is run in a process of its
+own, a *helper*, which stops at each optimizer step until a further object or file of its rank is needed. So a pipeline
+stage learns the shapes of its inputs from the stage before it, which learns them from the stage before that.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,25 +128,29 @@ def fetch_file(path: str, sender: int, receiver: int) -> Path | None:
     """Return a copy of the file that another rank has at a path, for which it is run; None if it ends without it."""
     if _State.folder is None or _State.command is None:
         return None
-    copy = _State.folder / f"file-{zlib.crc32(os.fsencode(path)):08x}-of-{sender}{_COPY}"
+    copy = _copy_of(path, sender)
     return copy if _arrives(copy, sender, receiver, path) else None
 
 
-def give_files(rank: int) -> bool:
+def give_files(rank: int, others: Iterable[str] = ()) -> bool:
     """Copy the files of a rank, that of this process, that other ranks need; return whether it has all of them.
 
-    Called where no file is being written.
+    Called where no file is being written; at the end of the rank with the paths of `others`, which may be needed later.
     """
     if _State.folder is None:
         return True
-    requests = list(_State.folder.glob(f"file-*-of-{rank}{_REQUEST}"))
-    copies = [request.with_suffix(_COPY) for request in requests]
+    needed = [request.read_text() for request in _State.folder.glob(f"file-*-of-{rank}{_REQUEST}")]
     # All of them, although one is missing.
-    had = [
-        copy.exists() or _State.copy_file(request.read_text(), str(copy))
-        for request, copy in zip(requests, copies, strict=True)
-    ]
-    return all(had)
+    had = {
+        path: (copy := _copy_of(path, rank)).exists() or _State.copy_file(path, str(copy))
+        for path in (*needed, *others)
+    }
+    return all(had[path] for path in needed)
+
+
+def _copy_of(path: str, rank: int) -> Path:
+    assert _State.folder is not None
+    return _State.folder / f"file-{zlib.crc32(os.fsencode(path)):08x}-of-{rank}{_COPY}"
 
 
 def _arrives(path: Path, sender: int, receiver: int, request: str = "") -> bool:

@@ -101,6 +101,12 @@ def read_path(path: Any) -> Any:
     return path if _overlay.inside or not _overlay.changed else _overlay.for_reading(os.fspath(path))
 
 
+def written_files() -> tuple[str, ...]:
+    """Return the paths of the files that the program has written and that are not kept where it wrote them."""
+    with _overlay.real():
+        return (*_overlay.written, *_overlay.own_without_values())
+
+
 def copy_file(path: str, target: str) -> bool:
     """Copy the file that the running program sees at a path; return whether there is one."""
     with _overlay.real():
@@ -153,4 +159,4 @@ def _were(found: list[str]) -> str:
     return "was" if len(found) == 1 else "were"
 
 
-__all__ = ["copy_file", "every_file", "patches", "read_path", "report"]
+__all__ = ["copy_file", "every_file", "patches", "read_path", "report", "written_files"]
