@@ -16,6 +16,7 @@ from memexplore.notebook.memoom import of_shell
 from memexplore.notebook.notebook_gpu import NotebookGpu, restore_torch
 from memexplore.notebook.options import Options, gpu_line, parse, rewrite_first_line
 from memexplore.notebook.profile import Profile
+from memexplore.notebook.receiving import read_requests_after_replies
 from memexplore.virtual_gpu.value_setting import Values
 
 
@@ -277,6 +278,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add `%%memprofile`, `%memprofile`, `%memgpu` and `%memoom` to the shell. Loading twice has no further effect."""
     if shell in _LOADED:
         return
+    read_requests_after_replies()
     magics = MemoryMagics(shell)
     shell.register_magics(magics)
     # Registered apart, because IPython calls the cell magic only if `rewrite_first_line` left the cell unchanged.

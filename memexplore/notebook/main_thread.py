@@ -1,4 +1,4 @@
-"""The kernel's main thread: callbacks that run on it when it is idle, and comm messages received while it is busy."""
+"""The kernel's main thread: callbacks that run on it when it is idle."""
 
 from __future__ import annotations
 
@@ -59,14 +59,3 @@ def reads_while_busy() -> bool:
     """Return whether the kernel reads messages of pages while a cell runs: ipykernel from 7 on does."""
     ipykernel = sys.modules.get("ipykernel")
     return ipykernel is None or int(ipykernel.__version__.split(".")[0]) >= 7
-
-
-def receive_while_busy(*widgets: Any) -> None:
-    """Receive the browser's messages to some widgets while a cell runs, on kernels that support it (ipykernel >= 7).
-
-    ipykernel 7.4 routes an incoming message to the shell that last sent one on the same comm: during a cell that is
-    the busy main shell.
-    """
-    for widget in widgets:
-        if hasattr(widget.comm, "_reply_subshell_for"):
-            widget.comm._reply_subshell_for = lambda data, default: default

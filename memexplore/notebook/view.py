@@ -27,8 +27,8 @@ from memexplore.figures.timeline_layout import VIEW_HEIGHT, Window
 from memexplore.notebook import view_content
 from memexplore.notebook.bundle import bundle, plotly_source
 from memexplore.notebook.controls import Controls
-from memexplore.notebook.main_thread import receive_while_busy
 from memexplore.notebook.packing import pack
+from memexplore.notebook.receiving import receive_while_busy
 from memexplore.notebook.static_output import image_html, static_output
 from memexplore.notebook.view_content import Scene
 from memexplore.tape import Tape
