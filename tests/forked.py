@@ -20,7 +20,7 @@ PARENT = "NUMBER_OF_THE_PARENT_PROCESS"
 
 
 def serve(path: str, packages: list[str]) -> None:
-    """Import the packages, then fork a program for each request until this process is ended.
+    """Import the packages, then fork a program for each request until this process is ended or its input ends.
 
     The environment of this process has no PYTHONPATH: each program has its own.
     """
@@ -32,11 +32,14 @@ def serve(path: str, packages: list[str]) -> None:
     listener.listen()
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ, ())
+    selector.register(sys.stdin, selectors.EVENT_READ, ())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     programs: dict[int, socket.socket] = {}
     try:
         while True:
             for key, _ in selector.select():
+                if key.fileobj is sys.stdin:  # the process that started this one has ended
+                    return
                 if key.fileobj is listener:
                     connection, _ = listener.accept()
                     try:

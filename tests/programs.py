@@ -46,10 +46,14 @@ def specify_kernel(kernels: Path, socket: str = "") -> None:
 
 
 def serve(path: str, packages: tuple[str, ...], **options: Any) -> subprocess.Popen[bytes]:
-    """Start the process that forks programs for requests at a socket; it has imported the packages."""
+    """Start the process that forks programs for requests at a socket; it has imported the packages.
+
+    It ends with this process, however that ends: its input ends then.
+    """
     environment = {**(options.pop("env", None) or os.environ)}
     environment.pop("PYTHONPATH", None)
-    return subprocess.Popen([sys.executable, _PROGRAM, "serve", path, *packages], env=environment, **options)
+    command = [sys.executable, _PROGRAM, "serve", path, *packages]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, **options)
 
 
 def client(path: str, module: str, *arguments: str) -> list[str]:

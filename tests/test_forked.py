@@ -1,4 +1,4 @@
-"""The process that forks programs for the tests goes on after requests whose sender was killed."""
+"""The process that forks programs for the tests goes on after requests whose sender was killed, and ends with them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from tests import programs
 
 pytestmark = pytest.mark.skipif(not programs.IS_SUPPORTED, reason="programs are forked on Linux only")
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"environment"', b"whole"])
@@ -35,3 +38,21 @@ def test_a_killed_client_does_not_end_the_server(tmp_path: Path, sent: bytes) ->
     finally:
         server.terminate()
         server.wait()
+
+
+def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "forks")
+    code = f"""import os
+from tests import programs
+server = programs.serve({path!r}, ("json",))
+while not os.path.exists({path!r}):
+    pass
+print(server.pid, flush=True)
+os._exit(0)"""  # no exit function runs, as in a killed process
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    with pytest.raises(ProcessLookupError):
+        for _ in range(1000):
+            os.kill(int(ended.stdout), 0)
+            time.sleep(0.01)
