@@ -18,6 +18,7 @@ import torch
 from memexplore.capture import predicted, versions
 from memexplore.live.allocator_history import AllocatorHistory, joined
 from memexplore.live.older import Older
+from memexplore.live.optimizer_repeats import OptimizerRepeats
 from memexplore.recorder import cuda, endings, tape_builder
 from memexplore.recorder.events import Event
 from memexplore.recorder.real_device import CudaMode, RealMode
@@ -108,9 +109,17 @@ class Recording:
     `recorder` is None when the tape was built.
     """
 
-    def __init__(self, step: int, virtual: VirtualGpu | None, device: torch.device, older: Older | None = None) -> None:
-        """`older` has the storages that are older than the watched run, where that is known."""
+    def __init__(
+        self,
+        step: int,
+        virtual: VirtualGpu | None,
+        device: torch.device,
+        older: Older | None = None,
+        repeats: OptimizerRepeats | None = None,
+    ) -> None:
+        """`older` has the storages that are older than the watched run, `repeats` its recorded optimizer steps."""
         self.step = step
+        self._repeats = repeats if virtual is None and device.type == "cpu" else None
         self._older = older
         self._virtual = virtual
         self.recorder: Any
@@ -175,9 +184,31 @@ class Recording:
 
         Return whether the recording goes on: after many `calls` not, where a step may have ended unseen.
         """
+        self._see_ops()
         if self.recorder.kept:
             self.recorder.are_inputs((args, kwargs or {}))
         return calls < MOST_CALLS or self._virtual is not None or not compiler_is_used()
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer, frame: Any, args: Any, kwargs: Any) -> None:
+        """Note that an optimizer is about to step; `frame` calls it with some arguments."""
+        self._see_ops()
+        self.recorder.optimizer_begins(optimizer, frame)
+        if self._repeats is not None and self._repeats.begin(self.recorder, self.mode, optimizer, args, kwargs):
+            remove(self.mode)
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has stepped."""
+        self._see_ops()
+        if self._repeats is not None:
+            self._repeats.end(self.recorder, optimizer)
+        self.recorder.optimizer_ends(optimizer)
+
+    def _see_ops(self) -> None:
+        """Let the mode of a CPU see ops again after a step of an optimizer, also after one that raised."""
+        if self._repeats is not None and self.is_of_this_thread:
+            modes = dispatch_mode_stack()
+            if not any(each is self.mode for each in modes):
+                set_dispatch_modes([self.mode, *modes])
 
     def begin_at_failure(self) -> None:
         """Begin when the step has failed already: the tape then has what is allocated now."""
@@ -192,6 +223,7 @@ class Recording:
         if self._virtual is not None:
             self._watch.__exit__(None, None, None)
         else:
+            self._see_ops()
             highest_last(self.mode)
             self.mode.__exit__(None, None, None)
         if self._history is not None:

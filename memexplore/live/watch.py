@@ -25,6 +25,7 @@ from memexplore.live.counters import counters_of
 from memexplore.live.live import Live, Overhead, State
 from memexplore.live.noted_calls import noting_calls, noting_skips
 from memexplore.live.older import Older
+from memexplore.live.optimizer_repeats import OptimizerRepeats
 from memexplore.live.optimizers import several, unwrapped
 from memexplore.live.rank_folder import writer_of
 from memexplore.live.recording import Recording
@@ -383,10 +384,12 @@ def watch(
         counters = counters_of(chosen)
 
         older = Older() if active() is not None else None
+        repeats = OptimizerRepeats()
 
         def record(step: int) -> Recording:
             virtual = active()
-            return Recording(step, virtual, torch.device("cpu" if virtual is not None else counters.device), older)
+            device = torch.device("cpu" if virtual is not None else counters.device)
+            return Recording(step, virtual, device, older, repeats)
 
         # On a virtual GPU compiled code runs eagerly.
         hides_modules = active() is None

@@ -216,7 +216,7 @@ class Watcher:
         try:
             self._in_backward = current_autograd_node() is not None or is_inside_compiled()
             if self.recording is not None:
-                self.recording.recorder.optimizer_begins(optimizer, stacks.caller(2))
+                self.recording.optimizer_begins(optimizer, stacks.caller(2), args, kwargs)
         except Exception as error:
             self._fail(error)
 
@@ -225,7 +225,7 @@ class Watcher:
         try:
             self.optimizer_calls += 1
             if self.recording is not None:
-                self.recording.recorder.optimizer_ends(optimizer)
+                self.recording.optimizer_ends(optimizer)
             if self._optimizers.end_steps(optimizer):
                 self._optimizers.note_state(optimizer)
                 self._optimizer_done(id(optimizer))

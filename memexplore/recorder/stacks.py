@@ -50,8 +50,14 @@ class Stacks:
     """
 
     def __init__(self, tables: StackTables | None = None) -> None:
-        self._numbers, self._chains, self._by_lines = tables or StackTables({}, [], {})
+        self.tables = tables or StackTables({}, [], {})
+        self._numbers, self._chains, self._by_lines = self.tables
         self._walk = _Walk()
+
+    @property
+    def outer_number(self) -> int:
+        """The number of the stack outside of the innermost open call, -1 for none."""
+        return self._walk.outer.parent
 
     def number(self, frame: FrameType | None) -> int:
         """Return the number of the stack from `frame` outwards."""

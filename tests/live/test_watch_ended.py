@@ -77,9 +77,10 @@ def test_an_interrupt_at_any_line_of_a_watched_step_leaves_nothing_changed(devic
         loop.step()
 
         def block() -> None:
-            with mx.watch(loop.model, loop.optimizer, first=1, every=1000):
-                loop.step()
-                loop.step()
+            # Two recorded steps, one whose update repeats theirs on the CPU, and one that is watched lightly.
+            with mx.watch(loop.model, loop.optimizer, first=3, every=1000):
+                for _ in range(4):
+                    loop.step()
 
         block()
         before = watch_state(loop)
