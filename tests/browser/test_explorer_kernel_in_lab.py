@@ -28,9 +28,9 @@ from memexplore.notebook.explorer import Explorer
 explorer = next(one for one in gc.get_objects() if type(one) is Explorer)
 state = explorer._state
 print(explorer.trial.knobs, state.number == state.drawn_number, len(explorer.history))"""
-KERNELS = ["newest", "6.29.0", "6.31.0", "7.3.0"]  # 6.29 is the oldest that pyproject.toml permits
-OTHERS = ["6.30.1", "7.0.1", "7.1.0", "7.2.0"]
-"""The other minor releases of ipykernel that pyproject.toml permits."""
+KERNELS = ["newest", "6.29.0", "7.0.1", "7.3.0"]
+"""The oldest that pyproject.toml permits, and the first and the last that read requests of pages in another way than
+the newest. All minor releases between them passed these tests in November 2026."""
 # Of each view: the reason why it is not drawn, for a failure.
 STATES = """() => [window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status,
     ...[...document.querySelectorAll('.memexplore')].map(({ className, ariaBusy, innerText }) =>
@@ -51,7 +51,7 @@ while explorer._state.number == before and time.monotonic() < end:
 print(explorer._state.number - before)"""
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, *OTHERS])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_held_key_ends_with_slider_and_picture_of_the_same_setting(
     notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str, tmp_path: pathlib.Path
 ) -> None:
@@ -145,7 +145,7 @@ def cell_peak(batch: int) -> int:
     return mx.simulate(lines, gpu="T4").peak()[0]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["newest", "6.29.0", "7.3.0"])
 def test_slider_of_a_cell_on_several_kernels(
     notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str
 ) -> None:

@@ -171,7 +171,7 @@ def test_a_page_reloaded_before_its_notebook_was_saved_streams_again(
     notebook: Callable[..., Any], old_kernel: Callable[[str], str], tmp_path: pathlib.Path
 ) -> None:
     done = tmp_path / "done"
-    book = open_loop(notebook, loop_until(done), "print(live.state)", kernel=old_kernel("6.31.0"))
+    book = open_loop(notebook, loop_until(done), "print(live.state)", kernel=old_kernel("6.29.0"))
     book.save()
     book.start(3)
     wait_for_steps(book, 10)
@@ -250,7 +250,7 @@ def test_an_old_kernel_streams_too(
 ) -> None:
     done = tmp_path / "done"
     cells = [loop_until(done), "print(len(live.steps()), live.steps()['step'].iloc[-1])"]
-    book = open_loop(notebook, *cells, kernel=old_kernel("6.31.0"))
+    book = open_loop(notebook, *cells, kernel=old_kernel("6.29.0"))
     book.start(3)
     wait_for_steps(book, 100)
     assert book.state(3) == "running"

@@ -35,7 +35,7 @@ def until_second_view(folder: pathlib.Path) -> pathlib.Path:
     return folder / FIRST.name
 
 
-@pytest.mark.parametrize("kernel", ["newest", "6.31.0", "7.3.0"])
+@pytest.mark.parametrize("kernel", ["newest", "6.29.0", "7.3.0"])
 def test_first_notebook(
     notebook: Callable[..., Any], old_kernel: Callable[[str], str], kernel: str, tmp_path: pathlib.Path
 ) -> None:
