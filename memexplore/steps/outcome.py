@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memexplore import capture, targets
+from memexplore.allocator import Settings
 from memexplore.analysis.curves import curve, peak
 from memexplore.analysis.picture import with_whole
 from memexplore.analysis.tradeoffs import Point
@@ -157,8 +158,19 @@ def run_unlimited(
             lambda one, on: run(step, one, gpu=on, release=release, os=os), knobs, gpu, samples, None, whole
         )
     capacity = device.for_release(capture.release_or_installed(release)).capacity
-    trial = derived_trial(step, knobs, gpu, release, os)
-    return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=trial is not None)
+    known = _known_to_fit(whole.tape, capacity)
+    trial = derived_trial(step, knobs, gpu, release, os) if known is None else None
+    return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=known or trial is not None)
+
+
+def _known_to_fit(tape: Tape, capacity: int) -> bool | None:
+    """Return whether a run with unlimited memory fits a capacity; None where only an allocator with it can tell."""
+    settings = Settings.parse(tape.meta.settings)
+    if settings.per_process_memory_fraction < 1 or settings.throw_on_cudamalloc_oom:
+        return None  # these compare with all of the memory of the GPU
+    if peak(tape, "reserved")[0] <= capacity:
+        return True  # no segment is refused, so all blocks are placed alike
+    return False if peak(tape, "requested")[0] > capacity else None
 
 
 def run_drawn(

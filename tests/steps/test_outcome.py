@@ -28,6 +28,15 @@ def test_unlimited_outcome_is_that_of_a_run_on_the_gpu():
             assert run_unlimited(step(), knobs, gpu=gpu)[1] == run_outcome(step(), knobs, gpu=gpu)[1]
 
 
+@pytest.mark.parametrize(
+    "settings", ["expandable_segments:True", "per_process_memory_fraction:0.5", "max_split_size_mb:21"]
+)
+def test_unlimited_outcome_under_allocator_settings_is_that_of_a_run_on_the_gpu(settings):
+    for gpu in ("30MiB", "40MiB", "60MiB", "110MiB", "120MiB"):
+        knobs = Knobs(settings=settings)
+        assert run_unlimited(step(), knobs, gpu=gpu)[1] == run_outcome(step(), knobs, gpu=gpu)[1]
+
+
 def test_tape_of_an_unlimited_run_never_ends_out_of_memory():
     trial, outcome = run_unlimited(step(), gpu="30MiB")
     assert not outcome.fits
