@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+from collections.abc import Callable
 from types import CodeType
 
 import pytest
@@ -47,7 +48,7 @@ def test_names_read_after_a_call(source: str, again: set[str], dead: set[str]) -
 
 
 def test_local_variables_of_a_function() -> None:
-    def train(batches, model, outputs):
+    def train(batches: list[int], model: Callable[[int], object], outputs: list[object]) -> None:
         for batch in batches:
             output = model(batch)
             outputs.append(output)

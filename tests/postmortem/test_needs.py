@@ -228,7 +228,7 @@ model(torch.zeros(65536, 1024, device="cuda")).sum().backward()
     assert not any("small" in each.code for each in post_mortem(source, "256MiB").suggestions)
 
 
-def test_copies_of_one_call_are_no_growth():
+def test_copies_of_one_call_are_no_growth() -> None:
     # Attention copies query, key and value at one place: 3 blocks of a layer, in the only call of `reference`.
     found = post_mortem(
         """
@@ -245,7 +245,7 @@ loss = F.mse_loss(policy(batch), target)
     assert found.cause is Cause.TOO_MUCH, found.sentences
 
 
-def test_gaps_below_a_cache_that_grows_are_no_fragmentation():
+def test_gaps_below_a_cache_that_grows_are_no_fragmentation() -> None:
     # Each token adds 64 KiB to each of the 8 tensors, so that no gap is large enough for long.
     found = post_mortem(
         """
@@ -259,7 +259,7 @@ for token in range(1000):
     assert found.cause is Cause.TOO_MUCH, found.sentences
 
 
-def test_gaps_beside_a_history_that_grows_are_no_fragmentation():
+def test_gaps_beside_a_history_that_grows_are_no_fragmentation() -> None:
     # LBFGS keeps two vectors of 8 MiB for each of up to 100 iterations.
     found = post_mortem(
         """

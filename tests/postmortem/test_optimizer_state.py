@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -21,15 +23,15 @@ optimizer.step()
 """
 
 
-def test_fragmentation_is_no_cause_where_the_rest_of_the_state_would_not_fit():
+def test_fragmentation_is_no_cause_where_the_rest_of_the_state_would_not_fit() -> None:
     found = post_mortem(IN_PIECES, "230MiB")
     # 4 weights and 4 gradients of 22 MiB are allocated: 230 - 176 = 54 are free, 8 averages of 22 are to come.
-    free = found.memory.gaps + found.memory.free
+    free = found.memory.gaps + (found.memory.free or 0)
     assert (found.cause, found.state_to_come, found.missing) == (Cause.TOO_MUCH, 8 * 22 * MIB, 8 * 22 * MIB - free)
     assert "at least 176 MiB of its state still to allocate" in found.sentences[-1]
 
 
-def test_fragmentation_is_the_cause_where_the_rest_of_the_state_fits():
+def test_fragmentation_is_the_cause_where_the_rest_of_the_state_fits() -> None:
     # The last of 8 averages, 22 of 370 - 330 = 40 MiB.
     assert post_mortem(IN_PIECES, "370MiB").cause is Cause.FRAGMENTATION
 
@@ -42,11 +44,11 @@ def test_fragmentation_is_the_cause_where_the_rest_of_the_state_fits():
         (torch.optim.Adafactor, 0),  # a matrix has none of its own shape
     ],
 )
-def test_state_to_come_of_a_first_update(kind, expected):
+def test_state_to_come_of_a_first_update(kind: Callable[..., torch.optim.Optimizer], expected: int) -> None:
     weight = torch.nn.Parameter(torch.zeros(4, 8))
     weight.grad = torch.zeros(4, 8)
     assert state_to_come(kind([weight], lr=0.1)) == expected
 
 
-def test_weights_without_gradients_get_no_state():
+def test_weights_without_gradients_get_no_state() -> None:
     assert state_to_come(torch.optim.Adam([torch.nn.Parameter(torch.zeros(8))])) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +19,7 @@ LESS_STATE = "Use an optimizer with less state"
 FEWER_WEIGHTS = "Keep the weights in 16 bits, or train fewer of them"
 
 
-def suggested(optimizer: type[torch.optim.Optimizer], steps: int) -> list[str]:
+def suggested(optimizer: Callable[..., torch.optim.Optimizer], steps: int) -> list[str]:
     """The texts for a model that runs out of memory after some steps with a small batch."""
     with memexplore.virtual("64MiB"), capture.record() as recording, pytest.raises(torch.OutOfMemoryError):
         model = torch.nn.Linear(1024, 1024, device="cuda")

@@ -210,7 +210,7 @@ def test_the_optimizer_inside_another_one_is_the_one_that_counts() -> None:
     weight = torch.nn.Parameter(torch.zeros(4))
     inner = torch.optim.SGD([weight])
     outer = torch.optim.Adam([weight])
-    outer.optimizer = inner
+    outer.optimizer = inner  # type: ignore[attr-defined]
     assert optimizers_in([outer, inner, weight]) == [inner]
 
 
