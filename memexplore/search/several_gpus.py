@@ -75,8 +75,8 @@ def _to_shard(log: RunLog) -> Iterable[Knobs]:
     smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
     if smallest != Knobs() and not log.outcomes[smallest].fits:
         yield smallest
-    # Where one GPU is too small for weights and states, checkpointing was not run alone.
-    if _RECOMPUTED not in log.outcomes and log.need(Knobs()).constant > log.gpu.capacity:
+    # Where it cannot be enough for one GPU, checkpointing was not run alone.
+    if _RECOMPUTED not in log.outcomes and smallest.checkpoint == Knobs().checkpoint:
         yield _RECOMPUTED
 
 

@@ -46,6 +46,22 @@ def test_the_cheapest_set_to_rent_is_named_with_its_price():
     assert "The cheapest set to rent on which it fits: 4 × T4 for 2.00 $ an hour (prices as given)." in str(large())
 
 
+def test_checkpointing_that_is_not_enough_for_one_gpu_may_be_enough_for_two():
+    """12 weights of 8 500 × 8 500 are 13.9 GB with gradients and states, each of 204 activations is 0.2 GB.
+
+    With every block checkpointed, one GPU holds 13.9 + 12 × 0.2 + 17 × 0.2 GB, a T4 has 15.6, each of two 7 GB less.
+    """
+    blocks = Step(
+        lambda: nn.Sequential(*(nn.Sequential(nn.Linear(8500, 8500), *(nn.GELU(),) * 16) for _ in range(12))),
+        torch.zeros(6000, 8500),
+        loss=torch.mean,
+        optimizer=torch.optim.AdamW,
+    )
+    rented = advise(blocks, "T4", budget=1, progress=None, prices={"2xT4": 1.0}).rented
+    assert rented is not None
+    assert rented.knobs == Knobs(checkpoint="every 1", gpus=2, strategy="fsdp2")
+
+
 def test_settings_of_other_gpus_are_not_among_those_tried():
     assert [outcome.knobs for outcome in large().tried if outcome.knobs.gpus or outcome.knobs.gpu] == []
 
