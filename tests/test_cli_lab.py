@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +32,33 @@ def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
     assert "'--no-browser', '--port=1234']" in done.stdout
     # The address that is printed without a browser
     assert "'--LabApp.default_url=/lab/tree/01_where_does_memory_go.ipynb'" in done.stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_jupyterlab_which_may_take_its_time(number, tmp_path):
+    ending = f"""
+import signal, sys, time
+def end(*_):
+    time.sleep(1)
+    print("ended its kernels")
+    sys.exit(7)
+signal.signal({int(number)}, end)
+print("started", flush=True)
+signal.pause()
+"""
+    create_package(tmp_path, "jupyterlab", ending)
+    command = [sys.executable, "-m", "memexplore.cli", "lab"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        # The pipe has an end only when JupyterLab has ended too.
+        assert process.communicate(timeout=60)[0] == "ended its kernels\n"
+        assert process.returncode == 7
+    finally:
+        process.kill()
 
 
 def test_lab_without_jupyterlab_names_the_command_to_install_it(tmp_path):

@@ -45,7 +45,7 @@ def copied(packed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 def lab(arguments: list[str]) -> int:
-    """Open JupyterLab; `arguments` are its own. Return an exit status."""
+    """Open JupyterLab, `arguments` are its own; return an exit status where JupyterLab cannot replace this process."""
     missing = [name for name in ("jupyterlab", "ipykernel") if importlib.util.find_spec(name) is None]
     if missing:
         print(f"memexplore lab needs {' and '.join(missing)}: {INSTALL_LAB}", file=sys.stderr)
@@ -68,6 +68,9 @@ def lab(arguments: list[str]) -> int:
     address = f"--LabApp.default_url=/lab/tree/{notebook.name}"
     options = [address, *(["--allow-root"] if as_root else []), *arguments]
     command = [sys.executable, "-m", "jupyterlab", str(notebook), *options]
+    if os.name == "posix":
+        # No process between JupyterLab and the signals: it asks after Ctrl-C, and ends its kernels at SIGTERM.
+        os.execv(command[0], command)
     with contextlib.suppress(KeyboardInterrupt):
         return subprocess.call(command)
     return INTERRUPTED
