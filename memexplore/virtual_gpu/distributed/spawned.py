@@ -1,6 +1,7 @@
-"""`torch.multiprocessing.spawn` and `start_processes`: rank 0 runs in this process, where the virtual GPU is.
+"""`torch.multiprocessing.spawn` and `start_processes`: one process of them runs here, where the virtual GPU is.
 
-A new process would have no virtual GPU. In: the arguments of torch's functions. Out: what `join` gives.
+A new process would have no virtual GPU. It is the process of this rank (`--rank`), else the first one. In: the
+arguments of torch's functions. Out: what `join` gives.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch.multiprocessing as multiprocessing
 
 from memexplore.virtual_gpu.patches.install import Patch, Replace
 from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 
 
 def patches() -> list[Patch]:
@@ -36,7 +38,9 @@ class _Ended:
 def _run(
     fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *rest: Any, **options: Any
 ) -> _Ended | None:
+    number = DeviceState.cuda.index if DeviceState.cuda.index < nprocs else 0
     if nprocs > 1:
-        values.assume(f"of {nprocs} processes the first one ran, in the process of the virtual GPU")
-    fn(0, *args)
+        which = f"number {number}" if number else "the first one"
+        values.assume(f"of {nprocs} processes {which} ran, in the process of the virtual GPU")
+    fn(number, *args)
     return None if join else _Ended()
