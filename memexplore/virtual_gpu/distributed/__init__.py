@@ -7,7 +7,8 @@ requests to the allocator are those of the same rank on a real machine with NCCL
 - `launch.py`: the environment variables that `torchrun` gives to a rank.
 - `groups.py`: process groups that communicate with nobody, removed when the virtual GPU is turned off.
 - `works.py`: works, which release what an asynchronous collective keeps. Its memory: kernels/collectives.py.
-- `objects.py`: collectives of Python objects. `spawned.py`: rank 0 of `torch.multiprocessing.spawn`.
+- `objects.py`: collectives of Python objects. `spawned.py`: one process of `torch.multiprocessing.spawn`. `stores.py`:
+  stores that wait for no other process.
 - `data_parallel.py`: what the C++ part of DistributedDataParallel reads back from the GPU.
 - `dtensor.py`: DTensor, hence FSDP2 and tensor parallelism; patched when the first group is made. Its composite ops:
   kernels/composite_dispatch.py. `list_ops.py`: shardings of lists of DTensors.

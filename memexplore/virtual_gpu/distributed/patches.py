@@ -23,6 +23,7 @@ from memexplore.virtual_gpu.distributed import (
     sharded_states,
     shards,
     spawned,
+    stores,
     works,
 )
 from memexplore.virtual_gpu.patches import install
@@ -54,6 +55,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
         *works.patches(),
         *objects.patches(),
         *spawned.patches(),
+        *stores.patches(),
         *data_parallel.patches(runner),
         *(dtensors.patches() if torch.distributed.is_initialized() else []),
     ]
