@@ -87,6 +87,13 @@ def _combine(tensors: list[torch.Tensor], size: int) -> None:
             known_values.put(tensor, combine(value, size).to(value.dtype))
 
 
+def reduce_values(tensor: torch.Tensor, size: int) -> None:
+    """Write the reduction of `size` ranks with the values of a tensor on the CPU into it."""
+    combine = _COMBINED.get(Reduction.op)
+    if combine is not None and tensor.dtype is not torch.bool:
+        tensor.copy_(combine(tensor, size))
+
+
 def _sources(name: str, given: dict[str, Any], size: int, rank: int) -> Sequence[torch.Tensor | None] | None:
     """Return for each output the tensor of this rank whose values it has, repeated to its size; None for others."""
     if name in ("allgather_", "gather_"):
