@@ -40,11 +40,30 @@ sys.exit()
 """
 
 
-def run(folder: pathlib.Path, rank: str) -> dict[str, Any]:
+EACH_ITS_OWN = """
+import os, tempfile, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+rows = torch.zeros(256, 256, device="cuda")
+torch.save(rows, f"part-{rank:02d}-of-{world}.pt")
+dist.barrier()
+whole = torch.cat([torch.load(f"part-{other:02d}-of-{world}.pt", map_location="cuda") for other in range(world)])
+last = os.path.join(tempfile.gettempdir(), "last.checkpoint")
+if rank == 0:
+    torch.save(whole, last)
+dist.barrier()
+print("RANK", rank, tuple(torch.load(last, map_location="cuda").shape))
+if rank == 0:
+    os.remove(last)
+"""
+
+
+def run(folder: pathlib.Path, rank: str, text: str = SCRIPT) -> dict[str, Any]:
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     command = [sys.executable, "-m", "memexplore", "run", "--json", "--gpu", "T4", "--world", "4", "--rank", rank]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TMPDIR=str(folder.parent))
     done = subprocess.run(
         [*command, str(script)], capture_output=True, text=True, cwd=folder, env=environment, timeout=300
     )
@@ -58,3 +77,10 @@ def test_every_rank_reads_the_checkpoint_that_rank_0_has_saved(tmp_path: pathlib
     peaks = [run(tmp_path, rank)["peak_allocated"] for rank in ("0", "3")]
     assert peaks[0] == peaks[1] > 0
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_rank_reads_the_files_that_each_rank_has_saved_and_one_that_is_removed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run").mkdir()
+    for rank in ("0", "3"):
+        run(tmp_path / "run", rank, EACH_ITS_OWN)
+    assert [path.name for path in (tmp_path / "run").glob("*.pt")] == []

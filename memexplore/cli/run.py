@@ -268,7 +268,7 @@ def _give_files(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> Iterator[None]:
-    """Run the ranks too that this rank receives objects from, and rank 0 where it has written a file that is read."""
+    """Run the ranks too that this rank receives objects from, and those that have written a file that is read."""
     if options.world is None:
         yield
         return
@@ -280,8 +280,11 @@ def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> Iterator[
     (rank,) = rank_runs.ranks_of(options.world, options.rank)
 
     def fetch(path: str) -> pathlib.Path | None:
-        is_one_of_many = rank > 0 and torch.distributed.is_initialized()
-        return messages.fetch_file(path, sender=0, receiver=rank) if is_one_of_many else None
+        if not torch.distributed.is_initialized():
+            return None
+        first = messages.sender_of(path, rank, options.world, session.has_file)
+        copies = (messages.fetch_file(path, sender, rank) for sender in dict.fromkeys((first, 0)) if sender != rank)
+        return next(filter(None, copies), None)
 
     if messages.is_helper():
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -292,8 +295,9 @@ def _other_ranks(options: argparse.Namespace, arguments: list[str]) -> Iterator[
                 os._exit(FITS)
 
         register_optimizer_step_pre_hook(before_step)
+    give = (lambda path: messages.give_files(rank, [path])) if messages.is_helper() else None
     command = functools.partial(rank_runs.command, options, arguments)
-    with messages.between_ranks(command, session.copy_file), elsewhere.fetched_by(fetch):
+    with messages.between_ranks(command, session.copy_file, session.on_disk), elsewhere.fetched_by(fetch, give):
         yield
 
 

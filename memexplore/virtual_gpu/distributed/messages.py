@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,9 @@ CommandOf = Callable[[int], Sequence[str]]
 CopyFile = Callable[[str, str], bool]
 """Copies the file that this rank sees at a path to another path; returns whether there is one."""
 
+OnDisk = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Lets a block write to the disk, although a library that saves the files of the program may be running."""
+
 
 def _no_file(path: str, target: str) -> bool:
     return False
@@ -44,6 +48,7 @@ class _State:
     command: CommandOf | None = None
     folder: Path | None = None
     copy_file: CopyFile = staticmethod(_no_file)
+    on_disk: OnDisk = staticmethod(contextlib.nullcontext)
 
 
 _numbers: dict[tuple[int, int | str], int] = {}
@@ -53,11 +58,14 @@ _helpers: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @contextlib.contextmanager
-def between_ranks(command: CommandOf, copy_file: CopyFile = _no_file) -> Iterator[None]:
+def between_ranks(
+    command: CommandOf, copy_file: CopyFile = _no_file, on_disk: OnDisk = contextlib.nullcontext
+) -> Iterator[None]:
     """Let the ranks that the block needs objects or files of run by a command; their processes end with the block."""
     before = os.environ.get(FOLDER)
     folder = Path(before or tempfile.mkdtemp(prefix="memexplore-messages-"))
     _State.command, _State.folder, _State.copy_file = command, folder, staticmethod(copy_file)
+    _State.on_disk = staticmethod(on_disk)
     try:
         yield
     finally:
@@ -65,6 +73,7 @@ def between_ranks(command: CommandOf, copy_file: CopyFile = _no_file) -> Iterato
             if helper.poll() is None:
                 _end(helper)
         _State.command, _State.folder, _State.copy_file = None, None, staticmethod(_no_file)
+        _State.on_disk = staticmethod(contextlib.nullcontext)
         _numbers.clear()
         _helpers.clear()
         if before is None:
@@ -96,8 +105,10 @@ def send(objects: list[Any], sender: int, receiver: int | str) -> None:
         return
     path = _next_path(sender, receiver)
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(pickle.dumps(objects))
-    partial.replace(path)
+    pickled = pickle.dumps(objects)
+    with _State.on_disk():
+        partial.write_bytes(pickled)
+        partial.replace(path)
 
 
 def skip(sender: int, receiver: int | str) -> None:
@@ -132,6 +143,22 @@ def fetch_file(path: str, sender: int, receiver: int) -> Path | None:
     return copy if _arrives(copy, sender, receiver, path) else None
 
 
+def sender_of(path: str, rank: int, world: int, has_file: Callable[[str], bool]) -> int:
+    """Return the rank that is asked for a missing file, given the rank of this process and the files that it has.
+
+    Where each rank writes a file with its number in the name, it is the rank of that number, else rank 0.
+
+    >>> sender_of("part-03-of-8.pt", 1, 8, {"part-01-of-8.pt"}.__contains__)
+    3
+    """
+    for match in re.finditer(r"\d+", path):
+        number = int(match[0])
+        own = {str(rank), f"{rank:0{len(match[0])}}"}
+        if rank != number < world and any(has_file(path[: match.start()] + one + path[match.end() :]) for one in own):
+            return number
+    return 0
+
+
 def give_files(rank: int, others: Iterable[str] = ()) -> bool:
     """Copy the files of a rank, that of this process, that other ranks need; return whether it has all of them.
 
@@ -155,6 +182,11 @@ def _copy_of(path: str, rank: int) -> Path:
 
 def _arrives(path: Path, sender: int, receiver: int, request: str = "") -> bool:
     """Wait for a message or a copy from another rank, which is started where it does not run; False: it has ended."""
+    with _State.on_disk():
+        return _waited(path, sender, receiver, request)
+
+
+def _waited(path: Path, sender: int, receiver: int, request: str) -> bool:
     assert _State.folder is not None
     (_State.folder / f"rank-{receiver}.runs").write_text(str(os.getpid()))
     if not path.exists():

@@ -1,7 +1,6 @@
 """Files that another rank has written: a path that this rank does not find goes in, its copy in the overlay comes out.
 
-A checkpoint that rank 0 alone saves is read by all ranks. Only files below the current folder are asked for, where a
-program writes its own: libraries look for files that may be missing in their caches.
+A checkpoint that rank 0 alone saves is read by all ranks, and the part that each rank saves by others.
 """
 
 from __future__ import annotations
@@ -12,25 +11,35 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memexplore.virtual_gpu.files import paths
+from memexplore.virtual_gpu.files import paths, policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 
 Fetch = Callable[[str], "os.PathLike[str] | None"]
 """Returns a copy of the file that another rank has at a path, None without one."""
+Give = Callable[[str], object]
+"""Copies the file that this rank has at a path for other ranks."""
 
 
 class _State:
     fetch: Fetch | None = None
+    give: Give | None = None
 
 
 @contextlib.contextmanager
-def fetched_by(fetch: Fetch) -> Iterator[None]:
-    """Get files that the block opens and that are missing from another rank."""
-    before, _State.fetch = _State.fetch, fetch
+def fetched_by(fetch: Fetch, give: Give | None = None) -> Iterator[None]:
+    """Get files that the block opens and that are missing from another rank; give those that the block removes."""
+    before = _State.fetch, _State.give
+    _State.fetch, _State.give = fetch, give
     try:
         yield
     finally:
-        _State.fetch = before
+        _State.fetch, _State.give = before
+
+
+def removing(overlay: Overlay, logical: str) -> None:
+    """Give a file that is about to be removed to the ranks that may read it."""
+    if _State.give is not None and not overlay.inside and policy.is_from_another_rank(overlay, logical):
+        _State.give(logical)
 
 
 def found(overlay: Overlay, file: Any) -> str | None:
@@ -39,7 +48,7 @@ def found(overlay: Overlay, file: Any) -> str | None:
         return None
     with overlay.real():
         logical = overlay.logical(os.fsdecode(file))
-        if overlay.hidden(logical) or not logical.startswith(os.getcwd() + os.sep):
+        if overlay.hidden(logical) or not policy.is_from_another_rank(overlay, logical):
             return None
         copy = _State.fetch(logical)
         if copy is None:

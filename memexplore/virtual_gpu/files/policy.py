@@ -136,6 +136,20 @@ def is_output(logical: str) -> bool:
     return not (_is_system(logical) or is_result())
 
 
+def is_from_another_rank(overlay: Overlay, logical: str) -> bool:
+    """Whether a file that is missing may be one that another rank has written.
+
+    Libraries look for files that may be missing in their caches.
+    """
+    if _is_cached(logical) or logical.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep)):
+        return False
+    if logical.startswith(os.getcwd() + os.sep):
+        return True
+    folder = os.path.realpath(os.fsdecode(tempfile.tempdir or overlay.temporary))
+    is_temporary = logical.startswith(folder + os.sep) and not _is_temporary(overlay, logical)
+    return is_temporary or os.path.splitext(logical)[1].lower() in _SUFFIXES
+
+
 def is_in_overlay(overlay: Overlay, logical: str) -> bool:
     """Whether the overlay has the file, or a folder above it that the user's files lack."""
     if not overlay.is_on_disk(logical):

@@ -291,6 +291,7 @@ def _remove(overlay: Overlay, original: Callable[..., Any], remove: Callable[[st
         if _passes(overlay, path, **kwargs):
             return original(path, **kwargs)
         logical = _logical(overlay, path, follow=False)
+        elsewhere.removing(overlay, logical)
         if not paths.below(overlay.gone, logical) and not overlay.diverts(logical):
             original(*_in_place(overlay, (path, logical)), **kwargs)
             return overlay.disown(logical)

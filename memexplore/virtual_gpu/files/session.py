@@ -107,11 +107,27 @@ def written_files() -> tuple[str, ...]:
         return (*_overlay.written, *_overlay.own_without_values())
 
 
+def on_disk() -> contextlib.AbstractContextManager[None]:
+    """Read and write the files on the disk in a block, not those that the program sees."""
+    return _overlay.real()
+
+
+def has_file(path: str) -> bool:
+    """Return whether the running program sees a file at a path."""
+    with _overlay.real():
+        return _seen(path) is not None
+
+
+def _seen(path: str) -> str | None:
+    found = None if _overlay.closed else _overlay.located(_overlay.logical(path))
+    return found if found is not None and os.path.isfile(found) else None
+
+
 def copy_file(path: str, target: str) -> bool:
     """Copy the file that the running program sees at a path; return whether there is one."""
     with _overlay.real():
-        found = None if _overlay.closed else _overlay.located(_overlay.logical(path))
-        if found is None or not os.path.isfile(found):
+        found = _seen(path)
+        if found is None:
             return False
         partial = f"{target}.{os.getpid()}"
         shutil.copyfile(found, partial)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
+import memexplore as mx
 from memexplore.virtual_gpu.distributed import messages
+from memexplore.virtual_gpu.files import session
 
 
 def command(body: str) -> messages.CommandOf:
@@ -109,3 +113,14 @@ def test_a_file_that_no_rank_writes_is_missing(tmp_path):
 
 def test_outside_of_a_command_no_file_is_fetched():
     assert messages.fetch_file("file", sender=0, receiver=1) is None
+
+
+def test_a_message_that_is_sent_while_files_are_saved_is_written_to_the_disk():
+    module: dict[str, Any] = {"__name__": "torch.distributed.checkpoint.example"}
+    exec("def save(send, *arguments): send(*arguments)", module)
+    with messages.between_ranks(lambda rank: [], on_disk=session.on_disk):
+        with session.every_file(), mx.virtual("T4"):
+            module["save"](messages.send, ["sent"], 0, 1)
+        assert messages._State.folder is not None
+        (message,) = messages._State.folder.glob("from-0-to-1-0.pickle")
+        assert pickle.loads(message.read_bytes()) == ["sent"]
