@@ -39,15 +39,23 @@ def test_notebook_asks_solves_and_links(notebook: nbformat.NotebookNode) -> None
     assert re.search(r"Read on.*\]\(https://", notebook.cells[-1].source, re.DOTALL)
 
 
-def test_code_fits_a_page_of_900_pixels(notebook: nbformat.NotebookNode) -> None:
-    # JupyterLab shows 90 characters of code on it; the text of a script in a closed cell may be longer.
-    lines = [
+def open_lines(notebook: nbformat.NotebookNode) -> list[str]:
+    """Lines of code in cells that are open; the text of a script in a closed cell may be longer."""
+    return [
         line
         for cell in notebook.cells
         if cell.cell_type == "code" and not cell.metadata.get("jupyter")
         for line in cell.source.splitlines()
     ]
-    assert [line for line in lines if len(line) > 90] == []
+
+
+def test_code_fits_a_page_of_900_pixels(notebook: nbformat.NotebookNode) -> None:
+    assert [line for line in open_lines(notebook) if len(line) > 90] == []
+
+
+def test_comments_fit_a_page_of_900_pixels_beside_the_file_browser(notebook: nbformat.NotebookNode) -> None:
+    lines = [line for line in open_lines(notebook) if re.search(r"(^ *|  )# ", line)]
+    assert [line for line in lines if len(line) > 57] == []
 
 
 def test_no_assertion_below_a_prediction_gives_the_answer_away(notebook: nbformat.NotebookNode) -> None:
