@@ -12,7 +12,7 @@ from tests.browser.explored import SET_UP, choose, knob
 pytestmark = pytest.mark.browser
 ARROW = 20
 """Pixels of a list's arrow and padding."""
-CUT_LISTS = """arrow => [...document.querySelectorAll('.memexplore select.memexplore-control')].filter(list => {
+CUT_LISTS = """arrow => [...document.querySelectorAll('.memexplore select')].filter(list => {
     if (!list.checkVisibility() || !list.selectedOptions.length) return false;
     const pen = document.createElement('canvas').getContext('2d');
     pen.font = getComputedStyle(list).font;
@@ -126,6 +126,18 @@ def test_legend_lies_below_the_controls_of_the_timeline(narrow: Any) -> None:
         assert graph["x"] <= box["x"]
         assert box["x"] + box["width"] <= graph["x"] + graph["width"]
         assert box["y"] + box["height"] <= legend["y"] + 4  # the padding of an entry's line
+
+
+def test_list_of_pictures_shows_its_whole_value(notebook: Callable[..., Any]) -> None:
+    cell = "from memexplore.steps.outcome import run_outcome\nfrom tests.browser.explored import small_step\n"
+    book = notebook(SET_UP, cell + 'mx.view(run_outcome(small_step(), gpu="40MiB")[0].tape)')
+    book.page.set_viewport_size({"width": 900, "height": 1000})
+    book.run(0)
+    book.run(1)
+    book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
+    book.settle()
+    assert book.page.get_by_label("Picture:").input_value() == "As if there were room"
+    assert book.page.evaluate(CUT_LISTS, ARROW) == []
 
 
 def test_range_of_equal_layers_is_in_the_tooltip_where_there_is_no_room(narrow: Any) -> None:
