@@ -42,13 +42,16 @@ def _with_code(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
+_SIZE, _TEXT = "text-align:right;white-space:nowrap", "text-align:left"
+
+
 def _table(title: str, rows: list[tuple[str, ...]]) -> str:
     if not rows:
         return ""
     cells = "".join(
         "<tr>"
         + "".join(
-            f'<td style="text-align:{"right" if not column else "left"};padding:.2em 1em .2em 0">{escape(cell)}</td>'
+            f'<td style="{_TEXT if column else _SIZE};padding:.2em 1em .2em 0">{escape(cell)}</td>'
             for column, cell in enumerate(row)
         )
         + "</tr>"
