@@ -14,6 +14,7 @@ from memexplore.knobs.choices import Strategy
 from memexplore.knobs.knobs import Knobs
 from memexplore.rented_gpus import RentedSet
 from memexplore.search import candidates
+from memexplore.search.estimates import cannot_fit
 from memexplore.search.run_log import RunLog
 from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
 
@@ -76,7 +77,7 @@ def _to_shard(log: RunLog) -> Iterable[Knobs]:
     if smallest != Knobs() and not log.outcomes[smallest].fits:
         yield smallest
     # Where it cannot be enough for one GPU, checkpointing was not run alone.
-    if _RECOMPUTED not in log.outcomes and smallest.checkpoint == Knobs().checkpoint:
+    if _RECOMPUTED not in log.outcomes and cannot_fit(log.points()[Knobs()], _RECOMPUTED, log.gpu.capacity):
         yield _RECOMPUTED
 
 
