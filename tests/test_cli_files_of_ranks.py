@@ -46,7 +46,10 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
 rows = torch.zeros(256, 256, device="cuda")
+assert not os.path.exists("rows.pt")
 torch.save(rows, f"part-{rank:02d}-of-{world}.pt")
+if rank == 0:
+    torch.save(rows, "rows.pt")
 dist.barrier()
 whole = torch.cat([torch.load(f"part-{other:02d}-of-{world}.pt", map_location="cuda") for other in range(world)])
 last = os.path.join(tempfile.gettempdir(), "last.checkpoint")
@@ -54,6 +57,9 @@ if rank == 0:
     torch.save(whole, last)
 dist.barrier()
 print("RANK", rank, tuple(torch.load(last, map_location="cuda").shape))
+# Beside files that a rank has saved it finds those of others, also one that it only looks for.
+assert not os.path.exists("absent.pt")
+assert os.path.exists("rows.pt")
 if rank == 0:
     os.remove(last)
 """

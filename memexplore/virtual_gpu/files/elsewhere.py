@@ -58,3 +58,20 @@ def found(overlay: Overlay, file: Any) -> str | None:
             shutil.copyfile(copy, upper)
             overlay.written[logical] = paths.holds_mark(upper, overlay.mark)
     return upper
+
+
+def found_beside_own(overlay: Overlay, file: Any) -> str | None:
+    """Return what `found` does for a file that the program looks for, and does not open yet.
+
+    Only beside files without values that this rank has saved: before, a program looks for a checkpoint to resume from.
+    """
+    if _State.fetch is None or overlay.inside:
+        return None
+    with overlay.real():
+        folder = os.path.dirname(overlay.logical(os.fsdecode(file)))
+        beside = [path for path in (*overlay.written, *overlay.own) if os.path.dirname(path) == folder]
+        is_beside = any(
+            path in overlay.written or (paths.is_pickled(path) and paths.holds_mark(path, overlay.mark))
+            for path in beside
+        )
+    return found(overlay, file) if is_beside else None

@@ -48,6 +48,7 @@ def rows(overlay: Overlay) -> list[Replace]:
         **{name: _read(overlay, getattr(os, name), True) for name in _READS if hasattr(os, name)},
         **{name: _read(overlay, getattr(os, name), False) for name in _READS_LINKS},
         **{name: _attribute(overlay, getattr(os, name)) for name in _ATTRIBUTES if hasattr(os, name)},
+        "stat": _stat(overlay, os.stat),
         "listdir": _listdir(overlay, os.listdir),
         "scandir": _scandir(overlay, os.scandir),
         "open": _os_open(overlay, os.open),
@@ -136,6 +137,25 @@ def _read(overlay: Overlay, original: Callable[..., Any], follow: bool) -> Calla
         return os.fsencode(result) if isinstance(path, bytes) and isinstance(result, str) else result
 
     return read
+
+
+def _stat(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `os.stat`, by which `os.path.exists` and the like look for a file."""
+    read = _read(overlay, original, True)
+
+    @functools.wraps(original)
+    def stat(path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return read(path, *args, **kwargs)
+        except FileNotFoundError:
+            if _passes(overlay, path, **kwargs):
+                raise
+            copy = elsewhere.found_beside_own(overlay, path)
+            if copy is None:
+                raise
+        return original(copy, *args, **kwargs)
+
+    return stat
 
 
 def _listdir(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
