@@ -1,7 +1,7 @@
 """What `torchrun` gives to the process of a rank: environment variables. In: a rank. Out: a patch that sets them.
 
 Names and values are those of ``torch/distributed/elastic/agent/server/local_elastic_agent.py`` for a first start on
-nodes of equal size.
+nodes of equal size, but there is no agent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def variables(rank: Rank) -> dict[str, str]:
         "MASTER_ADDR": _ADDRESS,
         "MASTER_PORT": _PORT,
         "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # Processes that the program starts would wait for the store of an agent, which does not run.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     return {**{name: str(number) for name, number in numbers.items()}, **texts}

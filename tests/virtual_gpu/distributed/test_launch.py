@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -73,3 +76,13 @@ def test_a_function_is_simulated_as_one_rank():
     with pytest.raises(ValueError, match="rank=9 needs the number of processes"):
         memexplore.simulate(train, gpu="H100", rank=9)
     assert seen == [(9, "1")]
+
+
+def test_a_process_that_the_program_starts_makes_its_own_store():
+    code = "import torch.distributed as dist; dist.init_process_group('gloo', rank=0, world_size=1); print('made')"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, **variables(Rank(0, 4)), "MASTER_PORT": port}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "made\n"
