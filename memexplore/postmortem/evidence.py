@@ -19,6 +19,7 @@ import torch
 from memexplore.analysis.tables import is_users
 from memexplore.postmortem import updates
 from memexplore.postmortem.evidence_types import Evidence, Holder, State, Use
+from memexplore.postmortem.joint_losses import losses_of
 from memexplore.postmortem.liveness import (
     code_behind,
     goes_backward,
@@ -119,6 +120,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         updates.state_of(updates.optimizers_in(objects)) if complete else State.UNKNOWN,
         updates.without_update(objects, [each.blocks for each in of_program], variables, end) if complete else None,
         _state_to_come(frames),
+        losses_of((frame for frame, _, _ in frames), end),
     )
 
 

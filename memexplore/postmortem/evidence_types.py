@@ -79,3 +79,5 @@ class Evidence(NamedTuple):
     """What graphs and gradients keep for weights that no optimizer updates, under the names of modules."""
     state_to_come: int = 0
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""
+    losses: int = 0
+    """Losses with graphs of their own that the failing backward pass sums."""

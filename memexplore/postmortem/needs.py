@@ -13,7 +13,7 @@ from memexplore.postmortem.concatenated import ALIKE, OF_DATA, OF_LAYER
 from memexplore.postmortem.counterfactual import alive, fits_without
 from memexplore.postmortem.evidence_types import Evidence, State
 from memexplore.postmortem.suggestion import Suggestion
-from memexplore.tape import Category, Phase, Tape
+from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.tensor_text import shape_of
 
 _DOMINATES = 0.75
@@ -43,7 +43,8 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     by_size = [(of_batch + int(tape.size[last]) * (not updates), None if whole else smaller), (of_model, less)]
     of_size = [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
     result += [each for each in of_size if each not in result]
-    return [*whole, *result]
+    joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
+    return [*whole, *joint, *result]
 
 
 def _of_batch(tape: Tape, rows: Rows) -> int:
@@ -51,6 +52,23 @@ def _of_batch(tape: Tape, rows: Rows) -> int:
     return int(block_bytes(tape)[rows][np.isin(tape.category[rows], kinds)].sum())
 
 
+def _is_of_several_passes(tape: Tape) -> bool:
+    """Return whether most of what the layers have made for backward in the failed step was made more than once."""
+    made = (tape.step == tape.step[-1]) & (tape.phase == Phase.FORWARD) & (tape.action == Action.ALLOC)
+    rows = np.flatnonzero(made & (tape.category == Category.ACTIVATION) & (tape.module >= 0))
+    places = np.stack((tape.op[rows], tape.module[rows]))
+    _, place, count = np.unique(places, axis=1, return_inverse=True, return_counts=True)
+    sizes = tape.size[rows]
+    return bool(2 * sizes[count[place.reshape(-1)] > 1].sum() > sizes.sum())
+
+
+_EACH_LOSS = Suggestion(
+    "Call backward on each loss instead of once on their sum: gradients add up, and each graph is freed before the "
+    "next forward pass.",
+    "loss.backward()  # for each loss, as soon as it is computed",
+    0,
+    False,
+)
 _RESULTS = Suggestion(
     "Take a smaller batch, keep results on the CPU, or run the model in 16 bits.",
     "results.append(output.cpu())",

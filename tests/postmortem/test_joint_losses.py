@@ -1,0 +1,74 @@
+"""Losses that one backward pass sums: how many have graphs of their own, and what to change where that takes memory."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from memexplore.postmortem.joint_losses import separate_losses
+from tests.postmortem.cells import post_mortem, run
+from tests.postmortem.test_fifteen_ways import MLP
+
+SUMMED = (
+    MLP
+    + """
+model, total = mlp(), 0
+for _ in range(3):
+    loss = model(torch.randn(8192, 1024, device="cuda")).square().mean()
+    total = total + loss  # kept
+    del loss
+total.backward()
+"""
+)
+EACH = SUMMED.replace("total = total + loss  # kept", "loss.backward()").replace("total.backward()", "")
+TEXT = "Call backward on each loss"
+
+
+def count(root: torch.Tensor) -> int:
+    return separate_losses(root, time.monotonic() + 10)
+
+
+def loss(model: torch.nn.Module) -> torch.Tensor:
+    return model(torch.ones(2, 4)).square().sum()
+
+
+def test_each_call_of_a_model_has_a_graph_of_its_own() -> None:
+    model = torch.nn.Linear(4, 4)
+    assert count(loss(model)) == 1
+    assert count(loss(model) + loss(model) / 2 - loss(model)) == 3
+
+
+def test_losses_of_one_output_are_one_graph() -> None:
+    output = torch.nn.Linear(4, 4)(torch.ones(2, 4))
+    assert count(output.sum() + output.square().sum()) == 1
+
+
+def test_a_product_of_losses_is_one_graph() -> None:
+    model = torch.nn.Linear(4, 4)
+    assert count(loss(model) * loss(model)) == 1
+
+
+def test_a_loss_that_joins_two_others_makes_them_one_graph() -> None:
+    model = torch.nn.Linear(4, 4)
+    first, second = model(torch.ones(2, 4)), model(torch.ones(2, 4))
+    assert count(first.sum() + second.sum()) == 2
+    assert count(first.sum() + second.sum() + (first - second).sum()) == 1
+
+
+def test_a_failed_backward_pass_over_several_losses_is_split() -> None:
+    found = post_mortem(SUMMED, "560MiB")
+    assert found.request is not None
+    assert found.request.phase == "backward"
+    assert TEXT in found.suggestions[0].text
+    assert run(EACH, "560MiB")[1] is None
+
+
+def test_a_penalty_of_the_weights_is_no_loss_to_split() -> None:
+    penalised = SUMMED.replace("range(3)", "range(1)").replace(
+        "total.backward()", "(total + sum(weight.square().sum() for weight in model.parameters())).backward()"
+    )
+    found = post_mortem(penalised, "250MiB")
+    assert found.request is not None
+    assert found.request.phase == "backward", found.text
+    assert all(TEXT not in each.text for each in found.suggestions)
