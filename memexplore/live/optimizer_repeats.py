@@ -166,9 +166,10 @@ def _key(optimizer: torch.optim.Optimizer, recorder: Recorder) -> Any:
             grad = parameter.grad
             if type(parameter) is not _Parameter or not (grad is None or type(grad) is _Tensor):
                 return None
-            state = optimizer.state.get(parameter, {})
-            key += (id(parameter), parameter.shape, parameter.dtype, *map(id, state.values()))
+            key += (id(parameter), parameter.shape, parameter.dtype)
             key.append(None if grad is None else (grad.layout, grad.stride()))
+    for parameter, state in optimizer.state.items():
+        key += (id(parameter), *(map(id, state.values()) if isinstance(state, dict) else (id(state),)))
     return key
 
 

@@ -123,12 +123,14 @@ class Tags:
     def tag_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Tag the storages of an optimizer's state, if it has more or other ones than when it was last tagged."""
         # Optimizers of other people keep numbers beside the dictionaries of the parameters.
-        states = {key: state for key, state in optimizer.state.items() if isinstance(state, dict)}
-        present = (id(optimizer.state), sum(map(len, states.values())))
+        count = sum(len(state) for state in optimizer.state.values() if isinstance(state, dict))
+        present = (id(optimizer.state), count)
         if self._tagged_states.get(optimizer) == present:
             return
         self._tagged_states[optimizer] = present
-        for parameter, state in states.items():
+        for parameter, state in optimizer.state.items():
+            if not isinstance(state, dict):
+                continue
             owner = self.owner_of(parameter) if isinstance(parameter, torch.Tensor) else None
             for value in state.values():
                 if isinstance(value, torch.Tensor):
