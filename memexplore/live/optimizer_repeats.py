@@ -2,7 +2,7 @@
 
 What an optimizer of torch allocates in a step depends on its options and its parameters, not on their values. Once two
 recorded steps with the same options and parameters have made the same requests, a third one runs without the dispatch
-mode and gets their rows. This halves what recording a step costs: on the CPU most ops of a step are the optimizer's.
+mode and gets their rows: on the CPU most ops of a small model's step are the optimizer's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.recorder.events import Event
+from memexplore.recorder.events import LISTS, Event
 from memexplore.recorder.recorder import Recorder
 from memexplore.recorder.stacks import StackTables
 from memexplore.tape import Action
@@ -35,6 +35,7 @@ _FREE_OPTIONS = ("params", "lr", "initial_lr")
 _EQUAL_STEPS = 2
 _MOST_REPEATS = 20
 """Steps after which one is recorded again, and compared."""
+_PLAIN = (bool, int, float, str)
 _ALLOC, _FREE = int(Action.ALLOC), int(Action.FREE_REQUESTED)
 _SIZE = Event._fields.index("size")
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -160,8 +161,10 @@ def _key(optimizer: torch.optim.Optimizer, recorder: Recorder) -> Any:
         return None
     key: list[Any] = [recorder.stacks.outer_number]
     for group in optimizer.param_groups:
-        key += [(name, value) for name, value in group.items() if name not in _FREE_OPTIONS]
-        key.append(type(group["lr"]))
+        options = [(name, value) for name, value in group.items() if name not in _FREE_OPTIONS]
+        if not all(_is_plain(value) for _, value in options):
+            return None
+        key += (*options, type(group["lr"]))
         for parameter in group["params"]:
             grad = parameter.grad
             if type(parameter) is not _Parameter or not (grad is None or type(grad) is _Tensor):
@@ -171,6 +174,11 @@ def _key(optimizer: torch.optim.Optimizer, recorder: Recorder) -> Any:
     for parameter, state in optimizer.state.items():
         key += (id(parameter), *(map(id, state.values()) if isinstance(state, dict) else (id(state),)))
     return key
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether an option is a plain value or holds plain values only: a key would keep a tensor alive."""
+    return all(map(_is_plain, value)) if isinstance(value, LISTS) else value is None or isinstance(value, _PLAIN)
 
 
 def _read(recorder: Recorder, first: int, start: int) -> tuple[list[_Request], list[_Place]] | None:

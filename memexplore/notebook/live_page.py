@@ -26,7 +26,7 @@ from memexplore.notebook import live_message
 from memexplore.notebook.live_knobs import LiveKnobs
 from memexplore.notebook.live_leak import ShownLeak
 from memexplore.notebook.live_message import Following
-from memexplore.notebook.main_thread import reads_while_busy
+from memexplore.notebook.receiving import reads_while_busy
 from memexplore.notebook.reopened_pages import offer
 from memexplore.notebook.view import View
 from memexplore.runs.rows import StepRow

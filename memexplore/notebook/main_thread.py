@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +52,3 @@ class MainThread:
         """
         selector = self._selector
         return selector is None or threading.current_thread() is not threading.main_thread() or bool(selector.select(0))
-
-
-def reads_while_busy() -> bool:
-    """Return whether the kernel reads messages of pages while a cell runs: ipykernel from 7 on does."""
-    ipykernel = sys.modules.get("ipykernel")
-    return ipykernel is None or int(ipykernel.__version__.split(".")[0]) >= 7

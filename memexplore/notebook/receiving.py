@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import zmq
@@ -35,6 +36,12 @@ def read_requests_after_replies() -> None:
     if kernel is None or socket is None or isinstance(socket, _ReplySocket):
         return
     manager._shell_socket = _ReplySocket(socket, kernel.shell_stream)
+
+
+def reads_while_busy() -> bool:
+    """Return whether the kernel reads messages of pages while a cell runs: ipykernel from 7 on does."""
+    ipykernel = sys.modules.get("ipykernel")
+    return ipykernel is None or int(ipykernel.__version__.split(".")[0]) >= 7
 
 
 def receive_while_busy(*widgets: Any) -> None:

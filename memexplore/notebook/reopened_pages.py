@@ -21,7 +21,7 @@ from comm import create_comm
 from IPython.core.getipython import get_ipython
 
 from memexplore.notebook.bundle import bundle
-from memexplore.notebook.main_thread import reads_while_busy
+from memexplore.notebook.receiving import reads_while_busy
 
 _TIMES = (2.0, 4.0, 8.0, 16.0)
 """Seconds after a connection, when the page may have come far enough to receive widgets."""

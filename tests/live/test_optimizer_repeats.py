@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +161,20 @@ def test_a_closure_runs_recorded(seen: collections.Counter[int]) -> None:
     plain = loop.optimizer.step
     loop.optimizer.step = lambda: plain(lambda: 0.0)  # type: ignore[method-assign, assignment]
     loop.tapes()
+    assert all(seen[number] for number in range(1, STEPS + 1))
+
+
+def test_an_option_that_is_a_tensor_is_not_kept_alive(seen: collections.Counter[int]) -> None:
+    loop = Loop(adam)
+    betas = torch.tensor(0.9), torch.tensor(0.999)
+    loop.optimizer.param_groups[0].update(betas=betas, foreach=False)
+    with mx.watch(loop.model, first=STEPS):
+        for _ in range(STEPS):
+            loop.step()
+        before = weakref.ref(betas[0])
+        del betas
+        loop.optimizer.param_groups[0].update(betas=(0.9, 0.999))
+        assert before() is None
     assert all(seen[number] for number in range(1, STEPS + 1))
 
 
