@@ -126,6 +126,11 @@ def test_browser_unpacks_what_python_packs(node: str, tmp_path: Path, length: in
     assert json.loads(run(node, "--input-type=module", "--eval", code)) == [[1.5, 2.5], [3.5], [7], length]
 
 
+def test_scripts_of_an_environment_inside_the_checkout_are_no_modules() -> None:
+    # JupyterLab runs its yarn.js, which requires packages. Node looks for this field in the folders above.
+    assert "type" not in json.loads((REPOSITORY / "package.json").read_text())
+
+
 # -- the wheel
 
 
@@ -139,7 +144,8 @@ def test_wheel_has_the_front_end_and_needs_no_node(tmp_path: Path) -> None:
         names = archive.namelist()
     folder = "memexplore/notebook/frontend/"
     packed = {name.removeprefix(folder) for name in names if name.startswith(folder)}
-    assert packed == {path.relative_to(FRONTEND).as_posix() for path in FRONTEND.rglob("*") if path.is_file()}
+    files = {path.relative_to(FRONTEND).as_posix() for path in FRONTEND.rglob("*") if path.is_file()}
+    assert packed == files - {"package.json"}
     assert not [name for name in names if "node_modules" in name or name.endswith("package.json")]
     installed = tmp_path / "installed"
     code = "import memexplore.notebook.view as view; print(view.__file__, len(view.View._esm), len(view.View._css))"
