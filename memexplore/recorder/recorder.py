@@ -202,9 +202,9 @@ class Recorder(Rows):
         """Module and stack of the forward op that made the running autograd node."""
         states = self._threads.states
         if len(states) == 1:
-            made_by = states[0].forwards.get(sequence)
+            made_by = states[0].made_by(node, sequence)
             return (module, -1) if made_by is None else made_by[:2]
-        entries = [entry for state in states if (entry := state.forwards.get(sequence)) is not None]
+        entries = [entry for state in states if (entry := state.made_by(node, sequence)) is not None]
         if not entries:
             return module, -1
         if len(entries) > 1:
@@ -223,7 +223,7 @@ class Recorder(Rows):
             self._step_ended = False
             self.step += 1
             for state in self._threads.states:
-                state.forwards.clear()
+                state.forget_forwards()
 
     # -- called by the module and optimizer hooks
 
@@ -301,6 +301,8 @@ class Recorder(Rows):
         here.in_backward = False
         if self._threads.leads(here, trains=True):
             self._step_ended = True
+            for state in self._threads.states:
+                state.step_from = state.sequence
             self.mark(here.phase)
 
     def _leave_optimizer(self, here: ThreadState) -> None:

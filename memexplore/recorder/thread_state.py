@@ -15,6 +15,8 @@ from memexplore.recorder.stacks import Outer
 from memexplore.tape import Phase
 from memexplore.torch_internals.tensors import forward_gradients_enabled
 
+_NESTED = 4
+"""Nodes that are looked at, the asked one included."""
 _is_grad_enabled = torch.is_grad_enabled  # bound once, because each recorded block asks
 
 
@@ -34,8 +36,30 @@ class ThreadState:
         """Number of the autograd node that the thread makes next, as the last op saw it."""
         self.forwards: dict[int, tuple[int, int, Any]] = {}
         """Number of a node -> module, stack and op of the forward that made it."""
+        self.step_from = -1
+        """Number of the first node that the step after the last update of an optimizer may have made."""
         self.optimizer: Outer | None = None
         """The stack outside of the optimizer that steps; also after one that raised."""
+
+    def forget_forwards(self) -> None:
+        """Remove what made the nodes of steps before the last update of an optimizer."""
+        numbers = self.forwards
+        if numbers and next(reversed(numbers)) < self.step_from:
+            numbers.clear()
+        else:
+            self.forwards = {number: entry for number, entry in numbers.items() if number >= self.step_from}
+
+    def made_by(self, node: Any, number: int) -> tuple[int, int, Any] | None:
+        """Return module, stack and op of the forward that made a node, None if they are not known.
+
+        The code of a tensor around others, such as DTensor's, may make nodes before it runs the first op on the tensors
+        inside: then that op has noted them, and not the node of torch's own outside.
+        """
+        found = self.forwards.get(number)
+        if found is None and node.name()[-1].isdigit():  # `NllLossBackward0`; of a function of Python `ScaleBackward`
+            numbers = range(number + 1, number + _NESTED)
+            found = next((entry for each in numbers if (entry := self.forwards.get(each)) is not None), None)
+        return found
 
     def gradients(self, node: Any) -> bool:
         """Return whether gradients are enabled; in the forward of an autograd function, whether they were at its call.

@@ -99,6 +99,25 @@ def test_a_backward_row_has_the_layer_and_line_of_the_forward_op():
         assert any(frame.line == line and frame.filename == __file__ for frame in tape.stacks[tape.stack[row]])
 
 
+def test_a_backward_row_of_a_step_without_modules_has_the_line_of_the_forward_op_in_each_step():
+    def run() -> None:
+        weight = torch.ones(10, 1, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            wide = weight.expand(10, 100)
+            (wide * 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    first = run.__code__.co_firstlineno
+    tape = mx.simulate(run)
+    # The sum of the expanded gradient, and the gradient of the product, 10 x 100 floats.
+    for op, size, line in (("aten::sum", 40, first + 4), ("aten::mul", 4000, first + 5)):
+        rows = rows_of(tape, action="alloc", phase="backward", op=op, size=size)
+        assert [tape.step[row] for row in rows] == [1, 2]
+        assert [tape.stacks[tape.stack[row]][0].line for row in rows] == [line, line]
+
+
 def test_layers_of_a_second_model_carry_its_name():
     class Pair(nn.Module):
         def __init__(self) -> None:

@@ -284,6 +284,25 @@ def test_a_plan_of_tensor_and_sequence_parallelism_trains_with_a_parallel_loss(r
         assert allocated() == 3 * parameters + WORKSPACES + steps
 
 
+def test_the_backward_pass_of_a_parallel_loss_has_the_line_of_the_loss():
+    def run() -> None:
+        mesh = dist.init_device_mesh("cuda", (4,))
+        scores = torch.ones(8, 1000, device="cuda", requires_grad=True)
+        targets = torch.ones(8, dtype=torch.int64, device="cuda")
+        with loss_parallel():
+            loss = nn.functional.cross_entropy(distribute_tensor(scores, mesh, [Shard(1)]), targets)
+            loss.backward()
+
+    tape = mx.simulate(run, gpu="H100", world=4)
+    events = tape.to_pandas().query("action == 'alloc' and phase == 'backward' and size == 8000")
+    # The zeros and the products of the gradient of this rank's part, 8 x 250 numbers of 4 bytes.
+    assert list(events["op"]) == ["aten::zeros_like", "aten::exp", "aten::add", "aten::mul"]
+    line = run.__code__.co_firstlineno + 5
+    for row in events.index:
+        frames = tape.stacks[tape.stack[row]]
+        assert line in [frame.line for frame in frames if frame.filename == __file__]
+
+
 @pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
 def test_context_parallel_holds_the_part_of_the_sequence(backend):
     with mx.virtual("A100", world=4, rank=1):
