@@ -9,7 +9,7 @@ A block's category follows from where it was allocated and how long it lived:
 |---|---|---|
 | by cuBLAS or cuDNN for themselves | | workspace |
 | in backward | beyond backward | gradient (a block stored in `.grad` in any case) |
-| in the optimizer | beyond the optimizer | optimizer state; parameter if a parameter of its size is freed nearby |
+| in the optimizer | beyond it and the next allocation | optimizer state; parameter if one of its size is freed nearby |
 | in forward, or recomputed in backward | beyond the call of its layer | activation |
 | outside layers, backward and optimizer | until freed in backward | activation |
 | before the first step, by layers built, moved or loaded | into the step | parameter; buffer without a gradient |
@@ -178,7 +178,6 @@ def _categories(tape: Tape, stacks: Stacks, recorded: Rows, origin: Rows, phase:
     backward = recorded_birth & (birth_phase == Phase.BACKWARD) & ~forward
     set_where(backward, Category.GRADIENT)
     set_where(recorded_birth & (birth_phase == Phase.OPTIMIZER), Category.OPTIMIZER_STATE)
-
     forwards = np.append(np.flatnonzero((phase == Phase.FORWARD) & (np.roll(phase, 1) != Phase.FORWARD)), count)
     next_forward = forwards[np.searchsorted(forwards[:-1], born, side="right")]
     until_forward = (freed > next_forward) & (next_forward < count)
@@ -189,6 +188,7 @@ def _categories(tape: Tape, stacks: Stacks, recorded: Rows, origin: Rows, phase:
     result[other & until_forward] = Category.INPUT
     built = birth_origin == Origin.MODEL
     result[built & (until_forward | (freed == count))] = Category.PARAMETER
+    result[_last_temporaries(tape, birth_origin, birth_phase, ends, preexisting)] = Category.TEMPORARY
     for kind, category in (
         (Origin.WORKSPACE, Category.WORKSPACE),
         (Origin.ACCUMULATE, Category.GRADIENT),
@@ -210,6 +210,28 @@ def _categories(tape: Tape, stacks: Stacks, recorded: Rows, origin: Rows, phase:
     _classify_buffers(result, sizes, parameters)
     _classify_replaced(tape, result, recorded_birth & (birth_phase == Phase.OPTIMIZER) & lasting, phase, run_ends)
     return result
+
+
+def _last_temporaries(
+    tape: Tape, birth_origin: Rows, birth_phase: Rows, ends: Rows, preexisting: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return which blocks outlive the last allocation of their phase only, which ends at `ends`, as temporaries do.
+
+    A free shows no phase by itself. Gradients may be freed as early, but have the size of a block of the model.
+    """
+    life, count = lifetimes(tape), len(tape)
+    freed, sizes = life.requested, tape.size[life.born]
+    allocations = np.append(np.flatnonzero(tape.action == Action.ALLOC), count)
+    following = allocations[np.searchsorted(allocations[:-1], ends)]
+    at_border = ~preexisting & (ends <= freed) & (freed < following)
+    optimizer = birth_phase == Phase.OPTIMIZER
+    # A file may end with the first update and the end of the program, which frees its state.
+    is_known = (following < count) | (ends > ends[optimizer].min(initial=count))
+    backward = (birth_phase == Phase.BACKWARD) & ~np.isin(birth_origin, (Origin.ACCUMULATE, Origin.RECOMPUTE))
+    model = sizes[preexisting | (birth_origin == Origin.MODEL)]
+    others = sizes[backward & (ends <= freed) & ~at_border]
+    of_no_weight = backward & ~np.isin(sizes, np.concatenate([model, others])) & (len(model) > 0)
+    return at_border & ((optimizer & is_known) | of_no_weight)
 
 
 def _run_ends(phase: Rows, step: Rows) -> Rows:

@@ -62,7 +62,8 @@ _DATA = re.compile(r"(^|/)torch/utils/data/")
 _LOADING = re.compile(r"(^|/)(torch/(nn/init|nn/parameter|serialization)|accelerate/utils/modeling)\.py$")
 _STEPS_OF_OTHERS = re.compile(r"(^|/)(site|dist)-packages/[^/]*(optim|bitsandbytes|apex|deepspeed|lion|galore)")
 _BUILDING = {"__init__", "reset_parameters", "load_state_dict", "_load_from_state_dict", "from_pretrained"}
-_MOVING = {"_apply", "convert"}
+_MOVING = {"_apply", "bfloat16", "convert", "cuda", "double", "float", "half", "to", "to_empty", "type"}
+"""Methods of `Module`: a virtual GPU has its own `_apply`, whose frames are not in its snapshots."""
 _BATCHES = {"collate_fn", "default_collate", "pin_memory", "send_to_device", "move_data_to_device", "_prepare_inputs"}
 _LABEL = re.compile(rf"(?P<op>[^ ]*) ?\((?P<category>{'|'.join(kind.text for kind in Category)})\)")
 _CATEGORIES = {kind.text: kind for kind in Category}
@@ -189,10 +190,15 @@ def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
         since.append(frame)
         if _function(frame.function).last == "_call_impl" and _file(frame.filename).module:
             # Without the line number of `forward`: the call stays the same while the lines inside it change.
-            inside = python[position + 1 : position + 2]
-            calls.append((*since, *((each.filename, each.function) for each in inside)))
+            inside = next((each for each in python[position + 1 :] if not _runs_hooks(each)), None)
+            calls.append((*since, *(() if inside is None else ((inside.filename, inside.function),))))
             since = []
     return tuple(calls)
+
+
+def _runs_hooks(frame: Frame) -> bool:
+    """Return whether a frame is that of the function inside `Module._call_impl` that runs `forward` between hooks."""
+    return _function(frame.function).last == "inner" and _file(frame.filename).module
 
 
 class Stacks:

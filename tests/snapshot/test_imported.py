@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import memexplore as mx
 from memexplore import snapshot
 from memexplore.analysis import curves
 from memexplore.analysis.tables import user_line
@@ -204,6 +208,44 @@ def test_a_saved_prediction_loads_with_its_layers_and_categories(tmp_path: Path)
     assert curves.peak(read)[0] == curves.peak(predicted)[0]
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+def test_categories_of_a_snapshot_with_stacks_of_python_are_those_of_the_recording(
+    optimizer: Callable[..., torch.optim.Optimizer], precision: torch.dtype, tmp_path: Path
+) -> None:
+    path = tmp_path / "written.pickle"
+    with mx.virtual("T4"):
+        torch.cuda.memory._record_memory_history(stacks="python")
+        with mx.record() as recording:
+            model = nn.Sequential(Block(), nn.ReLU(), Block()).cuda()
+            updates = optimizer(model.parameters(), lr=0.1)
+            for _ in range(3):
+                images = torch.ones(32, 64, device="cuda")
+                with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+                    loss = model(images).square().mean()
+                loss.backward()
+                updates.step()
+                updates.zero_grad()
+            torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(enabled=None)
+    predicted, read = recording.tape, mx.load(path)[0]
+    births, read_births = (np.flatnonzero(tape.action == Action.ALLOC) for tape in (predicted, read))
+    assert np.array_equal(predicted.size[births], read.size[read_births])
+    agrees = predicted.category[births] == read.category[read_births]
+    # The gradient of the loss, one number in each step, is made by the first line of `backward`.
+    assert predicted.size[births][~agrees].tolist() == [FLOAT] * 3
+    assert {Category(kind) for kind in predicted.category[births][~agrees]} == {Category.ACTIVATION}
+
+
 # --- pieces --------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +264,7 @@ def test_a_saved_prediction_loads_with_its_layers_and_categories(tmp_path: Path)
         ([Frame("/e/torch/autograd/__init__.py", 9, "backward")], Origin.BACKWARD),
         ([Frame("model.py", 3, "Net.__init__"), Frame("train.py", 3, "main")], Origin.MODEL),
         ([Frame("/e/torch/nn/modules/module.py", 900, "Module._apply")], Origin.MODEL),
+        ([Frame("/e/torch/nn/modules/module.py", 1096, "Module.cuda"), Frame("train.py", 3, "main")], Origin.MODEL),
         ([Frame("/e/torch/utils/data/_utils/pin_memory.py", 900, "pin_memory")], Origin.DATA),
         ([Frame("??", 0, "at::cuda::getNewWorkspace()"), Frame("model.py", 3, "forward"), MODULE], Origin.WORKSPACE),
     ],
