@@ -53,11 +53,17 @@ class ThreadState:
         """Return module, stack and op of the forward that made a node, None if they are not known.
 
         The code of a tensor around others, such as DTensor's, may make nodes before it runs the first op on the tensors
-        inside: then that op has noted them, and not the node of torch's own outside.
+        inside: then that op has noted them, and not the node of torch's own outside. After an op in place on a view a
+        node is made that runs the op's backward on the part of the gradient.
         """
         found = self.forwards.get(number)
-        if found is None and node.name()[-1].isdigit():  # `NllLossBackward0`; of a function of Python `ScaleBackward`
-            numbers = range(number + 1, number + _NESTED)
+        if found is None:
+            name = node.name()
+            numbers = range(0)
+            if name.endswith("CopySlices"):
+                numbers = range(number - 1, number - _NESTED, -1)
+            elif name[-1].isdigit():  # `NllLossBackward0`; of a function of Python `ScaleBackward`
+                numbers = range(number + 1, number + _NESTED)
             found = next((entry for each in numbers if (entry := self.forwards.get(each)) is not None), None)
         return found
 

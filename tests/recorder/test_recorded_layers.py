@@ -118,6 +118,21 @@ def test_a_backward_row_of_a_step_without_modules_has_the_line_of_the_forward_op
         assert [tape.stacks[tape.stack[row]][0].line for row in rows] == [line, line]
 
 
+def test_the_backward_of_an_op_in_place_on_a_view_has_the_line_of_the_op():
+    def run() -> None:
+        weight = torch.ones(10, 10, device="cuda", requires_grad=True)
+        part = (weight * 2)[:5]
+        part.relu_()
+        part.sum().backward()
+
+    line = run.__code__.co_firstlineno + 3
+    tape = mx.simulate(run)
+    # The gradient of the whole, 10 x 10 floats, and twice that of the part, 5 x 10 floats.
+    for op, size in (("aten::new_empty_strided", 400), ("aten::clone", 200), ("aten::threshold_backward", 200)):
+        [row] = rows_of(tape, action="alloc", phase="backward", op=op, size=size)
+        assert tape.stacks[tape.stack[row]][0].line == line
+
+
 def test_layers_of_a_second_model_carry_its_name():
     class Pair(nn.Module):
         def __init__(self) -> None:
