@@ -115,6 +115,7 @@ def test_a_backward_row_of_a_step_without_modules_has_the_line_of_the_forward_op
     for op, size, line in (("aten::sum", 40, first + 4), ("aten::mul", 4000, first + 5)):
         rows = rows_of(tape, action="alloc", phase="backward", op=op, size=size)
         assert [tape.step[row] for row in rows] == [1, 2]
+        assert all(tape.stack[row] >= 0 for row in rows)
         assert [tape.stacks[tape.stack[row]][0].line for row in rows] == [line, line]
 
 
@@ -130,6 +131,7 @@ def test_the_backward_of_an_op_in_place_on_a_view_has_the_line_of_the_op():
     # The gradient of the whole, 10 x 10 floats, and twice that of the part, 5 x 10 floats.
     for op, size in (("aten::new_empty_strided", 400), ("aten::clone", 200), ("aten::threshold_backward", 200)):
         [row] = rows_of(tape, action="alloc", phase="backward", op=op, size=size)
+        assert tape.stack[row] >= 0
         assert tape.stacks[tape.stack[row]][0].line == line
 
 
