@@ -6,6 +6,8 @@ the same methods, whose keys this process alone has set.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,24 @@ import torch
 
 from memexplore.torch_internals.distributed import c10d
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+
+
+class _OneRank(torch.distributed.HashStore):
+    """A store whose keys this process alone sets: no other one is waited for."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key. Raises `DistStoreError` for one that only another rank could set."""
+        # Those of a notebook's kernel are daemons.
+        may_set = any(not each.daemon for each in threading.enumerate() if each is not threading.current_thread())
+        if not may_set and not self.check([key]):
+            raise torch.distributed.DistStoreError(
+                f"the store has no key {key!r}, and no other rank runs on a virtual GPU that could set it: "
+                "set the key on this rank before it is read"
+            )
+        return super().get(key)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Count keys that this process has not set as set by the ranks that are waited for."""
 
 
 def patches() -> list[Patch]:
@@ -23,7 +43,7 @@ def patches() -> list[Patch]:
 
 
 def _tcp_store() -> type:
-    class TCPStore(torch.distributed.HashStore):
+    class TCPStore(_OneRank):
         """A store that is named as one of a host."""
 
         def __init__(
@@ -45,7 +65,7 @@ def _tcp_store() -> type:
 
 
 def _file_store() -> type:
-    class FileStore(torch.distributed.HashStore):
+    class FileStore(_OneRank):
         """A store that is named as one in a file."""
 
         def __init__(self, file_name: str, world_size: int = -1) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 
 import pytest
 import torch.distributed as dist
@@ -28,3 +29,20 @@ def test_a_file_store_writes_no_file(tmp_path):
         dist.init_process_group("nccl", store=store, rank=0, world_size=4)
         assert (dist.get_world_size(), store.path) == (4, str(path))
     assert not path.exists()
+
+
+def test_a_key_that_only_another_rank_sets_is_awaited_as_set_and_has_no_value():
+    with mx.virtual("H100", world=4, rank=1):
+        store = dist.TCPStore("127.0.0.1", 29511, 4, False)
+        store.wait(["ready"], datetime.timedelta(seconds=600))
+        with pytest.raises(dist.DistStoreError, match="the store has no key 'ready', and no other rank runs"):
+            store.get("ready")
+
+
+def test_a_key_that_another_thread_sets_is_waited_for():
+    with mx.virtual("H100", world=4, rank=1):
+        store = dist.TCPStore("127.0.0.1", 29511, 4, False)
+        setter = threading.Timer(0.1, store.set, ["key", "value"])
+        setter.start()
+        assert store.get("key") == b"value"
+        setter.join()
