@@ -81,7 +81,7 @@ class Terminal:
         end = time.monotonic() + seconds
         while self.read() and time.monotonic() < end:
             pass
-        return self.process.wait(5)
+        return self.process.wait(seconds)
 
     def interrupt(self) -> None:
         """Send the signal of Ctrl-C."""
