@@ -25,9 +25,17 @@ from tests.notebook.stand_in import Browser
 class Watched:
     """A watched run on a virtual T4 with its page and a stand-in for the browser."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, form: Literal["page", "line"] = "page") -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        seconds: float,
+        form: Literal["page", "line"] = "page",
+        seconds_of_notes: float = 3600.0,
+    ) -> None:
         self.monkeypatch, self.form = monkeypatch, form
         monkeypatch.setattr(live_page, "SECONDS", seconds)
+        # Else the second thread sends a message of its own where a step takes longer than a quarter of a second.
+        monkeypatch.setattr(live_page, "_SECONDS_OF_NOTES", seconds_of_notes)
         monkeypatch.setattr(live_page, "_SECONDS_OF_TAPES", 0.0)
         # Every recorded step is shown at once.
         monkeypatch.setattr(live_message, "share_of_pictures", lambda overhead: 1e9)
@@ -49,9 +57,10 @@ class Watched:
         return [message["live"] for message in self.browser.messages if message["type"] == "live"]
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request and return the state that follows."""
-        self.browser.request(view="page", **request)
-        return self.states()[-1]
+        """Send a request and return the state that follows, before the second thread sends another one."""
+        with self.page.view.lock:
+            self.browser.request(view="page", **request)
+            return self.states()[-1]
 
     @property
     def live(self) -> Any:
@@ -118,7 +127,7 @@ def test_steps_are_sent_although_no_further_step_ends(monkeypatch: pytest.Monkey
     with watched.run() as loop:
         for _ in range(3):
             loop.step()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while steps_sent(watched.states()) != [1, 2, 3] and time.monotonic() < end:
             time.sleep(0.01)
         assert steps_sent(watched.states()) == [1, 2, 3]
@@ -350,13 +359,12 @@ def test_training_does_not_wait_for_a_request_that_is_being_answered(watched: Wa
 
 
 def test_the_second_thread_ends_with_the_run(watched: Watched) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())  # those of earlier tests may end meanwhile
     with watched.run() as loop:
         loop.step()
-    end = time.monotonic() + 20
-    while threading.active_count() > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+        (second,) = set(threading.enumerate()) - before
+    second.join(60)
+    assert not second.is_alive()
 
 
 @pytest.mark.parametrize(("reads", "requests"), [(False, 0), (False, 1), (True, 0)])

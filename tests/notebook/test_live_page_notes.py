@@ -7,36 +7,60 @@ import time
 import pytest
 import torch
 
+from memexplore.notebook.live_page import LivePage
 from tests.live.training import Loop
 from tests.notebook.test_live_page import Watched
 
 
-def calls_without_a_step(loop: Loop, watched: Watched) -> list[str]:
-    """Call the model until a note says why no step ends; return the notes that the page has within a second."""
+class Looking(Watched):
+    """A run whose page looks for notes all the time, and counts its looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, 0.01, seconds_of_notes=0.01)
+        self.looks = 0
+        flush = LivePage.flush
+
+        def counted(page: LivePage) -> None:
+            flush(page)
+            self.looks += 1
+
+        monkeypatch.setattr(LivePage, "flush", counted)
+
+    def look_three_times(self) -> None:
+        """Wait for three looks that are over, of which two have begun after this call."""
+        wanted, end = self.looks + 3, time.monotonic() + 60
+        while self.looks < wanted:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Looking:
+    return Looking(monkeypatch)
+
+
+def call_without_a_step(loop: Loop, watched: Looking) -> None:
+    """Call the model until a note says why no step ends, and wait for the page to look for notes."""
     for _ in range(20):
         loop.model(torch.ones(2, 64, device="cuda")).sum().backward()
     assert "no optimizer has stepped" in watched.live.notes[0]
-    end = time.monotonic() + 1
-    while time.monotonic() < end:
-        time.sleep(0.02)
-        if watched.states() and watched.states()[-1]["notes"]:
-            break
-    return watched.states()[-1]["notes"] if watched.states() else []
+    watched.look_three_times()
 
 
-def test_a_note_is_sent_although_no_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, 0.05)
+def test_a_note_is_sent_although_no_step_ends(watched: Looking) -> None:
     with watched.run() as loop:
-        assert calls_without_a_step(loop, watched) == list(watched.live.notes)
+        call_without_a_step(loop, watched)
+        assert watched.states()[-1]["notes"] == list(watched.live.notes)
         watched.browser.messages.clear()
-        time.sleep(0.4)
-        # Once: two looks found the same note.
+        watched.look_three_times()
+        # Once: later looks found the same note.
         assert watched.states() == []
 
 
-def test_a_note_is_not_sent_to_a_hidden_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, 0.05)
+def test_a_note_is_not_sent_to_a_hidden_page(watched: Looking) -> None:
     with watched.run() as loop:
         watched.ask(type="live visible", visible=False)
+        watched.look_three_times()  # one that has begun before may send a message yet
         watched.browser.messages.clear()
-        assert calls_without_a_step(loop, watched) == []
+        call_without_a_step(loop, watched)
+        assert watched.states() == []
