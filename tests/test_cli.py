@@ -35,10 +35,9 @@ def memexplore(*arguments, cwd=None, env=None, **keywords):
         fresh if env else programs.command("memexplore.cli", *arguments),
         cwd=cwd,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (env or {}),
-        capture_output=True,
         text=True,
-        timeout=120,
-        **keywords,
+        timeout=240,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | keywords,
     )
 
 

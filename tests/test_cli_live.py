@@ -88,17 +88,23 @@ def test_a_folder_that_is_a_file_is_a_usage_error(write, tmp_path):
 # --- without a terminal --------------------------------------------------------------------------------------------
 
 
-def test_a_pipe_gets_plain_lines_and_the_report(write):
+def test_a_file_gets_plain_lines_and_the_report(write):
+    # The program goes on until the thread that writes lines, which looks every half second, has written one.
     path = write("""
+        import pathlib
         for number in range(30):
             step(8192 if number == 9 else 32)
+        while "memexplore: step " not in pathlib.Path("stderr.txt").read_text():
             time.sleep(0.05)
         print("done")
     """)
-    done = memexplore("run", path, "--live", "--gpu", "T4", cwd=path.parent)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    line = next(line for line in done.stderr.splitlines() if line.startswith("memexplore: step "))
+    errors = path.parent / "stderr.txt"
+    with errors.open("w") as stream:
+        done = memexplore("run", path, "--live", "--gpu", "T4", cwd=path.parent, stderr=stream)
+    written = errors.read_text()
+    assert done.returncode == 0, written
+    assert "\x1b" not in done.stdout + written
+    line = next(line for line in written.splitlines() if line.startswith("memexplore: step "))
     assert "ms/step · virtual Tesla T4 · watching costs" in line
     lines = done.stdout.splitlines()
     assert lines[0] == "done"
