@@ -70,9 +70,9 @@ def test_a_search_without_time_says_so():
     trainer = Trainer()
     trainer.keep(torch.ones(8))
     storages = [trainer.history[0].untyped_storage()]
-    began = time.monotonic()
+    began = time.thread_time()
     assert holders([storages], seconds=0.0) == ["something that was not found: not searched further after 0 s"]
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 class Walks:
