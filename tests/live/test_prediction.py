@@ -192,12 +192,20 @@ def test_a_newer_request_replaces_those_that_wait_and_one_process_serves_all():
     has_ended(process)
 
 
+def answer_nothing(connection: Any) -> None:
+    """Take requests without an end, in place of the process that predicts."""
+    while True:
+        connection.recv_bytes()
+
+
 def test_a_process_that_is_busy_with_an_older_request_for_long_is_ended(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE", 0.0)
     loop = Trained()
     with mx.watch(loop.model, loop.optimizer) as live:
         loop.step()
-        first = live.prediction(CHECKPOINT)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "_serve", answer_nothing)
+            first = live.prediction(CHECKPOINT)
         predictor = live._session._forecasts._predictor
         ends = time.monotonic() + SECONDS
         while predictor._running is None and time.monotonic() < ends:
