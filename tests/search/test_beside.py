@@ -73,7 +73,14 @@ def test_process_searches_for_a_function_that_builds_the_model() -> None:
 
 def test_stopped_process_ends_without_a_report() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
-    search = SearchProcess(step(), "T4", events.put, release=None)
+
+    def slow(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)  # else all runs may have ended before this process is stopped
+        return nn.functional.cross_entropy(output, target)
+
+    given = step()
+    slowed = Step(given.model, given.batch, loss=slow, optimizer=torch.optim.AdamW)
+    search = SearchProcess(slowed, "T4", events.put, release=None)
     first = events.get(timeout=120)
     assert isinstance(first, Found)
     search.stop()
