@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from memexplore.notebook import reopened_pages
 from memexplore.notebook.view import View
 from memexplore.tape import Meta, Source, Tape
 
-reopened_pages._TIMES, reopened_pages._CLOSED_AFTER, reopened_pages._AFTER_ANSWER = (0.2, 1.2), 1.0, 3.0
+reopened_pages._TIMES, reopened_pages._CLOSED_AFTER, reopened_pages._AFTER_ANSWER = times
 view = View(Tape.from_columns({}, meta=Meta(Source.MEASURED, "cpu")))
 reopened_pages.offer.put(view, lambda: [({"text/plain": "picture"}, {"a": 1})])
 print(view.model_id, view.layout.model_id, flush=True)
 while True:
     time.sleep(0.02)
 """
+# Seconds of the offers after a connection, until an offer is withdrawn, and of the offer after an answer.
+OPEN = "(0.5, 4.0), 60.0, 6.0"
+WITHDRAWN = "(1.0, 2.0), 1.0, 60.0"
 SECONDS = 60
 
 
@@ -66,19 +69,26 @@ def kernel(forked_kernel: None) -> Iterator[KernelManager]:
     manager.shutdown_kernel(now=True)
 
 
+Run = Callable[[str], tuple[Page, list[str]]]
+
+
 @pytest.fixture
-def running(kernel: KernelManager) -> tuple[KernelManager, Page, list[str]]:
-    """A kernel whose cell runs without end, the page of that cell, and the ids of the view and its layout."""
-    page = Page(kernel)
-    page.client.wait_for_ready(timeout=SECONDS)
-    page.client.execute(CELL)
-    return kernel, page, page.next("stream")["text"].split()
+def run(kernel: KernelManager) -> Run:
+    """A function that runs a cell without end; it returns the cell's page, and the ids of the view and its layout."""
+
+    def start(times: str) -> tuple[Page, list[str]]:
+        page = Page(kernel)
+        page.client.wait_for_ready(timeout=SECONDS)
+        page.client.execute(f"times = {times}{CELL}")
+        return page, page.next("stream")["text"].split()
+
+    return start
 
 
 def test_a_page_that_connects_gets_the_state_and_the_outputs_while_the_cell_runs(
-    running: tuple[KernelManager, Page, list[str]],
+    kernel: KernelManager, run: Run
 ) -> None:
-    kernel, _, (view, layout) = running
+    _, (view, layout) = run(OPEN)
     page = Page(kernel)
     opened = page.next("comm_open")
     state = opened["data"]["state"]
@@ -97,8 +107,8 @@ def test_a_page_that_connects_gets_the_state_and_the_outputs_while_the_cell_runs
     assert pong == {"type": "pong", "view": "v", "number": 7}
 
 
-def test_offers_follow_a_connection_only_and_are_withdrawn(running: tuple[KernelManager, Page, list[str]]) -> None:
-    kernel, first, _ = running
+def test_offers_follow_a_connection_only_and_are_withdrawn(kernel: KernelManager, run: Run) -> None:
+    first, _ = run(WITHDRAWN)
     second = Page(kernel)
     # Two offers after the connection, each withdrawn after a second.
     withdrawn = [second.next("comm_close")["comm_id"] for _ in range(2)]
@@ -108,25 +118,22 @@ def test_offers_follow_a_connection_only_and_are_withdrawn(running: tuple[Kernel
     assert first.opened()[2:] == withdrawn
 
 
-def test_a_page_with_an_answer_gets_no_offer_before_it_has_drawn_the_view(
-    running: tuple[KernelManager, Page, list[str]],
-) -> None:
-    kernel, _, _ = running
+def test_a_page_with_an_answer_gets_no_offer_before_it_has_drawn_the_view(kernel: KernelManager, run: Run) -> None:
+    run(OPEN)
     page = Page(kernel)
     opened = page.next("comm_open")
     page.send(opened["comm_id"], {"method": "custom", "content": {"type": "states"}})
     page.next("comm_msg", "comm_id", opened["comm_id"])
-    answered = time.monotonic()
+    answered = page.messages[-1]["header"]["date"]  # by the clock of the kernel
     last = page.next("comm_open")
-    assert time.monotonic() - answered > 2.5  # 3 s after the answer; the second offer would come after one
-    time.sleep(2)
+    # 6 s after the answer; the second offer would come earlier, 4 s after the connection.
+    assert (page.messages[-1]["header"]["date"] - answered).total_seconds() > 5.9
+    time.sleep(1)
     assert page.opened() == [opened["comm_id"], last["comm_id"]]
 
 
-def test_an_offer_that_is_open_answers_a_page_that_restores_all_widgets(
-    running: tuple[KernelManager, Page, list[str]],
-) -> None:
-    kernel, _, _ = running
+def test_an_offer_that_is_open_answers_a_page_that_restores_all_widgets(kernel: KernelManager, run: Run) -> None:
+    run(OPEN)
     page = Page(kernel)
     opened = page.next("comm_open")
     page.send(opened["comm_id"], {"method": "request_state"})
