@@ -35,7 +35,7 @@ from memexplore.recorder.endings import out_of_memory_error
 from memexplore.tape import Phase
 
 SECONDS = 2.0
-"""Time for the walk over references."""
+"""Processor time for the walk over references: on a busy machine it finds as much."""
 _SHELL_NAMES = ("_", "__", "___", "_i", "_ii", "_iii", "In", "Out", "_oh", "_ih", "_dh", "_exit_code", "exit", "quit")
 
 
@@ -51,23 +51,23 @@ def earlier_error(seconds: float = SECONDS) -> Holder | None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is None:
         return None
-    found = reached_from(error, time.monotonic() + seconds)
+    found = reached_from(error, time.thread_time() + seconds)
     return _holder("sys.last_exc", Use.LAST_ERROR, error, found.blocks, found) if found.blocks else None
 
 
 def collect(
     raised: BaseException, shell: Shell | None = None, seconds: float = SECONDS, earlier: Holder | None = None
 ) -> Evidence | None:
-    """Return the evidence of an error whose frames are still alive, within `seconds`; None for another error.
+    """Return the evidence of an error whose frames are still alive; None for another error.
 
-    An error raised `from` an out-of-memory error is one, as in `endings.end_of`. `earlier` is what `earlier_error`
-    returned before the program ran.
+    The walk over references ends after `seconds` of processor time. An error raised `from` an out-of-memory error is
+    one, as in `endings.end_of`. `earlier` is what `earlier_error` returned before the program ran.
     """
     error = out_of_memory_error(raised)
     if error is None:
         return None
     try:
-        return _collected(error, shell, time.monotonic() + seconds, earlier)
+        return _collected(error, shell, time.thread_time() + seconds, earlier)
     except Exception:
         # Objects of the user may raise when they are read: the error's own text remains.
         return Evidence(parse(str(error)), complete=False)
@@ -84,7 +84,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     variables: list[tuple[str, Any]] = []
     seen: set[str] = set()
     for name, use, value in _roots(error, frames, outer, shell):
-        if name in seen or time.monotonic() > end:
+        if name in seen or time.thread_time() > end:
             complete &= name in seen
             continue
         seen.add(name)

@@ -18,7 +18,7 @@ _WEIGHT = "AccumulateGrad"
 def losses_of(frames: Iterable[FrameType], end: float) -> int:
     """Return how many losses with graphs of their own the backward pass of some frames sums; 0 for another failure.
 
-    0 also after the time `end`, on the clock of `time.monotonic`.
+    0 also after the time `end`, on the clock of `time.thread_time`.
     """
     for frame in frames:
         if frame.f_code.co_name == "backward" and frame.f_globals.get("__name__") == "torch._tensor":
@@ -31,10 +31,10 @@ def separate_losses(root: torch.Tensor, end: float) -> int:
     """Return of how many losses a scalar is the sum, counting those that share more than weights as one.
 
     >>> weight = torch.ones(3, requires_grad=True)
-    >>> separate_losses(weight.exp().sum() + weight.sin().sum() / 2, time.monotonic() + 1)
+    >>> separate_losses(weight.exp().sum() + weight.sin().sum() / 2, time.thread_time() + 1)
     2
     >>> shared = weight.exp()
-    >>> separate_losses(shared.sum() + shared.sin().sum(), time.monotonic() + 1)
+    >>> separate_losses(shared.sum() + shared.sin().sum(), time.thread_time() + 1)
     1
     """
     terms = _terms(root.grad_fn)
@@ -51,7 +51,7 @@ def separate_losses(root: torch.Tensor, end: float) -> int:
         waiting = [term]
         while waiting:
             node = waiting.pop()
-            if time.monotonic() > end:
+            if time.thread_time() > end:
                 return 0
             if node in term_of:
                 group[first_of(number)] = first_of(term_of[node])

@@ -70,7 +70,7 @@ def address_of(tensor: torch.Tensor) -> tuple[int, int]:
 def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) -> Reached:
     """Return the memory reached from a root until the time `end`, without what lies behind the objects `known`.
 
-    >>> reached_from([torch.zeros(2, device="cpu")], time.monotonic() + 1).blocks
+    >>> reached_from([torch.zeros(2, device="cpu")], time.thread_time() + 1).blocks
     {}
     """
     blocks: dict[int, Block] = {}
@@ -83,7 +83,7 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
         if id(value) in visited or id(value) in known or _is_plain(value):
             continue
         count += 1
-        if count % _CHECKED_EVERY == 0 and time.monotonic() > end:
+        if count % _CHECKED_EVERY == 0 and time.thread_time() > end:
             return Reached(blocks, visited, False, tensors, kept)
         visited.add(id(value))
         kept.append(value)

@@ -66,7 +66,7 @@ def without_update(
     saved: dict[bool, dict[int, int]] = {True: {}, False: {}}
     reached: set[int] = set()
     for number, node in nodes.items():
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             return None
         found = reached_from(saved_values(node), end, nodes.keys()).blocks
         saved[leads[number]].update((address, block.size) for address, block in found.items())
