@@ -90,7 +90,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     finally:
         for process in filter(None, [server, forks]):
             process.terminate()
-            process.wait(30)
+            process.wait(120)
 
 
 def fork_kernels(base: pathlib.Path, environment: dict[str, str], kernels: pathlib.Path) -> subprocess.Popen[bytes]:

@@ -33,7 +33,7 @@ def restart(book: Any) -> None:
 def test_restart_is_said_and_the_last_picture_stays(shown: Any) -> None:
     assert not shown.page.evaluate(GONE)
     restart(shown)
-    shown.page.wait_for_function(GONE, timeout=10_000)
+    shown.page.wait_for_function(GONE)
     low, high = shown.page.evaluate(RANGE)
     drag(shown, 0.25, 0.5)
     shown.settle()
@@ -47,7 +47,7 @@ def test_after_a_restart_texts_keep_their_colour_and_empty_parts_say_why(shown: 
     colour = "() => getComputedStyle(document.querySelector('.memexplore-headline')).color"
     before = page.evaluate(colour)
     restart(shown)
-    page.wait_for_function(GONE, timeout=10_000)
+    page.wait_for_function(GONE)
     assert page.evaluate(colour) == before  # red is for what does not fit
     page.get_by_role("tab", name="Blocks", exact=True).click()
     assert "Run the cell again" in page.locator(".memexplore-fragmentation").inner_text()
@@ -57,7 +57,7 @@ def test_after_a_restart_texts_keep_their_colour_and_empty_parts_say_why(shown: 
 
 def test_end_of_the_kernel_is_said(shown: Any) -> None:
     shown.page.evaluate(f"() => {{ {shown.CURRENT} return panel.sessionContext.shutdown() }}")
-    shown.page.wait_for_function(GONE, timeout=10_000)
+    shown.page.wait_for_function(GONE)
 
 
 def test_a_busy_kernel_has_not_ended(notebook: Callable[..., Any]) -> None:
@@ -88,7 +88,7 @@ def test_kernel_that_lost_the_widget_is_noticed_without_an_event(shown: Any) -> 
 def test_reloaded_after_a_restart_shows_the_still_picture(shown: Any) -> None:
     shown.save()
     restart(shown)
-    shown.page.wait_for_function(GONE, timeout=10_000)
+    shown.page.wait_for_function(GONE)
     shown.open()
     shown.page.wait_for_selector("img[class^=memexplore-picture]", state="visible")
     assert shown.page.get_by_text("Error displaying widget").filter(visible=True).count() == 0

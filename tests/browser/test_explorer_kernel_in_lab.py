@@ -11,7 +11,7 @@ import torch
 
 import memexplore as mx
 from memexplore.knobs.knobs import Knobs
-from tests.browser.explored import DRAWN, SET_UP, expected, hold, knob, wait_for
+from tests.browser.explored import DRAWN, SET_UP, hold, knob, wait_for
 from tests.browser.waiting import wait_for_output
 
 pytestmark = pytest.mark.browser
@@ -181,16 +181,30 @@ def test_slider_of_a_cell_on_several_kernels(
     assert "Optimizer" in book.page.locator(".memexplore-hidden-knobs").text_content()
 
 
-def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -> None:
-    slow = "import memexplore.notebook.idle_work as m\nm._SECONDS_AFTER_DRAWN = m._SECONDS_WITHOUT_BROWSER = 4"
-    book = notebook(f"{SET_UP}\n{slow}", "explorer")
+def waiting_tables(released: pathlib.Path) -> str:
+    """Lines after which the tables of a setting, which follow its picture, wait until a file exists."""
+    return f"""import os
+from memexplore.notebook.idle_work import IdleWork
+go_on = IdleWork._continue
+def waiting(work, parts):
+    if os.path.exists({str(released)!r}):
+        go_on(work, parts)
+    else:
+        work._thread.run_after(0.05, lambda: waiting(work, parts))
+IdleWork._continue = waiting"""
+
+
+def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    released = tmp_path / "released"
+    released.touch()
+    book = notebook(f"{SET_UP}\n{waiting_tables(released)}", "explorer")
     book.run(0)
     book.run(1)
     book.page.wait_for_selector(".memexplore-drawn .memexplore-layer")
     book.settle()
     page, total = book.page, book.page.locator(".memexplore-layer-size").first
     before = total.inner_text()
-    expected(Knobs(batch=32))  # computed before the 4 seconds begin
+    released.unlink()
     knob(book, "Batch").press("ArrowLeft")
     wait_for(book, Knobs(batch=32))
     # The timeline is that of 32 samples, the layers are still those of 64.
@@ -198,6 +212,7 @@ def test_tables_of_the_setting_before_are_marked(notebook: Callable[..., Any]) -
     page.locator(".memexplore-stale-note").wait_for()
     assert page.locator(".memexplore").get_attribute("aria-busy") == "true"
     assert total.inner_text() == before
+    released.touch()
     book.settle()
     assert page.locator(".memexplore-stale").count() == 0
     assert total.inner_text() != before

@@ -116,7 +116,7 @@ def test_five_hundred_steps_stream_and_the_figure_equals_the_run(
     )
     book.run(5)
     recorded = book.text(5).strip()
-    assert book.page.locator(".memexplore-run-which").inner_text().startswith(f"Step {recorded}")
+    expect(book.page.locator(".memexplore-run-which")).to_have_text(re.compile(f"^Step {recorded} "))
     shot(book, "ended")
 
 
@@ -152,7 +152,7 @@ def test_a_page_reloaded_in_the_middle_streams_again(notebook: Callable[..., Any
     book.open_without_kernel()
     wait_for_steps(book, newest + 100)  # the cell runs until `done` exists
     book.page.wait_for_function(FROM_BEGIN)
-    assert book.page.locator(".memexplore-timeline .main-svg").first.is_visible()
+    expect(book.page.locator(".memexplore-timeline .main-svg").first).to_be_visible()
     # The buttons act, and so do the knobs.
     book.page.get_by_role("button", name="Pause", exact=True).click()
     book.page.wait_for_function("() => document.querySelector('.memexplore-run-title').textContent === 'Paused'")
@@ -286,7 +286,7 @@ def test_a_kernel_restart_leaves_a_true_picture(notebook: Callable[..., Any]) ->
     book.page.evaluate(f"() => {{ {book.CURRENT} return panel.sessionContext.session.kernel.restart() }}")
     book.page.wait_for_selector(".memexplore-gone .memexplore-run")
     book.page.wait_for_function(f"() => ({PEAKS})() >= 30")
-    assert not book.page.get_by_role("button", name="Pause", exact=True).is_visible()
+    expect(book.page.get_by_role("button", name="Pause", exact=True)).to_be_hidden()
 
 
 PROFILED = """%%memprofile --live -o run

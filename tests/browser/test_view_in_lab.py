@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from memexplore.analysis import curves
+from tests.browser.waiting import expect
 from tests.sample_tapes import training_tape
 
 pytestmark = pytest.mark.browser
@@ -151,7 +153,8 @@ def test_click_sets_the_cursor_for_the_next_cell(shown: Any) -> None:
     row = click_timeline(shown, 3000)
     shown.page.wait_for_function(CURSOR, arg=row)
     shown.page.get_by_role("tab", name="Tensors", exact=True).click()
-    assert shown.page.locator(".memexplore-position").inner_text().endswith(f" · event {row:,}")
+    # The kernel sends what the tabs show there.
+    expect(shown.page.locator(".memexplore-position")).to_have_text(re.compile(f" · event {row:,}$"))
     assert visible(shown, ".memexplore-tensors tbody tr") > 10
     shown.run(2)
     assert shown.text(2) == f"{row} None\n"
