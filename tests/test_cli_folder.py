@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+from memexplore.cli import commands
 from memexplore.runs.rows import StepRow
 from tests.runs.test_ranks import MIB, write_rank
 from tests.screens import terminal
@@ -130,13 +131,11 @@ def test_texts_of_a_folder_cannot_control_the_terminal(tmp_path):
     assert "�[2Jerror" in done.stdout
 
 
-def test_a_rank_that_writes_nothing_is_named(tmp_path, monkeypatch):
-    import time
-
+def test_a_rank_that_writes_nothing_is_named(tmp_path, monkeypatch, capsys):
     now = time.time()
-    with monkeypatch.context() as patched:
-        patched.setattr("time.time", lambda: now - 600)
-        write_rank(tmp_path, 0, MIB, state="watching")
-    write_rank(tmp_path, 1, MIB, state="watching")
-    done = memexplore("open", tmp_path, "--no-follow", env=dict(os.environ))
-    assert "Rank 0 has written nothing for 10 min: a step takes long, or the process is gone." in done.stdout
+    for rank, age in enumerate([600, 0]):
+        monkeypatch.setattr("time.time", lambda age=age: now - age)
+        write_rank(tmp_path, rank, MIB, state="watching")
+    assert commands.main(["open", str(tmp_path), "--no-follow"]) == 0
+    text = capsys.readouterr().out
+    assert "Rank 0 has written nothing for 10 min: a step takes long, or the process is gone." in text
