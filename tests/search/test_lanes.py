@@ -130,7 +130,7 @@ def test_forked_processes_end_with_the_process_that_forked_them(end):
         (process,) = opened._processes
         os.kill(process.pid or 0, signal.SIGKILL)
     opened.close()
-    for _ in range(100):
+    for _ in range(600):
         if not any(map(is_running, pids)):
             return
         time.sleep(0.1)

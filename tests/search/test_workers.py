@@ -239,7 +239,7 @@ def test_no_process_is_left_behind(monkeypatch):
     for _ in range(4):
         next(results)
     results.close()
-    for _ in range(100):
+    for _ in range(600):
         if {child.pid for child in multiprocessing.active_children()} <= before:
             break
         time.sleep(0.1)
