@@ -8,7 +8,7 @@ import pytest
 
 from memexplore.knobs.knobs import Knobs
 from memexplore.notebook.live_page import SETTINGS
-from tests.notebook.test_live_page import Watched
+from tests.notebook.watched import Watched
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from memexplore.notebook.live_page import LivePage
 from tests.live.training import Loop
-from tests.notebook.test_live_page import Watched
+from tests.notebook.watched import Watched
 
 
 class Looking(Watched):
