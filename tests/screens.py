@@ -21,6 +21,9 @@ import pyte
 
 import memexplore
 
+SECONDS = 200
+"""For a program that imports torch, at the lowest priority on a busy machine."""
+
 
 class Terminal:
     """A pseudo-terminal, the emulator of its screen, and the program in it."""
@@ -65,18 +68,18 @@ class Terminal:
                 self._stream.feed(data)
         return True
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = SECONDS) -> None:
         """Read until the screen has a text; the rows below it may still be empty, as a read may end within a frame."""
         self.wait_until(lambda lines: text in "\n".join(lines), seconds)
 
-    def wait_until(self, condition: Callable[[list[str]], bool], seconds: float = 60) -> None:
+    def wait_until(self, condition: Callable[[list[str]], bool], seconds: float = SECONDS) -> None:
         """Read until a condition on the rows of the screen holds."""
         end = time.monotonic() + seconds
         while not condition(self.lines()):
             if not self.read() or time.monotonic() > end:
                 assert condition(self.lines()), "\n".join(self.lines())
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = SECONDS) -> int:
         """Read to the end of the program, and return its exit status."""
         end = time.monotonic() + seconds
         while self.read() and time.monotonic() < end:

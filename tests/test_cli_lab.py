@@ -55,7 +55,7 @@ signal.pause()
         assert process.stdout.readline() == "started\n"
         process.send_signal(number)
         # The pipe has an end only when JupyterLab has ended too.
-        assert process.communicate(timeout=60)[0] == "ended its kernels\n"
+        assert process.communicate(timeout=200)[0] == "ended its kernels\n"
         assert process.returncode == 7
     finally:
         process.kill()

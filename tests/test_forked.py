@@ -34,7 +34,7 @@ def test_a_killed_client_does_not_end_the_server(tmp_path: Path, sent: bytes) ->
                 content = json.dumps(request).encode() + b"\n" if sent == b"whole" else sent
                 socket.send_fds(client, [content], [null.fileno()] * 3)
         command = programs.client(path, "json.tool", "--help")
-        assert b"usage" in subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+        assert b"usage" in subprocess.run(command, check=True, capture_output=True, timeout=200).stdout
     finally:
         server.terminate()
         server.wait()
@@ -50,7 +50,7 @@ while not os.path.exists({path!r}):
 print(server.pid, flush=True)
 os._exit(0)"""  # no exit function runs, as in a killed process
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
     )
     with pytest.raises(ProcessLookupError):
         for _ in range(600):

@@ -37,7 +37,7 @@ def has_ended(process: Any) -> None:
 
     Where the thread is first, `join` returns before the status is set, and `is_alive` is still true.
     """
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while process.exitcode is None and time.monotonic() < end:
         time.sleep(0.01)
     assert process.exitcode is not None

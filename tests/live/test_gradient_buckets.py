@@ -17,7 +17,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.live.gradient_buckets import Buckets, buckets_of
 from memexplore.live.prediction import Prediction
 
-SECONDS = 120.0
+SECONDS = 200.0
 WIDTH, LAYERS = 1024, 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4
 """Bytes of the weights, float32."""

@@ -237,7 +237,7 @@ def test_in_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) ->
         "print('ran' in globals(), len(tape) > 0)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=120, allow_errors=True, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=240, allow_errors=True, kernel_name="python3").execute()
     kinds = [[output.output_type for output in cell.outputs] for cell in notebook.cells]
     live, dead = "display_data", "display_data"
     assert kinds[1] == [live, dead]

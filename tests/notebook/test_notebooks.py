@@ -125,13 +125,13 @@ def test_solution_runs_after_the_exercise_is_solved(
     exercise.source = exercise.source.replace(unsolved, solved)
     notebook.cells = [first, *(cell for cell in code[:number] if any(text in cell.source for text in needed))]
     notebook.cells += [exercise, solution]
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
 
 
 def test_notebook_runs(notebook: nbformat.NotebookNode, forked_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     # Raises where a cell does, a wrong option of a magic included.
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
     warnings = [
         output.text
         for cell in notebook.cells

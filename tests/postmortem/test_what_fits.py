@@ -48,7 +48,7 @@ def first_event(step: FailedStep) -> tuple[Found | Ended, FailedStep]:
     events: queue.SimpleQueue[Found | Ended] = queue.SimpleQueue()
     search = what_fits.StepSearch(step, recording.tape.meta, events.put)
     try:
-        while isinstance(event := events.get(timeout=120), Found) and event.advice is None:
+        while isinstance(event := events.get(timeout=200), Found) and event.advice is None:
             pass
         return event, search.step
     finally:

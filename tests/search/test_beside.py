@@ -41,9 +41,9 @@ def test_process_streams_advice_and_ends_with_that_of_advise() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
     base = Knobs(batch=128)
     SearchProcess(step(), "24MiB", events.put, release=None, base=base)
-    seen = [events.get(timeout=120)]
+    seen = [events.get(timeout=200)]
     while not isinstance(seen[-1], Ended):
-        seen.append(events.get(timeout=120))
+        seen.append(events.get(timeout=200))
     *found, end = seen
     assert isinstance(end, Ended)
     assert end.error is None
@@ -62,9 +62,9 @@ def test_process_searches_for_a_function_that_builds_the_model() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
     built = Step(lambda: nn.Linear(64, 64), torch.zeros(64, 64), loss=torch.mean)
     SearchProcess(built, "T4", events.put, release=None)
-    end = events.get(timeout=120)
+    end = events.get(timeout=200)
     while not isinstance(end, Ended):
-        end = events.get(timeout=120)
+        end = events.get(timeout=200)
     assert end.error is None
     assert end.advice is not None
     assert end.advice.fits
@@ -81,7 +81,7 @@ def test_stopped_process_ends_without_a_report() -> None:
     given = step()
     slowed = Step(given.model, given.batch, loss=slow, optimizer=torch.optim.AdamW)
     search = SearchProcess(slowed, "T4", events.put, release=None)
-    first = events.get(timeout=120)
+    first = events.get(timeout=200)
     assert isinstance(first, Found)
     search.stop()
     has_ended(search._process)
@@ -99,9 +99,9 @@ def test_error_of_the_step_ends_the_search() -> None:
     wrong = Step(nn.Linear(8, 8), torch.zeros(4, 9), loss=torch.mean)
     events: queue.Queue[Found | Ended] = queue.Queue()
     SearchProcess(wrong, "T4", events.put, release=None)
-    end = events.get(timeout=120)
+    end = events.get(timeout=200)
     while not isinstance(end, Ended):
-        end = events.get(timeout=120)
+        end = events.get(timeout=200)
     assert end.advice is None
     assert isinstance(end.error, RuntimeError)
     assert "same reduction dim" in str(end.error)
@@ -133,7 +133,7 @@ def test_stopped_turns_run_nothing_more() -> None:
     assert turns.advance()
     turns.stop()
     assert not turns.advance()
-    turns._thread.join(60)
+    turns._thread.join(200)
     assert not turns._thread.is_alive()
     assert len(events) == 1
 
@@ -141,7 +141,7 @@ def test_stopped_turns_run_nothing_more() -> None:
 def test_turns_that_are_stopped_before_the_first_end_their_thread() -> None:
     turns = SearchInTurns(step_with_lock(), "T4", print, release=None)
     turns.stop()
-    turns._thread.join(60)
+    turns._thread.join(200)
     assert not turns._thread.is_alive()
 
 
@@ -161,7 +161,7 @@ def test_prepared_process_does_the_next_search_and_only_that() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
     first = SearchProcess(step(), "T4", events.put, release=None)
     assert first._process is process
-    assert isinstance(events.get(timeout=120), Found)
+    assert isinstance(events.get(timeout=200), Found)
     first.stop()
     second = SearchProcess(step(), "T4", events.put, release=None)
     assert second._process is not process
@@ -185,7 +185,7 @@ def test_prepared_process_that_died_is_replaced() -> None:
     events: queue.Queue[Found | Ended] = queue.Queue()
     search = SearchProcess(step(), "T4", events.put, release=None)
     assert search._process is not process
-    assert isinstance(events.get(timeout=120), Found)
+    assert isinstance(events.get(timeout=200), Found)
     search.stop()
 
 

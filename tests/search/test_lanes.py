@@ -142,7 +142,7 @@ def test_forks_share_the_model_that_was_built_before():
     # In a fresh process, as this one may have run a backward pass, after which torch refuses one in a fork.
     process = workers.new_process(_fork_and_run, (queue := multiprocessing.get_context("spawn").Queue(),))
     process.start()
-    built, error = queue.get(timeout=120)
+    built, error = queue.get(timeout=200)
     process.join()
     assert built == process.pid
     assert error == ""

@@ -139,7 +139,7 @@ def test_a_scenario_that_fails_is_a_result(monkeypatch):
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(ROOT)
-    result = record.record_in_process("mlp_sgd", record.time.monotonic() + 60)
+    result = record.record_in_process("mlp_sgd", record.time.monotonic() + 200)
     assert result["scenario"]["outcome"] == "failed"
     assert "exit status 2" in result["scenario"]["message"]
 

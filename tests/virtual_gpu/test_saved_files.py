@@ -151,7 +151,7 @@ with session.every_file(), mx.virtual("T4"):
 def test_a_run_may_be_the_first_to_find_the_folder_of_temporary_files(before, inside):
     """`tempfile` tries folders with os.open, under a lock that the overlay must not wait for."""
     code = _TEMPORARY_FILE.format(before=before, inside=inside)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout == "7\n"
 
 

@@ -171,7 +171,7 @@ def test_a_real_group_of_real_processes_keeps_working(tmp_path):
     processes = [context.Process(target=_real_rank, args=(rank, url, results)) for rank in range(2)]
     for process in processes:
         process.start()
-    found = sorted(results.get(timeout=120) for _ in processes)
+    found = sorted(results.get(timeout=200) for _ in processes)
     for process in processes:
         process.join(60)
     # 1 + 2, each of the four times

@@ -84,5 +84,5 @@ def test_a_process_that_the_program_starts_makes_its_own_store():
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, **variables(Rank(0, 4)), "MASTER_PORT": port}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout == "made\n"
