@@ -61,8 +61,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     then what is held, by one change of the code or by several together; then other processes. What is held, and what
     other processes have, counts before fragmentation where it is more than all that is free. A setting cures
     fragmentation only if the run can go on with it: not the rest of an optimizer's state that does not fit, a result
-    that is longer with each call, memory that each call adds to and that is soon full, nor a first forward
-    pass without room for one more such request.
+    that is longer with each call, memory that each call adds to and that is soon full, nor a forward or backward pass
+    whose rest does not fit, or is not known.
     """
     groups = held_groups(tape, evidence)
     others, processes = _others(tape, evidence)
@@ -84,7 +84,7 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
     # State that is still to come is known, and fits: an update does not go on to add more.
     rises = counterfactual.asks_for_more(tape) or (not to_come and counterfactual.soon_full(tape))
-    goes_on = not rises and (_has_fitted(tape) or unused >= 2 * int(tape.size[-1]))
+    goes_on = not rises and _has_room_for_rest(tape, unused)
     if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
         return found(Cause.FRAGMENTATION, [])
     if enough and _lasts(tape, enough, missing):
@@ -96,9 +96,15 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     return found(Cause.TOO_MUCH, [])
 
 
-def _has_fitted(tape: Tape) -> bool:
-    """Return whether a pass like the failing one may have fitted; the rest of a first forward pass asks for more."""
-    return tape.phase[-1] != Phase.FORWARD or bool(np.any(tape.phase == Phase.BACKWARD))
+def _has_room_for_rest(tape: Tape, unused: int) -> bool:
+    """Return whether what is free is enough for the rest of a pass too, as the step before shows it."""
+    if tape.phase[-1] not in (Phase.FORWARD, Phase.BACKWARD):
+        return True
+    rest = counterfactual.rest_of_step(tape)
+    if rest is None and tape.phase[-1] == Phase.FORWARD:
+        # An evaluation has no steps: there an earlier call of the same place shows it.
+        rest = counterfactual.rest_of_call(tape)
+    return rest is not None and int(tape.size[-1]) + rest <= unused
 
 
 def _lasts(tape: Tape, enough: list[Held], missing: int) -> bool:
@@ -109,7 +115,7 @@ def _lasts(tape: Tape, enough: list[Held], missing: int) -> bool:
     size = sum(group.size for group in enough)
     is_first = tape.phase[-1] == Phase.FORWARD and not np.any(tape.step < tape.step[-1])
     least = _LITTLE * (tape.meta.capacity or 0) if is_first else 0
-    return size >= max(missing + counterfactual.rest_of_step(tape), least)
+    return size >= max(missing + (counterfactual.rest_of_step(tape) or 0), least)
 
 
 def _enough(tape: Tape, groups: list[Held], missing: int) -> list[Held]:

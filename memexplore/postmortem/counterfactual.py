@@ -111,8 +111,8 @@ def soon_full(tape: Tape) -> bool:
     return len(growth) == _RISES and bool(np.all(growth > 0)) and unused(tape) < _FEW_CALLS * int(growth.min())
 
 
-def rest_of_step(tape: Tape) -> int:
-    """Return by how much memory rose in an earlier step from the failing place to its update; 0 without such a step.
+def rest_of_step(tape: Tape) -> int | None:
+    """Return by how much memory rose in the step before from the failing place to the last update; None if not known.
 
     The place is the same call of the op, layer and line, counted from the beginning of the step.
     """
@@ -121,11 +121,25 @@ def rest_of_step(tape: Tape) -> int:
     number = int(np.count_nonzero(tape.step[calls] == failing))
     before = calls[tape.step[calls] == failing - 1]
     if len(before) < number:
-        return 0
+        return None
     at = int(before[number - 1])
-    rest = (np.arange(len(tape)) > at) & (tape.step == failing - 1) & (tape.phase != Phase.OPTIMIZER)
+    of_step = (np.arange(len(tape)) > at) & (tape.step == failing - 1)
+    updates = np.flatnonzero(of_step & (tape.phase == Phase.OPTIMIZER))
+    # What follows the updates, such as an evaluation, is no part of the pass.
+    end = int(updates[-1]) if len(updates) else last
+    rest = of_step & (np.arange(len(tape)) < end) & (tape.phase != Phase.OPTIMIZER)
     active = curve(tape, "active")
     return max(int(active[rest].max(initial=0)) - int(active[at]), 0)
+
+
+def rest_of_call(tape: Tape) -> int | None:
+    """Return by how much memory rose after the last request of the failing place; None where it is the first one."""
+    calls = _calls(tape)
+    if len(calls) < 2:
+        return None
+    before = int(calls[-2])
+    active = curve(tape, "active")
+    return int(active[before:-1].max()) - int(active[before])
 
 
 def asks_for_more(tape: Tape) -> bool:
