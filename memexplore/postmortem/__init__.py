@@ -4,7 +4,7 @@
 - `liveness`, `reach`, `evidence`: of the live process, which tensors are reached from which variables, and which of
   these no later line reads.
 - `counterfactual`, `cause`: a tape that ends out of memory, replayed under other conditions, and the cause.
-- `held`, `suggestions`: memory that nothing needs any more, and the change that gives it back.
+- `held`, `held_types`, `suggestions`: memory that nothing needs any more, and the change that gives it back.
 - `value`, `sentences`, `text`: the frozen `PostMortem` and its forms.
 - `failed_step`: the step that failed, rebuilt for another process; `code_loss`, `code_step`: the loss that its code
   computes.

@@ -13,7 +13,8 @@ import numpy as np
 from memexplore import gpu_catalogue
 from memexplore.postmortem import counterfactual
 from memexplore.postmortem.evidence_types import Evidence
-from memexplore.postmortem.held import Held, What, held_groups
+from memexplore.postmortem.held import held_groups
+from memexplore.postmortem.held_types import Held, What
 from memexplore.tape import Phase, Tape
 
 _LEAST_OTHERS = 64 << 20

@@ -19,10 +19,11 @@ import torch
 from memexplore.analysis.tables import is_users
 from memexplore.postmortem import updates
 from memexplore.postmortem.evidence_types import Evidence, Holder, State, Use
-from memexplore.postmortem.joint_losses import losses_of
+from memexplore.postmortem.joint_losses import losses_of, terms_until
 from memexplore.postmortem.liveness import (
+    Ahead,
+    ahead,
     code_behind,
-    goes_backward,
     names_in_cell,
     names_of_functions,
     on_stack,
@@ -102,8 +103,12 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
     line = f"{users[-1][0].f_code.co_filename}:{users[-1][2]}" if users else ""
     layer, evaluating = _modules(frames)
-    training = [number for number in outer if goes_backward(frames[number][0].f_code, frames[number][1])]
-    before_backward = frozenset(name for number in training for name, _ in _variables(frames[number][0]))
+    before = {number: ahead(frames[number][0].f_code, frames[number][1]) for number in outer}
+    before_backward = frozenset(
+        name for number in outer if before[number] is Ahead.BACKWARD for name, _ in _variables(frames[number][0])
+    )
+    # A function that ends with a change of the mode, such as `model.train()`, evaluates, whatever its caller does.
+    first = next((before[number] for number in reversed(outer) if before[number] is not Ahead.RETURNS), Ahead.RETURNS)
     codes = [frame.f_code for frame, _, _ in users]
     return Evidence(
         parse(str(error)),
@@ -112,7 +117,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         line,
         layer,
         _phase(frames),
-        "" if training else evaluating,
+        "" if first is Ahead.BACKWARD else evaluating,
         before_backward,
         _retains(codes),
         _in_use(needed),
@@ -120,7 +125,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         updates.state_of(updates.optimizers_in(objects)) if complete else State.UNKNOWN,
         updates.without_update(objects, [each.blocks for each in of_program], variables, end) if complete else None,
         _state_to_come(frames),
-        losses_of((frame for frame, _, _ in frames), end),
+        _losses(frames, outer, first, end),
     )
 
 
@@ -328,6 +333,14 @@ def _state_to_come(frames: _Frames) -> int:
     values = (frame.f_locals.get("self") for frame, _, _ in reversed(frames))
     optimizer = next((value for value in values if isinstance(value, torch.optim.Optimizer)), None)
     return 0 if optimizer is None else state_to_come(optimizer)
+
+
+def _losses(frames: _Frames, outer: range, follows: Ahead, end: float) -> int:
+    """Return how many losses the failing backward pass sums, or the failing statement before one."""
+    if outer and follows is Ahead.BACKWARD and _phase(frames) is Phase.FORWARD:
+        frame, offset, _ = frames[outer.stop - 1]
+        return terms_until(frame, offset)
+    return losses_of((frame for frame, _, _ in frames), end)
 
 
 def _retains(codes: list[types.CodeType]) -> bool:

@@ -80,4 +80,5 @@ class Evidence(NamedTuple):
     state_to_come: int = 0
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""
     losses: int = 0
-    """Losses with graphs of their own that the failing backward pass sums."""
+    """Losses with graphs of their own that the failing backward pass sums, and terms that a failing forward pass adds
+    to others in one statement."""

@@ -5,9 +5,7 @@ Each group has the blocks that one change of the code gives back.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from memexplore.analysis.location import where
 from memexplore.analysis.tables import user_line
 from memexplore.postmortem.counterfactual import alive, bytes_of
 from memexplore.postmortem.evidence_types import Evidence, Holder, Use
+from memexplore.postmortem.held_types import Held, What
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.tensor_text import dtype_of, shape_of
 
@@ -41,54 +40,6 @@ _OF_TRAINING = (
     Category.GRADIENT_BUCKET,
 )
 """Categories that training steps make; copies of weights are kept by mistake as results are."""
-
-
-class What(enum.StrEnum):
-    """Why a group of blocks is alive."""
-
-    GROWS = "grows"
-    """A list, a sum or another container gets more with each step."""
-    SUMMED_GRAPHS = "summed graphs"
-    """Losses of several calls are kept for one backward pass over all of them."""
-    LONG_GRAPH = "long graph"
-    """The graph of the failing step reaches back over earlier steps."""
-    EARLIER_GRAPH = "earlier graph"
-    """The graph of an earlier forward pass."""
-    RETAINED_GRAPH = "retained graph"
-    STALE_GRADIENTS = "stale gradients"
-    """Gradients of an earlier step during a forward pass."""
-    CAST_WEIGHTS = "cast weights"
-    """Copies of weights in autocast's cache."""
-    NO_BACKWARD = "no backward"
-    """Activations of a model that only evaluates."""
-    NO_UPDATE = "no update"
-    """Kept for the gradients of weights that no optimizer updates."""
-    OLD_VALUE = "old value"
-    """A variable that no later line reads, such as a result of the step before."""
-    OUTPUT = "output"
-    """An output of the notebook."""
-    LAST_ERROR = "last error"
-    OTHER_CELL = "other cell"
-
-
-class Held(NamedTuple):
-    """Blocks that one change of the code gives back."""
-
-    what: What
-    holder: str
-    """Variable, such as ``losses``, or several that hold the same; empty where no variable holds the blocks."""
-    rows: tuple[int, ...]
-    size: int
-    """Allocated bytes."""
-    blocks: int
-    """Blocks of the most frequent place: about as many calls are kept."""
-    each: int
-    """Allocated bytes that one call or step adds, for `What.GROWS`."""
-    layer: str
-    line: str
-    """Layer and ``file:line`` that allocated the largest block."""
-    is_container: bool = False
-    """Whether the variable is a list or another container."""
 
 
 def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
@@ -165,14 +116,24 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
             # One call may keep several blocks of a place, such as a copy of all weights.
             found = found._replace(blocks=passes, each=found.size // passes)
         in_need = has_graph and holder.name.partition(".")[0] in evidence.before_backward
-        if not in_need or _went_backward(tape, [min(computed)]):
+        # Derivatives on the way of a step, such as those of meta-learning, leave the graphs to its backward pass.
+        in_graph = [row for row in found.rows if int(tape.address[row]) in holder.in_graph]
+        of_step = [row for row in in_graph if tape.step[row] == tape.step[-1]]
+        waits = not evidence.retains_graph and _is_most(tape, found, of_step)
+        if not in_need or (_went_backward(tape, [min(computed)]) and not waits):
             return found
         # Other values than losses, such as those that a loss compares, are needed together.
         return found._replace(what=What.SUMMED_GRAPHS) if is_loss else None
     alone = holder.use is Use.DEAD or is_loss
     if has_graph and _is_earlier_pass(tape, computed, alone):
-        retained = evidence.retains_graph and _went_backward(tape, computed)
-        graph = _group(tape, What.RETAINED_GRAPH if retained else What.EARLIER_GRAPH, holder.name, computed)
+        waits = holder.use is Use.LATER and is_loss and not holder.is_container
+        if evidence.retains_graph and _went_backward(tape, computed):
+            what = What.RETAINED_GRAPH
+        elif waits and holder.name in evidence.before_backward:
+            what = What.JOINT_LOSS
+        else:
+            what = What.EARLIER_GRAPH
+        graph = _group(tape, what, holder.name, computed)
         return graph._replace(is_container=holder.is_container) if graph is not None else None
     return _group(tape, What.OLD_VALUE, holder.name, rows) if holder.use is Use.DEAD else None
 
@@ -348,11 +309,22 @@ def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
     `graph` are the addresses that only the graph of the failing step keeps.
     """
     by_step = _growing_by_step(tape, rows)
+    if by_step is None and (long := _long_graph(tape, rows, graph)) is not None:
+        return long
     group = by_step or _group(tape, What.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
     if group is None or not _is_most(tape, group, [row for row in group.rows if int(tape.address[row]) in graph]):
         return group
     # A step may take derivatives several times on its way: it has a long graph only if steps have ended on that way.
     return group._replace(what=What.LONG_GRAPH) if by_step is not None else None
+
+
+def _long_graph(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
+    """Return what the graph of the failing step keeps of several earlier steps: growth may not be measured yet."""
+    earlier = (tape.step[rows] > 0) & (tape.step[rows] < tape.step[-1])
+    back = [row for row in rows[earlier].tolist() if int(tape.address[row]) in graph and _is_computed(tape, row)]
+    steps = len({int(tape.step[row]) for row in back})
+    group = _group(tape, What.LONG_GRAPH, "", back) if steps > 1 else None
+    return group and group._replace(blocks=steps, each=group.size // steps)
 
 
 def _of_several_calls(tape: Tape, rows: list[int]) -> list[int]:

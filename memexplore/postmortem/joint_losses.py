@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import time
 from collections.abc import Iterable
 from types import FrameType
@@ -25,6 +27,40 @@ def losses_of(frames: Iterable[FrameType], end: float) -> int:
             root = frame.f_locals.get("self")
             return separate_losses(root, end) if isinstance(root, torch.Tensor) and root.numel() == 1 else 0
     return 0
+
+
+def terms_until(frame: FrameType, offset: int) -> int:
+    """Return how many terms of a sum a statement has computed with calls, that of the failing call included; else 0.
+
+    `offset` is that of the instruction of the failing call.
+    """
+    positions = list(frame.f_code.co_positions())
+    line, _, column, _ = positions[offset // 2] if offset // 2 < len(positions) else (None,) * 4
+    if line is None or column is None:
+        return 0
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+    except SyntaxError:
+        return 0
+    return max((_terms_at(each, (line, column)) for each in ast.walk(tree)), default=0)
+
+
+def _terms_at(node: ast.AST, place: tuple[int, int]) -> int:
+    """Return the terms with calls of a sum, if its last one is at a place."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
+        return 0
+    right = node.right
+    if not (right.lineno, right.col_offset) <= place < (right.end_lineno or 0, right.end_col_offset or 0):
+        return 0
+    count, rest = 1, node.left
+    while isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Add | ast.Sub):
+        count, rest = count + _calls(rest.right), rest.left
+    count += _calls(rest)
+    return count if count > 1 else 0
+
+
+def _calls(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) for each in ast.walk(node))
 
 
 def separate_losses(root: torch.Tensor, end: float) -> int:

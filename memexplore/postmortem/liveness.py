@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import enum
 import linecache
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
@@ -121,35 +122,49 @@ def on_stack(code: CodeType, offset: int) -> frozenset[str]:
     return names
 
 
-def goes_backward(code: CodeType, offset: int) -> bool:
-    """Return whether code may take derivatives after the instruction at `offset`, before a model changes its mode.
+class Ahead(enum.Enum):
+    """What code does after a call that has not ended."""
+
+    BACKWARD = enum.auto()
+    """It may take derivatives before a model changes its mode."""
+    OTHER_MODE = enum.auto()
+    """It returns only after a model has changed its mode."""
+    RETURNS = enum.auto()
+
+
+def ahead(code: CodeType, offset: int) -> Ahead:
+    """Return what code does after the instruction at `offset`, which has not ended.
 
     >>> def follows(source):
     ...     code = compile(source, "<cell>", "exec")
     ...     at = next(each.offset for each in dis.get_instructions(code) if each.opname.startswith("CALL"))
-    ...     return goes_backward(code, at)
-    >>> follows("loss = model(batch); loss.backward()"), follows("model(batch); model.train(); loss.backward()")
-    (True, False)
+    ...     return ahead(code, at).name
+    >>> [follows(f"loss = model(batch); {rest}") for rest in ("loss.backward()", "model.train()", "print(loss)")]
+    ['BACKWARD', 'OTHER_MODE', 'RETURNS']
     """
     rest = code_behind(code)
     instructions = list(dis.get_instructions(code))
     following = _all_following(instructions)
     waiting = list(following[_number_at(instructions, offset)]) if instructions else []
     seen: set[int] = set()
+    result = Ahead.OTHER_MODE
     while waiting:
         number = waiting.pop()
         if number in seen:
             continue
         seen.add(number)
         each = instructions[number]
-        if each.opname in _RETURNS and rest is not None and goes_backward(rest, 0):
-            return True
+        if each.opname in _RETURNS:
+            behind = Ahead.RETURNS if rest is None else ahead(rest, 0)
+            if behind is Ahead.BACKWARD:
+                return behind
+            result = behind if behind is Ahead.RETURNS else result
         name = each.argval if each.opname.startswith("LOAD_") else None
         if name in _DERIVATIVES:
-            return True
+            return Ahead.BACKWARD
         if name not in _MODES:
             waiting += following[number]
-    return False
+    return result
 
 
 def _number_at(instructions: list[dis.Instruction], offset: int) -> int:

@@ -53,9 +53,14 @@ def _of_batch(tape: Tape, rows: Rows) -> int:
 
 
 def _is_of_several_passes(tape: Tape) -> bool:
-    """Return whether most of what the layers have made for backward in the failed step was made more than once."""
+    """Return whether most of what the layers have made for backward in the failed step was made more than once.
+
+    A forward pass that fails makes again what one before it has made.
+    """
     made = (tape.step == tape.step[-1]) & (tape.phase == Phase.FORWARD) & (tape.action == Action.ALLOC)
     rows = np.flatnonzero(made & (tape.category == Category.ACTIVATION) & (tape.module >= 0))
+    if tape.phase[-1] == Phase.FORWARD:
+        return bool(np.any((tape.op[rows] == tape.op[-1]) & (tape.module[rows] == tape.module[-1])))
     places = np.stack((tape.op[rows], tape.module[rows]))
     _, place, count = np.unique(places, axis=1, return_inverse=True, return_counts=True)
     sizes = tape.size[rows]
@@ -63,8 +68,8 @@ def _is_of_several_passes(tape: Tape) -> bool:
 
 
 _EACH_LOSS = Suggestion(
-    "Call backward on each loss instead of once on their sum: gradients add up, and each graph is freed before the "
-    "next forward pass.",
+    "Call backward on each loss instead of once on their sum: gradients add up from zero_grad on, and each graph is "
+    "freed before the next forward pass.",
     "loss.backward()  # for each loss, as soon as it is computed",
     0,
     False,
@@ -168,7 +173,7 @@ def _evaluates(tape: Tape, rows: Rows) -> bool:
     return bool(
         (tape.phase[last] == Phase.FORWARD or (tape.phase[last] == Phase.OTHER and not went_backward))
         and (tape.category[made] == Category.TEMPORARY).any()
-        and not (tape.category[rows] == Category.ACTIVATION).any()
+        and not (tape.category[made] == Category.ACTIVATION).any()
     )
 
 

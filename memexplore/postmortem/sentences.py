@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memexplore.analysis.places import place
 from memexplore.analysis.verdict_content import in_unit_of, short_name
 from memexplore.postmortem.cause import Cause
-from memexplore.postmortem.held import Held, What
+from memexplore.postmortem.held_types import Held, What
 from memexplore.tape import Phase
 from memexplore.units import size_text
 
@@ -115,7 +115,8 @@ def _fragmentation(found: PostMortem) -> str:
 
 def _leak(found: PostMortem) -> str:
     group = found.held[0]
-    growth = f"by {size_text(found.growth or group.each)} {'a step' if found.growth else 'with each call'}"
+    by_step = found.growth or group.what is What.LONG_GRAPH
+    growth = f"by {size_text(found.growth or group.each)} {'a step' if by_step else 'with each call'}"
     if group.what is What.LONG_GRAPH:
         return (
             f"the graph of this step reaches back over earlier ones, keeps {size_text(group.size)} and grows {growth}"
@@ -151,6 +152,7 @@ _REASONS = {
     What.SUMMED_GRAPHS: "{size} are the graphs of several calls, which `{holder}` keeps",
     What.LONG_GRAPH: "{size} of earlier steps are in the graph of this one",
     What.EARLIER_GRAPH: "{size} are the graph of an earlier forward pass, which `{holder}` keeps",
+    What.JOINT_LOSS: "{size} are the graph of `{holder}`, which waits for one backward pass over several losses",
     What.RETAINED_GRAPH: "{size} are a graph that retain_graph keeps after its backward pass, through `{holder}`",
     What.STALE_GRADIENTS: "{size} are gradients of the step before, which the forward pass does not need",
     What.CAST_WEIGHTS: "{size} are copies of weights in autocast's cache",

@@ -6,7 +6,8 @@ from memexplore.analysis.curves import block_bytes
 from memexplore.postmortem.cause import Cause, Finding
 from memexplore.postmortem.counterfactual import alive
 from memexplore.postmortem.evidence_types import Evidence
-from memexplore.postmortem.held import LAST_ERROR, Held, What
+from memexplore.postmortem.held import LAST_ERROR
+from memexplore.postmortem.held_types import Held, What
 from memexplore.postmortem.needs import of_need
 from memexplore.postmortem.suggestion import Suggestion
 from memexplore.tape import Category, Tape
@@ -77,6 +78,11 @@ def _of_group(tape: Tape, group: Held) -> Suggestion:
         What.EARLIER_GRAPH: (
             f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, or delete it.",
             f"{loss}.backward()  # or: del {group.holder}",
+        ),
+        What.JOINT_LOSS: (
+            f"Call backward on `{names}`, times its weight, as soon as it is computed, and add only its value to the "
+            "sum: gradients add up from zero_grad on, and its graph is freed before the next forward pass.",
+            f"{loss}.backward(); {loss} = {loss}.detach()",
         ),
         What.RETAINED_GRAPH: (
             f"Call backward without retain_graph=True, or delete `{names}` before the next forward pass.",

@@ -18,7 +18,7 @@ from memexplore.analysis.verdict import failed_request
 from memexplore.postmortem.cause import Cause, Finding, finding
 from memexplore.postmortem.evidence_types import Evidence, Holder
 from memexplore.postmortem.failure import with_failure
-from memexplore.postmortem.held import Held
+from memexplore.postmortem.held_types import Held
 from memexplore.postmortem.message import parse
 from memexplore.postmortem.suggestion import Suggestion
 from memexplore.postmortem.suggestions import suggestions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memexplore.postmortem.cause import Cause
-from memexplore.postmortem.held import What
+from memexplore.postmortem.held_types import What
 from memexplore.postmortem.value import PostMortem
 from tests.notebook.magics_shell import Shell
 

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from memexplore.postmortem.held_types import What
 from memexplore.postmortem.joint_losses import separate_losses
 from tests.postmortem.cells import post_mortem, run
 from tests.postmortem.test_fifteen_ways import MLP
@@ -72,3 +73,47 @@ def test_a_penalty_of_the_weights_is_no_loss_to_split() -> None:
     assert found.request is not None
     assert found.request.phase == "backward", found.text
     assert all(TEXT not in each.text for each in found.suggestions)
+
+
+ONE_STATEMENT = f"""{MLP}
+model = nn.Sequential(mlp(), mlp())
+first, second = (torch.randn(8192, 1024, device="cuda") for _ in range(2))
+total = model(first).square().mean() + 2 * model(second).mean()
+total.backward()
+"""
+
+
+def test_a_forward_pass_that_adds_to_the_loss_before_it_in_one_statement_is_split() -> None:
+    found = post_mortem(ONE_STATEMENT, "570MiB")
+    assert found.request is not None
+    assert found.request.phase == "forward"
+    assert TEXT in found.suggestions[0].text, found.text
+    split = ONE_STATEMENT.replace("total = ", "").replace(" + 2", ".backward(); total = 2")
+    assert run(split, "570MiB")[1] is None
+
+
+def test_a_sum_that_no_backward_pass_follows_is_not_split() -> None:
+    found = post_mortem(ONE_STATEMENT.replace("total.backward()", ""), "570MiB")
+    assert all(TEXT not in each.text for each in found.suggestions), found.text
+
+
+def test_the_first_term_of_a_sum_has_no_loss_before_it() -> None:
+    found = post_mortem(ONE_STATEMENT, "300MiB")
+    assert all(TEXT not in each.text for each in found.suggestions), found.text
+
+
+TWO_TASKS = f"""{MLP}
+model = nn.Sequential(mlp(), mlp())
+for _ in range(2):
+    one = model(torch.randn(8192, 1024, device="cuda")).square().mean()
+    # after one
+    two = model(torch.randn(8192, 1024, device="cuda")).square().mean()
+    (one + 0.5 * two).backward()
+"""
+
+
+def test_a_loss_that_waits_for_others_is_to_go_backward_alone() -> None:
+    found = post_mortem(TWO_TASKS, "570MiB")
+    assert [(group.what, group.holder) for group in found.held][:1] == [(What.JOINT_LOSS, "one")], found.text
+    assert found.suggestions[0].fits
+    assert run(TWO_TASKS.replace("# after one", found.suggestions[0].code), "570MiB")[1] is None

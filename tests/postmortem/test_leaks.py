@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from memexplore.postmortem.cause import Cause
-from memexplore.postmortem.held import What
+from memexplore.postmortem.held_types import What
 from tests.postmortem.cells import post_mortem, run
 
 MLP = """
@@ -156,6 +156,15 @@ def test_a_graph_over_several_steps_is_to_be_detached() -> None:
     assert found.suggestions[0].code == "hidden = hidden.detach()"
 
 
+def test_a_graph_over_a_few_steps_is_found_before_growth_can_be_measured() -> None:
+    found = post_mortem(LEAKS["a hidden state that is not detached"].source, "160MiB")
+    assert found.request is not None
+    assert found.request.step == 3
+    assert found.held[0].what is What.LONG_GRAPH, found.text
+    # Of the 2 steps before.
+    assert found.held[0].blocks == 2
+
+
 def test_copies_of_all_weights_are_counted_as_copies() -> None:
     found = post_mortem(LEAKS["copies of the weights"].source, "220MiB")
     # Each copy has 4 layers of 1024 × 1024 weights and 1024 biases.
@@ -229,6 +238,23 @@ fast.sum().backward()
     found = post_mortem(source, "150MiB")
     assert found.cause is not Cause.LEAK
     assert {What.GROWS, What.LONG_GRAPH}.isdisjoint(group.what for group in found.held), found.text
+
+
+def test_the_outer_losses_of_meta_learning_are_to_have_a_backward_pass_each() -> None:
+    source = """
+weights, total = torch.zeros(1024, 1024, device="cuda", requires_grad=True), 0
+for task in range(20):
+    loss = torch.relu(torch.randn(1024, 1024, device="cuda") @ weights).square().mean()
+    (gradient,) = torch.autograd.grad(loss, weights, create_graph=True)
+    outer = torch.relu(torch.randn(1024, 1024, device="cuda") @ (weights - gradient)).square().mean()
+    total += outer
+total.backward()
+"""
+    found = post_mortem(source, "150MiB")
+    assert (found.held[0].what, found.held[0].holder) == (What.SUMMED_GRAPHS, "total"), found.text
+    assert found.suggestions[0].code.startswith("loss.backward()")
+    followed = source.replace("total += outer", "outer.backward()").replace("total.backward()", "")
+    assert run(followed, "150MiB")[1] is None
 
 
 def test_a_list_of_a_module_of_the_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,47 @@ def test_a_model_that_trains_in_evaluation_mode_is_not_to_lose_its_graph(follows
     assert any("Evaluate without a graph" in text for text in texts) is is_evaluation
 
 
+EVALUATION_WITHIN_AN_EPOCH = """
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def evaluate():
+    model.eval()
+    for _ in range(3):
+        output = model(torch.randn(6144, 1024, device="cuda"))
+    model.train()
+
+for epoch in range(2):
+    for _ in range(2):
+        model(torch.randn(1024, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        evaluate()
+"""
+
+
+def test_a_function_that_evaluates_needs_no_graph_whatever_its_caller_does() -> None:
+    found = cells.post_mortem(EVALUATION_WITHIN_AN_EPOCH, "280MiB")
+    assert found.suggestions[0].text.startswith("Evaluate without a graph"), found.text
+    followed = EVALUATION_WITHIN_AN_EPOCH.replace("def evaluate", "@torch.no_grad()\ndef evaluate")
+    assert cells.run(followed, "280MiB")[1] is None
+
+
+def test_samples_between_training_steps_are_an_evaluation() -> None:
+    source = """
+model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    loss = model(torch.randn(256, 1024, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.randn(32768, 1024, device="cuda"))
+"""
+    found = cells.post_mortem(source, "420MiB")
+    assert found.suggestions[0].text.startswith("Take a smaller batch, keep results on the CPU"), found.text
+
+
 @pytest.mark.parametrize(("end", "is_freed"), [(".sum()", True), ("", False)])
 def test_only_the_graph_of_a_loss_is_to_be_freed_before_another_pass(end: str, is_freed: bool) -> None:
     source = f"""

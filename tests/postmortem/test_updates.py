@@ -9,7 +9,7 @@ import torch
 
 from memexplore.postmortem.cause import Cause
 from memexplore.postmortem.evidence_types import State
-from memexplore.postmortem.held import What
+from memexplore.postmortem.held_types import What
 from memexplore.postmortem.updates import optimizers_in, state_of
 from tests.postmortem.cells import post_mortem, run
 

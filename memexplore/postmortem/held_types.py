@@ -1,0 +1,56 @@
+"""The values of `held`: memory that nothing needs any more, and why it is alive."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class What(enum.StrEnum):
+    """Why a group of blocks is alive."""
+
+    GROWS = "grows"
+    """A list, a sum or another container gets more with each step."""
+    SUMMED_GRAPHS = "summed graphs"
+    """Losses of several calls are kept for one backward pass over all of them."""
+    LONG_GRAPH = "long graph"
+    """The graph of the failing step reaches back over earlier steps."""
+    EARLIER_GRAPH = "earlier graph"
+    """The graph of an earlier forward pass."""
+    JOINT_LOSS = "joint loss"
+    """The graph of a loss that waits for a backward pass over it and others."""
+    RETAINED_GRAPH = "retained graph"
+    STALE_GRADIENTS = "stale gradients"
+    """Gradients of an earlier step during a forward pass."""
+    CAST_WEIGHTS = "cast weights"
+    """Copies of weights in autocast's cache."""
+    NO_BACKWARD = "no backward"
+    """Activations of a model that only evaluates."""
+    NO_UPDATE = "no update"
+    """Kept for the gradients of weights that no optimizer updates."""
+    OLD_VALUE = "old value"
+    """A variable that no later line reads, such as a result of the step before."""
+    OUTPUT = "output"
+    """An output of the notebook."""
+    LAST_ERROR = "last error"
+    OTHER_CELL = "other cell"
+
+
+class Held(NamedTuple):
+    """Blocks that one change of the code gives back."""
+
+    what: What
+    holder: str
+    """Variable, such as ``losses``, or several that hold the same; empty where no variable holds the blocks."""
+    rows: tuple[int, ...]
+    size: int
+    """Allocated bytes."""
+    blocks: int
+    """Blocks of the most frequent place: about as many calls are kept."""
+    each: int
+    """Allocated bytes that one call or step adds, for `What.GROWS`."""
+    layer: str
+    line: str
+    """Layer and ``file:line`` that allocated the largest block."""
+    is_container: bool = False
+    """Whether the variable is a list or another container."""
