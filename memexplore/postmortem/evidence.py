@@ -32,6 +32,7 @@ from memexplore.postmortem.liveness import (
 from memexplore.postmortem.message import parse
 from memexplore.postmortem.optimizer_state import state_to_come
 from memexplore.postmortem.reach import Block, Reached, is_users_module, locals_of, reached_from
+from memexplore.postmortem.untrained import untrained
 from memexplore.recorder.endings import out_of_memory_error
 from memexplore.tape import Phase
 
@@ -83,6 +84,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     complete = needed.complete
     of_program = [needed]
     variables: list[tuple[str, Any]] = []
+    models: dict[str, torch.nn.Module] = {}
+    behind_graphs = _weights_behind(needed)
     seen: set[str] = set()
     for name, use, value in _roots(error, frames, outer, shell):
         if name in seen or time.thread_time() > end:
@@ -90,13 +93,19 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
             continue
         seen.add(name)
         found = reached_from(value, end, needed.visited)
+        if use is Use.LATER:
+            behind_graphs |= _weights_behind(found)
         complete &= found.complete
         own = {address: block for address, block in found.blocks.items() if address not in needed.blocks}
         if own:
             holders.append(_holder(name, use, value, own, found))
+            models |= {name: value} if isinstance(value, torch.nn.Module) else {}
         if use in (Use.LATER, Use.DEAD):
             of_program.append(found)
             variables.append((name, value))
+    # A model gets its gradients through a graph that is read again, also where no later line names the model.
+    waiting = [name for name, model in models.items() if any(id(each) in behind_graphs for each in model.parameters())]
+    holders = [each._replace(use=Use.LATER) if each.name in waiting else each for each in holders]
     objects = list({id(each): each for found in of_program for each in found.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
@@ -124,9 +133,16 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
         updates.state_of(updates.optimizers_in(objects)) if complete else State.UNKNOWN,
         updates.without_update(objects, [each.blocks for each in of_program], variables, end) if complete else None,
+        untrained(objects, variables) if complete else None,
         _state_to_come(frames),
         _losses(frames, outer, first, end),
     )
+
+
+def _weights_behind(found: Reached) -> set[int]:
+    """Return the identities of the weights to which graphs lead."""
+    nodes = (each for each in found.kept if hasattr(type(each), "next_functions"))
+    return {id(node.variable) for node in nodes if getattr(node, "variable", None) is not None}
 
 
 def _in_use(needed: Reached) -> tuple[Holder, ...]:

@@ -24,6 +24,8 @@ class Use(enum.StrEnum):
     """Reached by the failing call."""
     NO_UPDATE = "for weights of no optimizer"
     """Kept for gradients that no optimizer reads."""
+    NOT_TRAINED = "not trained"
+    """Weights of a model that no optimizer updates."""
 
 
 class State(enum.StrEnum):
@@ -77,6 +79,8 @@ class Evidence(NamedTuple):
     state: State = State.UNKNOWN
     no_update: Holder | None = None
     """What graphs and gradients keep for weights that no optimizer updates, under the names of modules."""
+    untrained: Holder | None = None
+    """Weights of models that are not trained, under the names of the models."""
     state_to_come: int = 0
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""
     losses: int = 0

@@ -18,6 +18,8 @@ from memexplore.tensor_text import shape_of
 
 _DOMINATES = 0.75
 """Share of the allocated bytes from which one layer is named."""
+_LITTLE = 0.05
+"""Share of the allocated bytes from which the weights of models that are not trained are named."""
 _WAITING = 0.5
 """Share of the allocated bytes from which inputs that wait on the GPU are named."""
 
@@ -38,13 +40,38 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     smaller = (
         _PARTS_OF_DATA if _computes_only(tape) else _RESULTS if _evaluates(tape, rows) else _smaller_batch(tape, rows)
     )
+    idle = _of_untrained(tape, rows, evidence)
     of_model = int(sizes[np.isin(tape.category[rows], (*OF_LAYER, Category.BUFFER))].sum())
     # Parts of a whole are as much with smaller batches, only more of them.
-    by_size = [(of_batch + int(tape.size[last]) * (not updates), None if whole else smaller), (of_model, less)]
+    by_size = [
+        (0 if idle is None else 2 * idle.frees, idle),
+        (of_batch + int(tape.size[last]) * (not updates), None if whole else smaller),
+        (of_model - (0 if idle is None else 2 * idle.frees), less),
+    ]
     of_size = [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
     result += [each for each in of_size if each not in result]
     joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
     return [*whole, *joint, *result]
+
+
+def _of_untrained(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggestion | None:
+    """Return the suggestion for the weights of models that are not trained, if they are not little."""
+    found = evidence.untrained if evidence is not None else None
+    if found is None:
+        return None
+    sizes = block_bytes(tape)[rows]
+    size = int(sizes[np.isin(tape.address[rows], list(found.addresses))].sum())
+    if size < _LITTLE * sizes.sum():
+        return None
+    names = found.name.replace(", ", "`, `")
+    whose = f"of `{names}`, which no optimizer trains," if names else "of models that no optimizer trains"
+    text = f"Keep the weights {whose} in 16 bits, unless the program changes them itself, as for a moving average."
+    each = 'with torch.autocast("cuda", torch.bfloat16): around its call'
+    code = f"{found.name}.to(torch.bfloat16)  # and {each}"
+    if not names or ", " in found.name:
+        models = f"({found.name})" if names else "models"
+        code = f"for each in {models}:\n    each.to(torch.bfloat16)  # and {each}"
+    return Suggestion(text, code, size // 2, False)
 
 
 def _of_batch(tape: Tape, rows: Rows) -> int:
@@ -172,9 +199,21 @@ def _evaluates(tape: Tape, rows: Rows) -> bool:
     went_backward = np.any((tape.step == tape.step[last]) & (tape.phase == Phase.BACKWARD))
     return bool(
         (tape.phase[last] == Phase.FORWARD or (tape.phase[last] == Phase.OTHER and not went_backward))
-        and (tape.category[made] == Category.TEMPORARY).any()
+        and (tape.category[_of_ended_calls(tape, made)] == Category.TEMPORARY).any()
         and not (tape.category[made] == Category.ACTIVATION).any()
     )
+
+
+def _of_ended_calls(tape: Tape, rows: Rows) -> Rows:
+    """Return the rows of calls that have ended: what a call makes is an activation only when its module has ended."""
+    last = len(tape) - 1
+    same = (tape.op == tape.op[last]) & (tape.module == tape.module[last]) & (tape.action == Action.ALLOC)
+    before = int(np.flatnonzero(same)[-1]) if same.any() else -1
+    name = tape.modules[tape.module[last]] if tape.module[last] >= 0 else ""
+    running = [number for number, each in enumerate(tape.modules) if name == each or name.startswith(f"{each}.")]
+    # The outermost module has the name of its class.
+    running += [number for number, each in enumerate(tape.classes) if tape.modules[number].partition("#")[0] == each]
+    return rows[~np.isin(tape.module[rows], running) | (rows <= before)]
 
 
 def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:

@@ -188,6 +188,17 @@ def test_a_function_that_evaluates_needs_no_graph_whatever_its_caller_does() -> 
     assert cells.run(followed, "280MiB")[1] is None
 
 
+def test_the_first_layer_of_a_training_step_does_not_evaluate() -> None:
+    source = """
+model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()).cuda()
+model(torch.randn(16384, 1024, device="cuda")).mean().backward()
+"""
+    found = cells.post_mortem(source, "140MiB")
+    assert found.request is not None
+    assert (found.request.layer, found.request.phase) == ("0", "forward")
+    assert not any("results" in each.text for each in found.suggestions), found.text
+
+
 def test_samples_between_training_steps_are_an_evaluation() -> None:
     source = """
 model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
