@@ -125,7 +125,9 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         # Other values than losses, such as those that a loss compares, are needed together.
         return found._replace(what=What.SUMMED_GRAPHS) if is_loss else None
     alone = holder.use is Use.DEAD or is_loss
-    if has_graph and _is_earlier_pass(tape, computed, alone):
+    # Of another value than a loss, no backward pass can begin there.
+    is_old_value = holder.use is Use.DEAD and not is_loss
+    if has_graph and not is_old_value and _is_earlier_pass(tape, computed, alone):
         waits = holder.use is Use.LATER and is_loss and not holder.is_container
         if evidence.retains_graph and _went_backward(tape, computed):
             what = What.RETAINED_GRAPH

@@ -24,9 +24,12 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> int:
     >>> state_to_come(optimizer)  # two averages of 8 numbers of 4 bytes
     64
     """
-    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    groups = optimizer.param_groups
+    weights = [weight for group in groups for weight in group["params"] if weight.grad is not None]
     shaped = [_shaped(weight, optimizer.state.get(weight, {})) for weight in weights]
     least = _AVERAGES.get(type(optimizer), 0)
+    # The largest second average so far is kept too.
+    least += bool(least) and all(group.get("amsgrad") for group in groups)
     complete: dict[int, int] = {}
     for weight, count in zip(weights, shaped, strict=True):
         complete[weight.dim()] = max(count, complete.get(weight.dim(), least))

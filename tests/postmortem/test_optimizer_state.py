@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -40,6 +41,7 @@ def test_fragmentation_is_the_cause_where_the_rest_of_the_state_fits() -> None:
     ("kind", "expected"),
     [
         (torch.optim.Adam, 2 * 32 * 4),  # two averages of 32 numbers
+        (functools.partial(torch.optim.AdamW, amsgrad=True), 3 * 32 * 4),  # and the largest second average
         (torch.optim.Adagrad, 0),  # allocated when the optimizer was made
         (torch.optim.Adafactor, 0),  # a matrix has none of its own shape
     ],

@@ -226,6 +226,22 @@ second = model(torch.randn(4096, 1024, device="cuda")){end}
     assert any("first.backward()" in code for code in codes) is is_freed
 
 
+def test_a_result_that_a_list_keeps_is_not_to_be_deleted_alone() -> None:
+    source = """
+body = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda().eval()
+features = []
+for _ in range(6):
+    result = body(torch.randn(4096, 1024, device="cuda"))
+    features.append(result.mean(1))
+head = nn.Linear(6, 1).cuda()
+head(torch.stack(features, 1).detach()).sum().backward()
+"""
+    found = cells.post_mortem(source, "280MiB")
+    # The list keeps the graph to which the result belongs: 16 MiB at most come back.
+    assert all(each.frees <= 16 << 20 for each in found.suggestions if "`result`" in each.text), found.text
+    assert not any("result.backward" in each.code for each in found.suggestions), found.text
+
+
 def test_a_little_that_is_held_is_no_cause_where_the_rest_of_the_step_needs_more() -> None:
     source = """
 critic = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
