@@ -151,12 +151,15 @@ def _in_use(needed: Reached) -> tuple[Holder, ...]:
     for address, block in needed.blocks.items():
         # The path begins with the number of its frame.
         name, item, _ = block.path.partition(".")[2].partition("[")
-        if item and not block.in_graph:
+        if item:
             blocks.setdefault(name, {})[address] = block
-    return tuple(
-        Holder(name, Use.IN_USE, frozenset(own), frozenset(), sum(each.size for each in own.values()), len(own), True)
-        for name, own in blocks.items()
-    )
+    result = []
+    for name, own in blocks.items():
+        in_graph = frozenset(address for address, each in own.items() if each.in_graph)
+        size = sum(each.size for each in own.values())
+        if len(own) > len(in_graph):
+            result.append(Holder(name, Use.IN_USE, frozenset(own), in_graph, size, len(own) - len(in_graph), True))
+    return tuple(result)
 
 
 def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:

@@ -285,14 +285,22 @@ def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> Held |
 
 def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> Held | None:
     """Return what a container that is in use has kept of several earlier backward passes, such as a hook's list."""
-    return _group(tape, What.GROWS, name, _of_earlier_passes(tape, rows))
+    found = _of_earlier_passes(tape, rows)
+    group = _group(tape, What.GROWS, name, found)
+    # One call may keep several blocks of a place, such as a mean and a deviation.
+    count = len(set(_backward_passes(tape)[found].tolist()))
+    return group and group._replace(blocks=count, each=group.size // count)
+
+
+def _backward_passes(tape: Tape) -> NDArray[np.int64]:
+    """Return for each row the number of backward passes that have ended before it."""
+    is_backward = tape.phase == Phase.BACKWARD
+    return np.concatenate([[0], np.cumsum(is_backward[:-1] & ~is_backward[1:])])
 
 
 def _of_earlier_passes(tape: Tape, rows: list[int]) -> list[int]:
     """Return the blocks of places of which at least `_ALIKE` backward passes, the last included, have left some."""
-    is_backward = tape.phase == Phase.BACKWARD
-    passes = np.concatenate([[0], np.cumsum(is_backward[:-1] & ~is_backward[1:])])
-    places = _places(tape)
+    passes, places = _backward_passes(tape), _places(tape)
     kept: dict[int, list[int]] = {}
     for row in rows:
         if passes[row] < passes[-1] and _is_computed(tape, row):

@@ -165,6 +165,15 @@ def test_a_graph_over_a_few_steps_is_found_before_growth_can_be_measured() -> No
     assert found.held[0].blocks == 2
 
 
+def test_the_graphs_behind_the_outputs_that_a_hook_keeps_are_counted_too() -> None:
+    source = LEAKS["a closure of a forward hook"].source.replace("model[1]", "model[-1]")
+    found = post_mortem(source.replace(".backward()", ".backward(retain_graph=True)"), "220MiB")
+    assert found.cause is Cause.LEAK, found.text
+    # A graph keeps the 4 results of the layers, each of 1024 × 1024 numbers; inputs are not counted.
+    first = found.held[0]
+    assert first.size == first.blocks * 4 * (4 << 20), found.text
+
+
 def test_copies_of_all_weights_are_counted_as_copies() -> None:
     found = post_mortem(LEAKS["copies of the weights"].source, "220MiB")
     # Each copy has 4 layers of 1024 × 1024 weights and 1024 biases.
