@@ -190,8 +190,10 @@ def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
         since.append(frame)
         if _function(frame.function).last == "_call_impl" and _file(frame.filename).module:
             # Without the line number of `forward`: the call stays the same while the lines inside it change.
-            inside = next((each for each in python[position + 1 :] if not _runs_hooks(each)), None)
-            calls.append((*since, *(() if inside is None else ((inside.filename, inside.function),))))
+            at = position + 1
+            while at < len(python) and _runs_hooks(python[at]):
+                at += 1
+            calls.append((*since, *((each.filename, each.function) for each in python[at : at + 1])))
             since = []
     return tuple(calls)
 
