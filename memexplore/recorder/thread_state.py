@@ -43,11 +43,9 @@ class ThreadState:
 
     def forget_forwards(self) -> None:
         """Remove what made the nodes of steps before the last update of an optimizer."""
-        numbers = self.forwards
-        if numbers and next(reversed(numbers)) < self.step_from:
-            numbers.clear()
-        else:
-            self.forwards = {number: entry for number, entry in numbers.items() if number >= self.step_from}
+        # A list first: the thread may add to it meanwhile.
+        entries = list(self.forwards.items())
+        self.forwards = {number: entry for number, entry in entries if number >= self.step_from}
 
     def made_by(self, node: Any, number: int) -> tuple[int, int, Any] | None:
         """Return module, stack and op of the forward that made a node, None if they are not known.

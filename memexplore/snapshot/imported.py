@@ -178,6 +178,7 @@ def _categories(tape: Tape, stacks: Stacks, recorded: Rows, origin: Rows, phase:
     backward = recorded_birth & (birth_phase == Phase.BACKWARD) & ~forward
     set_where(backward, Category.GRADIENT)
     set_where(recorded_birth & (birth_phase == Phase.OPTIMIZER), Category.OPTIMIZER_STATE)
+
     forwards = np.append(np.flatnonzero((phase == Phase.FORWARD) & (np.roll(phase, 1) != Phase.FORWARD)), count)
     next_forward = forwards[np.searchsorted(forwards[:-1], born, side="right")]
     until_forward = (freed > next_forward) & (next_forward < count)
