@@ -127,8 +127,19 @@ class VirtualGpu:
         self.allocator = Allocator(
             settings, capacity=gpu.capacity, total=gpu.total, release=release, placement=placement_on(os)
         )
-        self.workspaces = Workspaces(cublas_size(gpu.compute_capability, major_minor), major_minor)
-        self.rules = (*major_minor, gpu.compute_capability, gpu.multiprocessors, self.workspaces.size, *_flags())
+        build = cuda_build.Build(major_minor, gpu.compute_capability, gpu.multiprocessors)
+        self.workspaces = Workspaces(
+            cublas_size(gpu.compute_capability, major_minor),
+            major_minor,
+            build.multiprocessors * build.resident_threads,
+        )
+        self.rules = (
+            *major_minor,
+            gpu.compute_capability,
+            gpu.multiprocessors,
+            *self.workspaces.sizes.values(),
+            *_flags(),
+        )
         """Everything that kernels are chosen by when the GPU is turned on: under equal rules the same code makes the
         same requests. What code changes later is in the keys of its plans (`Kind.SETTINGS`)."""
         self.properties_read = False
@@ -225,8 +236,9 @@ class VirtualGpu:
         for segment in self.allocator.snapshot():
             action = Action.SEGMENT_MAP if segment["is_expandable"] else Action.SEGMENT_ALLOC
             recorder.segment(action, segment["address"], segment["total_size"], segment["stream"])
-        for (_, stream), address in self.workspaces.kept.items():
-            recorder.preexisting(address, self.workspaces.size, None, Category.WORKSPACE, stream=stream)
+        for key, address in self.workspaces.kept.items():
+            size = self.workspaces.sizes[key.library]
+            recorder.preexisting(address, size, None, Category.WORKSPACE, stream=key.stream)
         placed = [storage for storage in list(live_storages.values()) if storage.address]
         for storage in sorted(placed, key=lambda storage: storage.address):
             stream = self.allocator.live[storage.address].free_set.stream

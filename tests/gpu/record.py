@@ -53,7 +53,7 @@ def record(name: str) -> dict:
     torch.cuda.init()
     outside_before, stats_before = used_outside(), torch.cuda.memory_stats()
     torch.cuda.memory._record_memory_history(
-        enabled="all", context="all", stacks="python", max_entries=MAX_EVENTS, device=0
+        enabled="all", context="alloc", stacks="python", max_entries=MAX_EVENTS, device=0
     )
     outcome, message = "fits", ""
     started = time.perf_counter()

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import memexplore as mx
 from memexplore import capture
 from memexplore.tape import Action
 
@@ -156,3 +157,26 @@ def test_backward_inside_autocast_fills_the_same_gradient_in_place(gpu, read):
 def test_backward_of_gather_inside_autocast_makes_one_gradient(gpu):
     # The loss's gradient, and zeros of the weight's size, 4096 * 1024 * 4 bytes, which scatter_add_ fills.
     assert requests_of_backward(True, READS[1]) == [4, 16 * MIB]
+
+
+def test_arguments_are_cast_from_the_last_to_the_first():
+    def run():
+        layer, x = torch.nn.Linear(64, 32).cuda(), torch.ones(8, 64, device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            layer(x)
+
+    tape = mx.simulate(run, gpu="H100", release="2.11")
+    layer = (tape.action == Action.ALLOC) & (tape.module >= 0) & (tape.op == tape.ops.index("aten::_to_copy"))
+    # bias, weight and input in 2 bytes, as measured on an H100
+    assert tape.size[layer].tolist()[-3:] == [32 * 2, 32 * 64 * 2, 8 * 64 * 2]
+
+
+def test_a_recurrent_layer_runs_on_copies_of_its_weights_in_float16():
+    def run():
+        layer, x = torch.nn.LSTM(8, 16).cuda(), torch.ones(10, 4, 8, device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            assert layer(x)[0].dtype is torch.float16
+
+    tape = mx.simulate(run, gpu="H100")
+    # 4 gates of 16 units: inputs 8, states 16, two biases, 2 bytes each
+    assert 4 * 16 * (8 + 16 + 2) * 2 in tape.size[tape.action == Action.ALLOC]

@@ -36,6 +36,33 @@ def test_size_depends_on_capability_and_release(
     assert cublas_size(capability, release, "") == size
 
 
+def kept_by_layer(release: str) -> list[int]:
+    """Return the workspaces that a linear layer keeps on an H100, in the order of their requests."""
+
+    def run() -> None:
+        torch.nn.Linear(64, 32, device="cuda")(torch.ones(8, 64, device="cuda"))
+
+    tape = mx.simulate(run, gpu="H100", release=release)
+    made = (tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)
+    freed = tape.address[tape.action == Action.FREE_REQUESTED].tolist()
+    return [int(tape.size[row]) for row in made.nonzero()[0] if int(tape.address[row]) not in freed]
+
+
+@pytest.mark.parametrize(
+    ("release", "sizes"),
+    [("2.8", [32 * MIB]), ("2.9", [32 * MIB, MIB]), ("2.11", [32 * MIB, MIB]), ("2.12", [32 * MIB])],
+)
+def test_a_layer_with_a_bias_keeps_a_workspace_of_cublaslt_from_torch_2_9_to_2_11(
+    release: str, sizes: list[int]
+) -> None:
+    assert kept_by_layer(release) == sizes
+
+
+def test_environment_can_share_the_workspace_of_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
+    assert kept_by_layer("2.11") == [32 * MIB]
+
+
 def test_environment_overrides_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:1:16:2")
     assert cublas_size((12, 0), (2, 13)) == 4 * MIB + 2 * 16 * 1024

@@ -20,7 +20,7 @@ ENTRIES = [(op, entry) for op, entries in TABLE.items() for entry in entries.val
 PARAMETERS = {
     Kind.REQUESTS: ["args", "kwargs", "outputs"],
     Kind.PLAN: ["args", "kwargs"],
-    Kind.CUBLAS: ["requests", "outputs", "workspaces"],
+    Kind.CUBLAS: ["args", "kwargs", "requests", "outputs", "workspaces"],
     Kind.OPS: ["runner", "func", "args", "kwargs"],
     Kind.SETTINGS: [],
     Kind.DATA_DEPENDENT: ["runner", "func", "args", "kwargs"],

@@ -149,8 +149,7 @@ def plans_of(step: Callable[[], None]) -> dict[Any, tuple[Any, ...]]:
         device.mode._plans = {}
         step()
         return {
-            key: (plan.outputs, plan.returns, plan.requests, plan.uses_cublas)
-            for key, plan in device.mode._plans.items()
+            key: (plan.outputs, plan.returns, plan.requests, plan.libraries) for key, plan in device.mode._plans.items()
         }
 
 

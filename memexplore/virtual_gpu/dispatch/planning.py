@@ -21,7 +21,7 @@ from memexplore.virtual_gpu.dispatch import (
     work,
 )
 from memexplore.virtual_gpu.kernels import table
-from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
+from memexplore.virtual_gpu.kernels.cublas_workspace import NONE, Library, Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, Requests
 from memexplore.virtual_gpu.kernels.table import Kind
 from memexplore.virtual_gpu.tensors import value_hints
@@ -45,9 +45,9 @@ def make_plan(
         return plan
     described = shape_rules.outputs(func, args, kwargs, tensors)
     outputs, returns = described or plans.describe(*fake_kernels.run(func, types, args, kwargs, tensors))
-    requests, uses_cublas = _requests(func, args, kwargs, outputs, workspaces)
+    requests, libraries = _requests(func, args, kwargs, outputs, workspaces)
     set_hints = value_hints.rule(func, args)
-    plan = Plan(outputs, returns, requests, uses_cublas, set_hints, plans.real_targets(func, args, kwargs, tensors))
+    plan = Plan(outputs, returns, requests, libraries, set_hints, plans.real_targets(func, args, kwargs, tensors))
     plan.work = work.of(func, args, kwargs, tensors, outputs)
     to_host = bool(plan.real_targets) or any(type(output) is NewTensor and output.host for output in outputs)
     plan.waits = to_host and plan.work is not None and plan.work.host and not kwargs.get("non_blocking", False)
@@ -56,8 +56,8 @@ def make_plan(
 
 def _requests(
     func: Any, args: Any, kwargs: Any, outputs: list[Any], workspaces: Workspaces
-) -> tuple[Requests | None, bool]:
-    """Return an op's requests (None: its outputs only), and whether its thread must have a cuBLAS workspace."""
+) -> tuple[Requests | None, tuple[Library, ...]]:
+    """Return an op's requests (None: its outputs only), and the libraries whose workspaces its thread must have."""
     new_on_device = any(type(output) is NewTensor and not output.host for output in outputs)
     requests = None
     rule = table.find(func, Kind.REQUESTS)
@@ -65,8 +65,8 @@ def _requests(
         requests = rule(args, kwargs, outputs)
     cublas = table.find(func, Kind.CUBLAS)
     if cublas is None or not new_on_device:
-        return requests, False
-    return cublas(requests, outputs, workspaces)
+        return requests, NONE
+    return cublas(args, kwargs, requests, outputs, workspaces)
 
 
 def _is_on_device(value: Any) -> bool:

@@ -23,7 +23,7 @@ from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
 from memexplore.virtual_gpu.dispatch.observer import Observer
 from memexplore.virtual_gpu.dispatch.work import Work
 from memexplore.virtual_gpu.kernels import traffic
-from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Workspaces
+from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Key, Library, Workspaces
 from memexplore.virtual_gpu.kernels.plan import (
     Argument,
     NewTensor,
@@ -121,10 +121,14 @@ class PlanRunner:
         _free_dead_storage(ref)
 
     def free_workspaces(self) -> None:
-        """Free the cuBLAS workspaces, which the next matrix product of each thread allocates again."""
-        for address in self.workspaces.kept.values():
-            self._free(address, self.workspaces.size)
-        self.workspaces.kept.clear()
+        """Free the workspaces of cuBLAS and cuBLASLt, which the next matrix product of each thread allocates again."""
+        kept = self.workspaces.kept
+        for key in [key for key in kept if key.library is not Library.DROPOUT]:
+            self._free(kept.pop(key), self.workspaces.sizes[key.library])
+
+    def lacks(self, library: Library) -> bool:
+        """Return whether the device does not have the block that a library keeps for it."""
+        return self.workspaces.needed(Key(library)) > 0
 
     @uninterrupted
     def run_plan(
@@ -150,8 +154,8 @@ class PlanRunner:
                         addresses[index] = self._allocate(
                             output.size, func, args, index, Category.UNKNOWN, plan.texts[index]
                         )
-                if plan.uses_cublas:
-                    self._keep_workspace(func, args)
+                if plan.libraries:
+                    self._keep_workspaces(plan.libraries, func, args)
             else:
                 self._run_requests(plan, addresses, func, args)
         except torch.OutOfMemoryError:
@@ -260,8 +264,8 @@ class PlanRunner:
                 elif scratch[request.number][0] >= 0:  # type: ignore[union-attr]
                     self._free(*scratch[request.number])  # type: ignore[union-attr]
                     scratch[request.number] = (-1, 0)  # type: ignore[union-attr]
-            if plan.uses_cublas:
-                self._keep_workspace(func, args)
+            if plan.libraries:
+                self._keep_workspaces(plan.libraries, func, args)
         finally:
             for address, size in reversed(scratch):
                 if address >= 0:
@@ -282,13 +286,14 @@ class PlanRunner:
             self.busy = False
         return address, request.size
 
-    def _keep_workspace(self, func: Any, args: Any) -> None:
+    def _keep_workspaces(self, libraries: tuple[Library, ...], func: Any, args: Any) -> None:
         # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.
         handle = self.workspaces.handle() if current_autograd_node() is None else BACKWARD
-        key = handle, streams.current()
-        size = self.workspaces.needed(key)
-        if size:
-            self.workspaces.keep(key, self._allocate(size, func, args, 0, Category.WORKSPACE))
+        for library in libraries:
+            key = Key(library) if library is Library.DROPOUT else Key(library, handle, streams.current())
+            size = self.workspaces.needed(key)
+            if size:
+                self.workspaces.keep(key, self._allocate(size, func, args, 0, Category.WORKSPACE))
 
     @uninterrupted
     def _allocate(self, size: int, func: Any, args: Any, index: int, category: Category, tensor: str = "") -> int:

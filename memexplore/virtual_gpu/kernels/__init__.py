@@ -5,7 +5,8 @@ order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the to
 
 - table.py: **the table**, op -> entries (kind of rule, rule, source file). Start here to add or to look up an op.
 - plan.py: the values that rules return; shapes.py: helpers to make them.
-- cublas_workspace.py: size and lifetime of cuBLAS workspaces, by compute capability and torch release.
+- cublas_workspace.py: size and lifetime of workspaces that libraries keep, by compute capability and torch release.
+- hopper_convolutions.py: workspaces of convolutions on Hopper GPUs, fitted on measured ones.
 - One file per subject: products, grouped_mm, convolutions, attention (choice of the kernel) and attention_memory,
   reductions, normalization, losses, indexing, elementwise, random_numbers, rnn, ctc, sampling (grid_sample), transfers,
   collectives (of torch.distributed; collective_values has their values).

@@ -1,18 +1,21 @@
-"""cuBLAS workspaces: size by compute capability and torch release, and lifetime.
+"""Workspaces of cuBLAS and cuBLASLt: size by compute capability and torch release, and lifetime.
 
 Up to torch 2.14, each cuBLAS handle gets a workspace at its first matrix product on a stream and keeps it; from 2.15
 on, each call allocates one and frees it (`Workspaces.transient`). A thread takes a handle and returns it when it ends.
+cuBLASLt, which adds the bias of a linear layer, has a workspace of its own for each handle in torch 2.9 to 2.11.
 table.py lists the ops that use cuBLAS (`Kind.CUBLAS`). docs/allocator.md (section 13) states the rule with its sources:
 keep it up to date. Tests: tests/virtual_gpu/test_cublas_workspace.py.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import threading
 import weakref
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
@@ -53,6 +56,42 @@ def cublas_size(compute_capability: tuple[int, int], release: tuple[int, int], e
     return size if release >= first_release else DEFAULT
 
 
+def cublaslt_size(release: tuple[int, int], cublas: int, environment: Mapping[str, str] | None = None) -> int:
+    """Return the bytes of the workspace that cuBLASLt keeps for each handle, 0 where it has none of its own.
+
+    `cublas` is the size of cuBLAS's workspace, `environment` the environment variables, by default those of the
+    process. Source: aten/src/ATen/cuda/CublasHandlePool.cpp. Pull request 156495 (June 2025) keeps a workspace for each
+    handle and stream; since 175879 (February 2026) it is that of cuBLAS, which 2.11 shares only where
+    `TORCH_CUBLASLT_UNIFIED_WORKSPACE` is set. Measured with torch 2.11 on an H100.
+
+    >>> [cublaslt_size(release, 32 * MIB, {}) for release in ((2, 8), (2, 11), (2, 12))]
+    [0, 1048576, 0]
+    """
+    variables = os.environ if environment is None else environment
+    shared = variables.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1"
+    if shared or not (2, 9) <= release <= (2, 11):
+        return 0
+    kib = variables.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return min(int(kib) * 1024 if kib.isdigit() else MIB, cublas)
+
+
+class Library(enum.Enum):
+    """A library that keeps workspaces."""
+
+    CUBLAS = "cuBLAS"
+    CUBLASLT = "cuBLASLt"
+    DROPOUT = "cuDNN's random numbers for dropout between recurrent layers"
+    """One block for each device, of 24 bytes for each thread that can be resident, as measured on an H100."""
+
+
+class Key(NamedTuple):
+    """What a workspace is kept for."""
+
+    library: Library
+    handle: int = 0
+    stream: int = 0
+
+
 BACKWARD = -1
 """The handle of the autograd engine's thread, which runs the backward pass of all threads on a real GPU.
 
@@ -65,13 +104,20 @@ class _Handle(threading.local):
 
 
 class Workspaces:
-    """The cuBLAS workspaces of a process: their size and, up to torch 2.14, the workspace that each handle keeps."""
+    """The workspaces of a process: their sizes and, up to torch 2.14, those that each handle keeps."""
 
-    def __init__(self, size: int, release: tuple[int, int]) -> None:
+    def __init__(self, size: int, release: tuple[int, int], threads: int) -> None:
+        """`size` is that of cuBLAS's workspaces, `threads` the number of threads that can be resident on the GPU."""
         self.size = size
+        self.sizes = {
+            Library.CUBLAS: size,
+            Library.CUBLASLT: cublaslt_size(release, size),
+            Library.DROPOUT: 24 * threads,
+        }
+        """Library -> bytes of each of its workspaces, 0 where it has none."""
         self.transient = release >= (2, 15)
-        self.kept: dict[tuple[int, int], int] = {}
-        """Handle and stream -> address of their workspace."""
+        self.kept: dict[Key, int] = {}
+        """Key -> address of a workspace."""
         self._handle = _Handle()
         self._owners: list[weakref.ref[threading.Thread]] = []
         """The thread that has each handle, or that had it last."""
@@ -93,19 +139,25 @@ class Workspaces:
             self._handle.number = len(self._owners) - 1
         return self._handle.number
 
-    def needed(self, key: tuple[int, int]) -> int:
-        """Return the bytes that the next product of a handle on a stream allocates and keeps, 0 for none."""
-        return 0 if self.transient or key in self.kept else self.size
+    def needed(self, key: Key) -> int:
+        """Return the bytes that the next op for a key allocates and keeps, 0 for none."""
+        is_kept = key.library is Library.DROPOUT or not self.transient
+        return self.sizes[key.library] if is_kept and key not in self.kept else 0
 
-    def keep(self, key: tuple[int, int], address: int) -> None:
-        """Record the address of the workspace of a handle and a stream."""
+    def keep(self, key: Key, address: int) -> None:
+        """Record the address of the workspace of a key."""
         self.kept[key] = address
 
 
+NONE: tuple[Library, ...] = ()
+PRODUCT = (Library.CUBLAS,)
+EPILOGUE = (Library.CUBLAS, Library.CUBLASLT)
+
+
 def add_to_requests(
-    requests: Requests | None, outputs: list[Any], workspaces: Workspaces
-) -> tuple[Requests | None, bool]:
-    """Return an op's requests with a transient workspace, and whether its thread must have a kept workspace."""
+    args: Any, kwargs: Any, requests: Requests | None, outputs: list[Any], workspaces: Workspaces
+) -> tuple[Requests | None, tuple[Library, ...]]:
+    """Return an op's requests with a transient workspace, and the libraries whose workspaces its thread must have."""
     if not workspaces.transient:
-        return requests, True
-    return [*(requests or new_outputs(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], False
+        return requests, PRODUCT
+    return [*(requests or new_outputs(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], NONE

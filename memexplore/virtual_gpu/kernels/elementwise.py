@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from memexplore.virtual_gpu.kernels.plan import Constant, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import nbytes, new_outputs
 
@@ -37,6 +39,16 @@ def upsample_nearest3d(args: Any, kwargs: Any, outputs: list[Any]) -> Requests |
     if not source.is_contiguous():
         copies.append(Scratch(nbytes(source)))
     return [*new_outputs(outputs), *copies] if copies else None
+
+
+def softmax_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """The product of gradient and result, after the gradient of the input: softmax_backward_cuda_out in SoftMax.cu.
+
+    As measured with torch 2.11 on an H100.
+    """
+    gradient, result = args[:2]
+    dtype = torch.promote_types(gradient.dtype, result.dtype)
+    return [*new_outputs(outputs), Scratch(gradient.numel() * dtype.itemsize)]
 
 
 def fused_sgd(args: Any, kwargs: Any) -> Plan:

@@ -13,7 +13,7 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels import cuda_build
-from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_size
+from memexplore.virtual_gpu.kernels.cublas_workspace import PRODUCT, cublas_size
 from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import argument
 from memexplore.virtual_gpu.tensors import values
@@ -82,9 +82,9 @@ def product(args: Any, kwargs: Any) -> Plan:
         workspace = 5 * 128 * rules.multiprocessors
         fused: Requests = [Output(0), Scratch(problems), Scratch(workspace, Category.WORKSPACE)]
         return Plan([output], None, fused)
-    workspaces = Workspaces(cublas_size(rules.compute_capability, rules.release), rules.release)
-    if not workspaces.transient:
-        return Plan([output], None, uses_cublas=True)
+    if rules.release < (2, 15):
+        return Plan([output], None, libraries=PRODUCT)
     # _grouped_mm_fallback multiplies the groups one after the other, each with a transient workspace.
-    each = ((Scratch(workspaces.size, Category.WORKSPACE), Free(number)) for number in range(groups))
+    size = cublas_size(rules.compute_capability, rules.release)
+    each = ((Scratch(size, Category.WORKSPACE), Free(number)) for number in range(groups))
     return Plan([output], None, [Output(0), *(request for pair in each for request in pair)])

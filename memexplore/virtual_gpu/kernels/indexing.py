@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memexplore.virtual_gpu.kernels import cuda_build
 from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
 
@@ -21,16 +22,19 @@ _BY_MAXIMUM = 2
 def sort_size(count: int, value: int) -> int:
     """Return the bytes of cub's scratch for sorting `count` pairs of 64-bit keys and values of `value` bytes.
 
-    Up to 2304 pairs fit one tile (1 byte, recorded for 2048); beyond, copies of both, and tables that are estimated.
-    Source: cub/device/dispatch/dispatch_radix_sort.cuh, tuning for compute capability 6.0 and later.
+    Up to 2304 pairs fit one tile (1 byte, recorded for 2048); beyond, copies of both, the bins of eight passes, those
+    of each tile, and a counter, each rounded to 256 bytes (measured for 4096 pairs). Source:
+    cub/device/dispatch/dispatch_radix_sort.cuh, tuning for compute capability 6.0 and later; the pairs of a tile are an
+    estimate.
 
-    >>> sort_size(2048, 8)
-    1
+    >>> sort_size(2048, 8), sort_size(4096, 8)
+    (1, 83455)
     """
     if count <= 2304:
         return 1
     tiles = -(-count // 4608)
-    return count * (8 + value) + tiles * 1024 + 16 * 1024
+    parts = count * 8, count * value, 8 * 256 * 8, tiles * 256 * 4, 256
+    return sum(-(-part // 256) * 256 for part in parts) + 255
 
 
 def read(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
@@ -117,6 +121,12 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return [*requests, Free(scratch), Free(order)]
 
 
+def embedding(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A copy of indices that are not contiguous, before the result: `indices.reshape(-1)` in Embedding.cpp."""
+    indices = args[1]
+    return None if indices.is_contiguous() else [Scratch(nbytes(indices)), Output(0)]
+
+
 def embedding_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """Beyond 3072 indices: sort, then partial sums (cuda/Embedding.cu, cuda/EmbeddingBackwardKernel.cu)."""
     gradient, indices, rows, _, by_frequency = args[:5]
@@ -154,12 +164,26 @@ def _summed_by_row(gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_
         requests.append(Scratch(count * item))
     after = sum(type(entry) is Scratch for entry in requests)
     requests += [Output(0), Scratch(count * item), Scratch(8)]
-    requests += [Scratch(_scan_size(count)), Free(after + 2), Scratch(segments * item), Scratch(segments * item)]
+    if cuda_build.current().release >= (2, 11):
+        # unique_by_key of cub writes the unique keys too, as measured with torch 2.11.
+        requests += [Scratch(count * item), Scratch(_scan_size(count)), Free(after + 3), Free(after + 2)]
+        after += 1
+    else:
+        requests += [Scratch(_scan_size(count)), Free(after + 2)]
+    requests += [Scratch(segments * item), Scratch(segments * item)]
     requests += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * item)]
     requests.append(Scratch(partial * width * accumulator_bytes(gradient.dtype)))
     return requests
 
 
 def _scan_size(count: int) -> int:
-    """Estimate the bytes of cub's scratch for a scan or selection: 16 bytes for each tile, rounded."""
-    return 767 + 16 * (count // 1920)
+    """Return the bytes of cub's scratch for a scan or a selection.
+
+    16 bytes for each tile of 1920 values, rounded, as recorded with torch 2.6. With torch 2.11 (CUDA 13) 1279 bytes
+    were measured for 256 to 4096 values: 16 bytes for each tile and for 32 more, and a counter, in parts of 256 bytes.
+
+    """
+    if cuda_build.current().release < (2, 11):
+        return 767 + 16 * (count // 1920)
+    tiles = -(-count // 1920)
+    return -(-16 * (tiles + 32) // 256) * 256 + 256 + 255

@@ -89,6 +89,7 @@ class Plan:
     """Outputs and memory requests of an op."""
 
     __slots__ = (
+        "libraries",
         "notes",
         "outputs",
         "real_targets",
@@ -96,7 +97,6 @@ class Plan:
         "returns",
         "set_hints",
         "texts",
-        "uses_cublas",
         "waits",
         "work",
     )
@@ -106,7 +106,7 @@ class Plan:
         outputs: list[Any],
         returns: type | None,
         requests: Requests | None = None,
-        uses_cublas: bool = False,
+        libraries: tuple[Any, ...] = (),
         set_hints: SetHints | None = None,
         real_targets: tuple[int, ...] = (),
     ) -> None:
@@ -119,8 +119,8 @@ class Plan:
         """The container of the outputs: tuple, list, or None for a single output."""
         self.requests = requests
         """None: the storages of the outputs in order, and nothing else."""
-        self.uses_cublas = uses_cublas
-        """Whether the thread must have a cuBLAS workspace when the op has run."""
+        self.libraries = libraries
+        """The `cublas_workspace.Library`s whose workspaces the thread must have when the op has run."""
         self.set_hints = set_hints
         self.real_targets = real_targets
         """Positions of the real tensor arguments that the op writes to: they are filled with the virtual value 1."""
@@ -140,6 +140,9 @@ class OpRunner(Protocol):
 
     def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Allocate the memory of a plan and return its outputs."""
+
+    def lacks(self, library: Any) -> bool:
+        """Return whether the device does not have the block that a `cublas_workspace.Library` keeps for it."""
 
     def __enter__(self) -> Any: ...
 

@@ -1,6 +1,6 @@
 """Memory of matrix products: copies of operands that cuBLAS cannot read, and the workspace of a bias epilogue.
 
-In: the op's arguments. Out: `Requests`. cuBLAS's own workspace is in cublas_workspace.py. Sources are below
+In: the op's arguments. Out: `Requests`. Workspaces that are kept are in cublas_workspace.py. Sources are below
 aten/src/ATen/native unless they say otherwise.
 """
 
@@ -13,6 +13,7 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels import cuda_build
+from memexplore.virtual_gpu.kernels.cublas_workspace import EPILOGUE, Library, Workspaces, add_to_requests
 from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import is_contiguous, nbytes, new_outputs
 
@@ -47,17 +48,32 @@ def added(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return _copies(args[1:3], outputs) or None
 
 
-def with_bias(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """addmm with a bias, which cuBLASLt's epilogue adds: until torch 2.7 with a workspace of 1 MiB for the call.
+def has_epilogue(args: Any, kwargs: Any) -> bool:
+    """Return whether cuBLASLt adds the bias of an addmm (addmm_out_cuda_impl in cuda/Blas.cpp).
 
-    Source: addmm_out_cuda_impl in cuda/Blas.cpp, gemm_and_bias in aten/src/ATen/cuda/CUDABlas.cpp. The 1 MiB as
-    recorded with torch 2.1 and 2.2; no epilogue runs where the second matrix has one row or column (a first matrix of
-    one row does not matter). Later releases use cuBLAS's workspace.
+    Not where the second matrix has one row or column; a first matrix of one row does not matter.
     """
-    bias, first, second = args[:3]
-    if cuda_build.current().release >= (2, 8) or bias.dim() != 1 or not bias.is_contiguous():
+    bias, _, second = args[:3]
+    if bias.dim() != 1 or not bias.is_contiguous():
+        return False
+    return min(second.shape) > 1 and kwargs.get("beta", 1) == 1
+
+
+def with_bias(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """addmm with a bias, which cuBLASLt's epilogue adds: until torch 2.8 with a workspace of 1 MiB for the call.
+
+    Source: gemm_and_bias in aten/src/ATen/cuda/CUDABlas.cpp. The 1 MiB as recorded with torch 2.1 and 2.2. Later
+    releases keep a workspace (`cublas_workspace.cublaslt_size`).
+    """
+    if cuda_build.current().release >= (2, 9) or not has_epilogue(args, kwargs):
         return added(args, kwargs, outputs)
-    if min(second.shape) <= 1 or kwargs.get("beta", 1) != 1:
-        return added(args, kwargs, outputs)
-    copies = _copies((first, second), outputs) or new_outputs(outputs)
+    copies = _copies(args[1:3], outputs) or new_outputs(outputs)
     return [*copies, Scratch(1024**2, Category.WORKSPACE)]
+
+
+def libraries_of_addmm(
+    args: Any, kwargs: Any, requests: Requests | None, outputs: list[Any], workspaces: Workspaces
+) -> tuple[Requests | None, tuple[Library, ...]]:
+    """addmm: as `cublas_workspace.add_to_requests`; with an epilogue cuBLASLt's workspace too."""
+    requests, libraries = add_to_requests(args, kwargs, requests, outputs, workspaces)
+    return requests, EPILOGUE if libraries and has_epilogue(args, kwargs) else libraries

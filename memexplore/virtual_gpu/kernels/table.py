@@ -54,7 +54,7 @@ class Kind(enum.Enum):
     PLAN = "outputs and memory requests, where torch's fake kernel is missing or differs from CUDA"
     """`(args, kwargs) -> Plan`"""
     CUBLAS = "cuBLAS workspace"
-    """`(requests, outputs, workspaces) -> (requests, whether the thread must have a workspace)`"""
+    """`(args, kwargs, requests, outputs, workspaces) -> (requests, libraries whose workspaces the thread must have)`"""
     FAKE = "result in place of that of torch's fake kernel"
     """`(*args, **kwargs) -> result`"""
     OPS = "run by other ops or plans"
@@ -135,6 +135,7 @@ _REQUESTS: _Rows = [
     (reductions.foreach_norm, "cuda/ForeachReduceOp.cu", [_aten._foreach_norm.Scalar]),
     (reductions.cumulative, "ReduceOps.cpp", [_aten.cumsum.default, _aten.cumprod.default]),
     # Softmax, normalization, random numbers
+    (elementwise.softmax_backward, "cuda/SoftMax.cu", [_aten._softmax_backward_data.default]),
     (attention_memory.safe_softmax, "transformers/attention.cpp", [_aten._safe_softmax.default]),
     (normalization.group_norm, "cuda/group_norm_kernel.cu", [_aten.native_group_norm.default]),
     (normalization.group_norm_backward, "cuda/group_norm_kernel.cu", [_aten.native_group_norm_backward.default]),
@@ -153,6 +154,7 @@ _REQUESTS: _Rows = [
         "cuda/Indexing.cu",
         [_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default],
     ),
+    (indexing.embedding, "Embedding.cpp", [_aten.embedding.default]),
     (indexing.embedding_backward, "cuda/Embedding.cu", [_aten.embedding_dense_backward.default]),
     (
         indexing.embedding_bag,
@@ -213,7 +215,6 @@ _PLANS: _Rows = [
     (ctc.forward, "cuda/LossCTC.cu", [_aten._ctc_loss.default]),
     (ctc.backward, "cuda/LossCTC.cu", [_aten._ctc_loss_backward.default]),
     (ctc.cudnn, "cudnn/LossCTC.cpp", [_aten._cudnn_ctc_loss.default, _aten._cudnn_ctc_loss.Tensor]),
-    (rnn.forward, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default]),
     (rnn.lstm_cell, "cuda/RNN.cu", [_aten._thnn_fused_lstm_cell.default]),
     (rnn.gru_cell, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell.default]),
     (rnn.gru_cell_backward, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell_backward.default]),
@@ -231,10 +232,14 @@ _CUBLAS: _Rows = [
         "cuda/Blas.cpp",
         [
             *(_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default, _aten.vdot.default),
-            *(_aten.addmm.default, _aten.addmm_.default, _aten._addmm_activation.default),
             *(_aten.baddbmm.default, _aten.baddbmm_.default, _aten.addbmm.default, _aten.addmv.default),
         ],
-    )
+    ),
+    (
+        products.libraries_of_addmm,
+        "cuda/Blas.cpp",
+        [_aten.addmm.default, _aten.addmm_.default, _aten._addmm_activation.default],
+    ),
 ]
 
 _FAKE: _Rows = [
@@ -263,6 +268,7 @@ _OPS: _Rows = [
     (sparse.make, "sparse/SparseTensor.cpp", [_aten._sparse_coo_tensor_with_dims_and_tensors.default]),
     (sparse.from_dense, "TensorConversions.cpp", [_aten._to_sparse.default, _aten._to_sparse.sparse_dim]),
     (sparse.embedding_bag_backward, "EmbeddingBag.cpp", [_aten._embedding_bag_backward.default]),
+    (rnn.forward, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default]),
     (rnn.backward, "cudnn/RNN.cpp", [_aten._cudnn_rnn_backward.default]),
     (rnn.flatten_weight, "cudnn/RNN.cpp", [_aten._cudnn_rnn_flatten_weight.default]),
 ]

@@ -25,7 +25,7 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.torch_internals.tensors import is_view
 from memexplore.virtual_gpu.dispatch import autograd_engine
-from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.kernels import rnn, table
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
@@ -102,6 +102,18 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
+def _all_cast(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments cast to a dtype, the last one first.
+
+    PyTorch casts them in the arguments of a call in C++ (`WrapFunction_` in ATen/autocast_mode.h), which gcc evaluates
+    from right to left. Measured with torch 2.11 on an H100: bias, weight, input.
+    """
+    given = dict(reversed([(name, _cast(value, dtype)) for name, value in reversed(kwargs.items())]))
+    return tuple(reversed([_cast(value, dtype) for value in reversed(args)])), given
+
+
 def _guard() -> Any:
     return ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastPrivateUse1))
 
@@ -110,8 +122,7 @@ def _lower(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(BACKEND.type)
         with _guard():
-            args = tuple(_cast(value, dtype) for value in args)
-            kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
+            args, kwargs = _all_cast(args, kwargs, dtype)
             return op(*args, **kwargs)
 
     return kernel
@@ -124,8 +135,7 @@ def _fp32(op: Any) -> Callable[..., Any]:
         with _guard():
             if _release < since:
                 return op(*args, **kwargs)
-            args = tuple(_cast(value, torch.float32) for value in args)
-            kwargs = {name: _cast(value, torch.float32) for name, value in kwargs.items()}
+            args, kwargs = _all_cast(args, kwargs, torch.float32)
             return op(*args, **kwargs)
 
     return kernel
@@ -168,7 +178,7 @@ def _promote(op: Any) -> Callable[..., Any]:
                 return op(*args, **kwargs)
         dtype = _widest(args, torch.get_autocast_dtype(BACKEND.type))
         with _guard():
-            return op(*(_cast(value, dtype) for value in args), **kwargs)
+            return op(*_all_cast(args, {}, dtype)[0], **kwargs)
 
     autograd_engine.passes_through(kernel)
     return kernel
@@ -181,6 +191,26 @@ def _norm(op: Any) -> Callable[..., Any]:
             if _eligible(tensor) and tensor.dtype in (torch.float16, torch.bfloat16):
                 return torch.ops.aten.norm(tensor, *args, dtype=torch.float32)
             return op(tensor, *args)
+
+    return kernel
+
+
+def _recurrent(op: Any) -> Callable[..., Any]:
+    """_cudnn_rnn: all weights are copied into a buffer of half precision, also under bfloat16.
+
+    Source: _cudnn_rnn_cast_reflatten in cudnn/RNN.cpp.
+    """
+
+    def kernel(tensor: Any, weights: Any, stride: int, buffer: Any, *rest: Any) -> Any:
+        hidden, cell, mode, size, projected, layers = rest[:6]
+        with _guard():
+            first = weights[0] if buffer is None else buffer
+            if _eligible(first) and first.dtype is not torch.float16:
+                directions = 2 if rest[9] else 1
+                count = rnn.weight_count(mode, tensor.shape[-1], size, projected, layers, directions)
+                buffer, weights = rnn.flat_copies(weights, count, torch.float16)
+            states, _ = _all_cast((tensor, hidden, cell), {}, torch.float16)
+            return op(states[0], weights, stride, buffer, *states[1:], *rest[2:])
 
     return kernel
 
@@ -211,6 +241,7 @@ def _register() -> None:
                 aten.impl(name, make(op))
     aten.impl("norm.Scalar", _norm(torch.ops.aten.norm.Scalar))
     aten.impl("norm.ScalarOpt_dim", _norm(torch.ops.aten.norm.ScalarOpt_dim))
+    aten.impl("_cudnn_rnn", _recurrent(torch.ops.aten._cudnn_rnn.default))
     aten.impl("binary_cross_entropy", _refuse_binary_cross_entropy)
     _registered.extend((fallback, aten))
 

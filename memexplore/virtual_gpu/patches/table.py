@@ -138,10 +138,19 @@ def _scatter(self: Any, inputs: tuple[Any, ...], kwargs: Any, device_ids: Any) -
 
 
 class _SaveOnCpu(torch.autograd.graph.save_on_cpu):
-    """`save_on_cpu` without pinned memory: a pinned buffer would be a real one, as large as all that is saved."""
+    """`save_on_cpu` without pinned memory: a pinned buffer would be a real one, as large as all that is saved.
+
+    Pinned buffers are contiguous, so a tensor that is not, such as the transpose of a weight, is copied on the GPU.
+    """
 
     def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
         super().__init__(False, device_type)
+        if pin_memory:
+            self.pack_hook = lambda tensor: (
+                tensor.device,
+                tensor.to("cpu", memory_format=None if tensor.is_sparse else torch.contiguous_format),
+            )
+            self.unpack_hook = lambda packed: packed[1].to(packed[0], non_blocking=True)
 
 
 def _run_backward() -> Callable[..., Any]:
@@ -150,7 +159,7 @@ def _run_backward() -> Callable[..., Any]:
 
 def _is_acceptable(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `torch.backends.cudnn.is_acceptable`, with which `flatten_parameters` decides, for virtual tensors too."""
-    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    types = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
     def is_acceptable(tensor: torch.Tensor) -> bool:
         if is_virtual(tensor) and tensor.is_cuda:
