@@ -59,6 +59,8 @@ class Recording:
     def ended_by(self, error: BaseException) -> None:
         """Note the exception that ended the recorded program, for a caller that catches it inside the block."""
         self._end = endings.end_of(error)
+        if self._recorder is not None:
+            self._recorder.tag_unfinished_steps()
 
     @contextlib.contextmanager
     def ending_out_of_memory(self) -> Iterator[None]:

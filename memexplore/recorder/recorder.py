@@ -6,6 +6,7 @@ Each row has the op, module, phase, step and stack; `tape_builder` decides the c
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -287,6 +288,7 @@ class Recorder(Rows):
             for parameter in group["params"]:
                 self.tag_weight(parameter)
         self.tag_state(optimizer)
+        here.stepping = weakref.ref(optimizer)
         here.phase = _OPTIMIZER
         if self._threads.leads(here, trains=True):
             self.mark(_OPTIMIZER)
@@ -297,6 +299,7 @@ class Recorder(Rows):
         self.tag_state(optimizer)
         here = self._threads.here
         self._leave_optimizer(here)
+        here.stepping = None
         here.phase = _BACKWARD if here.in_backward else _OTHER
         here.in_backward = False
         if self._threads.leads(here, trains=True):
@@ -310,9 +313,20 @@ class Recorder(Rows):
             self.stacks.leave(here.optimizer)
             here.optimizer = None
 
-    def finish(self) -> None:
-        """Close the calls that an exception left open."""
+    def tag_unfinished_steps(self) -> None:
+        """Tag the state that optimizers have made in a step that an exception ended.
+
+        Call it while the exception is handled: its frames may be the last that keep the optimizer.
+        """
         self.settle()
+        for state in self._threads.states:
+            optimizer = state.stepping() if state.stepping is not None else None
+            if optimizer is not None:
+                self.tag_state(optimizer)
+
+    def finish(self) -> None:
+        """Close the calls and the steps of optimizers that an exception left open."""
+        self.tag_unfinished_steps()
         for call in self._threads.close_calls():
             self.call_ends_at[call] = len(self.events)
 

@@ -7,6 +7,7 @@ Steps are counted, and the beginnings of phases marked, in one thread at a time,
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class ThreadState:
         """Number of the first node that the step after the last update of an optimizer may have made."""
         self.optimizer: Outer | None = None
         """The stack outside of the optimizer that steps; also after one that raised."""
+        self.stepping: weakref.ref[torch.optim.Optimizer] | None = None
+        """The optimizer that steps; also after one that raised."""
 
     def forget_forwards(self) -> None:
         """Remove what made the nodes of steps before the last update of an optimizer."""
