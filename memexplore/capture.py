@@ -20,6 +20,7 @@ from memexplore.analysis import stream_timing, verdict, verdict_content
 from memexplore.analysis.picture import with_whole
 from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
+from memexplore.process_limit import limited
 from memexplore.recorder import endings, history_api, module_hooks, tape_builder
 from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
 from memexplore.recorder.recorder import Recorder
@@ -190,7 +191,7 @@ def unlimited(gpu: Gpu) -> Gpu:
     >>> unlimited(gpu_catalogue.find("T4")).total
     1125899906842624
     """
-    return dataclasses.replace(gpu, total=UNLIMITED)
+    return dataclasses.replace(gpu, total=UNLIMITED, limit=None)
 
 
 def release_or_installed(requested: str | None) -> str:
@@ -249,6 +250,8 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
         notes = (*meta.notes, *map(encodable, found))
         end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
         ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
+        # The program may have set the limit in the block.
+        ended = limited(ended, virtual_gpu.allocator.limit if virtual_gpu is not None else real.limit())
         tape = tape_builder.build(recorder, ended)
         if virtual_gpu is not None and ended.ending is not Ending.OUT_OF_MEMORY:
             late, early = tape_builder.late_ends(recorder, tape), tape_builder.early_begins(recorder, tape)
@@ -278,17 +281,18 @@ def versions(release: str) -> dict[str, str]:
 def predicted(device: VirtualGpu) -> Meta:
     """Return the metadata of tapes of a virtual GPU."""
     gpu = device.gpu
-    return Meta(
+    found = Meta(
         source=Source.PREDICTED,
         device=gpu.name,
         gpu=gpu.key,
-        capacity=gpu.capacity,
+        capacity=gpu.total - gpu.outside,
         total=gpu.total,
         settings=str(device.settings),
         versions=versions(device.release),
         notes=(gpu.note,) if gpu.note else (),
         os=device.os,
     )
+    return limited(found, device.allocator.limit)
 
 
 def simulate(

@@ -64,16 +64,18 @@ class Gpu:
     note: str = ""
     outside_range: tuple[int, int] = (0, 0)
     """Lowest and highest value of `outside` over workloads."""
+    limit: int | None = None
+    """Bytes that one process may reserve (`torch.cuda.set_per_process_memory_fraction`), None without a limit."""
 
     @property
     def capacity(self) -> int:
-        """Bytes that the allocator can reserve: `total` minus `outside`.
+        """Bytes that the allocator can reserve: `total` minus `outside`, or `limit` if it is less.
 
         >>> gpu = find("T4")
-        >>> gpu.capacity == gpu.total - gpu.outside
-        True
+        >>> gpu.capacity == gpu.total - gpu.outside, dataclasses.replace(gpu, limit=1 << 30).capacity
+        (True, 1073741824)
         """
-        return self.total - self.outside
+        return min(self.total - self.outside, self.total if self.limit is None else self.limit)
 
     def for_release(self, release: str | None) -> Gpu:
         """Return the GPU with the `outside` of a torch release, by default of the newest release with a reading.
@@ -322,7 +324,6 @@ def find(text: str) -> Gpu:
 
     >>> find("rtx4090").name, find("24GiB").compute_capability
     ('NVIDIA GeForce RTX 4090', (8, 0))
-
     >>> find("p4d.24xlarge").key, find("MI300X").name
     ('A100 40GB', 'AMD Instinct MI300X')
 

@@ -100,7 +100,8 @@ class Meta(NamedTuple):
     gpu: str | None = None
     """Key of the entry in the GPU catalogue (`gpu_catalogue.find`), None without an entry."""
     capacity: int | None = None
-    """Bytes that the allocator can reserve: total memory minus memory outside the allocator."""
+    """Bytes that the allocator can reserve: total memory minus memory outside the allocator, or the limit of
+    `torch.cuda.set_per_process_memory_fraction` if it is less."""
     total: int | None = None
     """Bytes of the whole device."""
     settings: str = ""
@@ -133,6 +134,10 @@ class Meta(NamedTuple):
     before the next one begins, which frees what only the collective held; None if that frees nothing earlier."""
     early_reserved: int | None = None
     """Peak of the reserved bytes of that run."""
+    limit: int | None = None
+    """Bytes that the process may reserve (`torch.cuda.set_per_process_memory_fraction`), None without a limit."""
+    capacity_without_limit: int | None = None
+    """`capacity` as it would be without `limit`; None where no limit lowers it."""
 
 
 COLUMNS: dict[str, Any] = {

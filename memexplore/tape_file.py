@@ -253,6 +253,8 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "late_reserved": _bytes_or_none,
     "early_allocated": _bytes_or_none,
     "early_reserved": _bytes_or_none,
+    "limit": _bytes_or_none,
+    "capacity_without_limit": _bytes_or_none,
 }
 
 

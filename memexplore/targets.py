@@ -85,17 +85,20 @@ def free_now(device: torch.device, own: int = 0) -> Gpu:
 
     That is what is free, the cache of this process's allocator, and `own`: bytes of tensors on the GPU that the
     program makes again. What other processes and other tensors of this process have is taken; so is the memory outside
-    the allocator, also as far as it is not taken yet, as kernels are loaded at their first call.
+    the allocator, also as far as it is not taken yet, as kernels are loaded at their first call. A limit on what this
+    process may reserve holds for its other tensors too.
     """
     free, total = torch.cuda.mem_get_info(device)
     reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     gpu = cuda.catalogue_gpu(device).for_release(capture.release_or_installed(None))
-    taken = max(total - free - reserved, gpu.outside) + max(allocated - own, 0)
+    others = max(allocated - own, 0)
+    taken = max(total - free - reserved, gpu.outside) + others
+    limit = None if gpu.limit is None else max(gpu.limit - others, 0)
     note = (
         f"{size_text(taken)} of {size_text(total)} are taken right now: by CUDA and its kernels, other processes, and "
         "other tensors of this process."
     )
-    return dataclasses.replace(gpu, key="this GPU", total=total, outside=min(taken, total), note=note)
+    return dataclasses.replace(gpu, key="this GPU", total=total, outside=min(taken, total), note=note, limit=limit)
 
 
 def bytes_on(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:

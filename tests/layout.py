@@ -29,7 +29,7 @@ LEVELS = [
         "torch_internals",
     },
     {"tape", "gpu_catalogue"},
-    {"rented_gpus"},
+    {"rented_gpus", "process_limit"},
     {"allocator"},
     {"tape_file"},
     {"analysis"},

@@ -58,7 +58,7 @@ class AllocatorCore(Segments):
         self._freed_in_capture: dict[Block, None] = {}
         self._streams_in_capture: dict[Block, set[int]] = {}
         self._rounds_to_powers = any(self.settings.roundup_power2_divisions)
-        self.set_memory_fraction(self.settings.per_process_memory_fraction)
+        self.limit_to(self.settings.limit(self.total))
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit reserved memory to a fraction of the device's memory; 1 removes the limit.
@@ -67,7 +67,11 @@ class AllocatorCore(Segments):
         """
         if not 0 <= fraction <= 1:
             raise ValueError(f"invalid fraction: {fraction}. Please set within [0, 1].")
-        self.limit = int(fraction * self.total) if fraction < 1 else None
+        self.limit_to(int(fraction * self.total) if fraction < 1 else None)
+
+    def limit_to(self, limit: int | None) -> None:
+        """Limit reserved memory to some bytes; None removes the limit."""
+        self.limit = limit
         self._collects_garbage = self.limit is not None and self.settings.garbage_collection_threshold > 0
         conditions = self.settings.expandable_segments or self.settings.max_split_size < UNLIMITED
         self._best_fit_suffices = not conditions and not self._collects_garbage

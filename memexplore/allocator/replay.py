@@ -15,6 +15,7 @@ from memexplore.allocator.gc_pause import gc_paused
 from memexplore.allocator.placement import Placement, placement_on
 from memexplore.allocator.restore import restore
 from memexplore.allocator.settings import SMALL_SEGMENT, Settings
+from memexplore.process_limit import limited
 from memexplore.tape import Action, Ending, Tape
 
 _DEFAULT_RELEASE = "2.11"  # for tapes without a torch version: free blocks had one order from 1.x to 2.11
@@ -98,16 +99,19 @@ class _Replay:
         """Addresses of the tape whose free completed before the tape's own row."""
         self.highest = int((tape.address + tape.size).max(initial=0))
         self.dropped = np.isin(tape.action, (*GROWTH, *_RELEASES))
+        meta = tape.meta
         self.allocator = AllocatorCore(
             settings,
-            capacity=tape.meta.capacity,
-            total=tape.meta.total,
+            capacity=limited(meta, None).capacity,
+            total=meta.total,
             release=release_of(tape),
             on_event=self._event,
             choose_address=self._recorded_address if keeps_addresses else None,
-            placement=placement_on(tape.meta.os) if placement is None else placement,
+            placement=placement_on(meta.os) if placement is None else placement,
             finished=lambda stream: False,
         )
+        if meta.capacity_without_limit is not None:
+            self.allocator.limit_to(meta.capacity)
         self.allocator.on_pending_completed = self._complete_early
         begin, self.blocks = restore(tape, self.allocator) if keeps_addresses else (0, {})
         self.dropped[:begin] = False

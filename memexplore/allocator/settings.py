@@ -125,6 +125,14 @@ class Settings:
                 raise ValueError(f"{shown(name)} is not an allocator setting; write one of {', '.join(_READERS)}")
         return cls(**values)  # type: ignore[arg-type]
 
+    def limit(self, total: int) -> int | None:
+        """Return the bytes that a process may reserve on a device of `total` bytes, None without a limit.
+
+        >>> Settings.parse("per_process_memory_fraction:0.25").limit(4096), Settings().limit(4096)
+        (1024, None)
+        """
+        return int(self.per_process_memory_fraction * total) if self.per_process_memory_fraction < 1 else None
+
     def __str__(self) -> str:
         default = Settings()
         parts = []

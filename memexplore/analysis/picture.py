@@ -53,6 +53,7 @@ def with_whole(tape: Tape, unlimited: Tape) -> Tape:
     columns["time"][at] = unlimited.time[at]
     meta, device = unlimited.meta, tape.meta
     meta = meta._replace(device=device.device, gpu=device.gpu, capacity=device.capacity, total=device.total)
+    meta = meta._replace(limit=device.limit, capacity_without_limit=device.capacity_without_limit)
     meta = meta._replace(settings=device.settings, ending=Ending.OUT_OF_MEMORY, error=device.error)
     for column in columns.values():
         column.flags.writeable = False

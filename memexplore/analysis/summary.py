@@ -17,7 +17,8 @@ from memexplore.tape import Category, Tape
 def summary(tape: Tape) -> dict[str, Any]:
     """Return the object of ``memexplore run --json``; sizes in bytes.
 
-    Keys `source`, `gpu`, `capacity` (None on a CPU), `outcome` (a `Verdict`), `error` (what ended the program, or
+    Keys `source`, `gpu`, `capacity` (None on a CPU), `capacity_without_limit` (None unless the process has a limit
+    below it), `outcome` (a `Verdict`), `error` (what ended the program, or
     None), `peak_requested`, `peak_allocated`, `peak_reserved`, `steps` (training steps that began), `at_peak` with
     `step`, `phase`, `layer`, `op`, `line` of the row that reaches the peak allocated and `by_category`, allocated bytes
     by category, which sum to the peak; `failed_request`, the request that ended the program out of memory, or None, and
@@ -41,6 +42,7 @@ def summary(tape: Tape) -> dict[str, Any]:
         "source": tape.meta.source.value,
         "gpu": tape.meta.gpu or tape.meta.device,
         "capacity": tape.meta.capacity,
+        "capacity_without_limit": tape.meta.capacity_without_limit,
         "outcome": verdict(tape).value,
         "error": tape.meta.error or None,
         "peak_requested": peak(tape, "requested")[0],

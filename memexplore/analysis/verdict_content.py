@@ -10,6 +10,7 @@ import enum
 import re
 from typing import NamedTuple
 
+from memexplore.analysis.budget import budget, in_unit_of, limit_setter, owner, short_name
 from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
 from memexplore.analysis.growth import leak
 from memexplore.analysis.levers import lever
@@ -18,7 +19,7 @@ from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
 from memexplore.tape import Category, Ending, Tape
-from memexplore.units import parse_size, size_text
+from memexplore.units import size_text
 
 TIGHT = 0.05
 """A run fits tightly if less than this share of the device is left."""
@@ -157,6 +158,7 @@ def _fits(tape: Tape) -> VerdictContent:
         f"Peak {_held(tape)}{_at(tape)}",
         _shares(tape) if has_room else _shares_and_lever(tape),
         caught_text(tape).removesuffix("."),
+        _limit(tape),
         _source(tape),
     ]
     if capacity is None:
@@ -166,7 +168,7 @@ def _fits(tape: Tape) -> VerdictContent:
     spare = capacity - used
     is_tight = spare - most_of_nccl(tape) < capacity * TIGHT
     rest = "" if spare > 0 else "nothing to spare"
-    headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, _short_name(tape), rest=rest)}"
+    headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, owner(tape.meta), rest=rest)}"
     return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)
 
 
@@ -185,7 +187,7 @@ def _growing(tape: Tape) -> VerdictContent | None:
     category = Category(int(tape.category[found.row])).text.capitalize()
     kept = f"{category} memory allocated {held}is kept from step to step"
     so_far = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
-    details = [kept, so_far, _shares(tape), _source(tape)]
+    details = [kept, so_far, _shares(tape), _limit(tape), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where, grows=where[0] if where else None)
 
 
@@ -213,6 +215,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         _gaps(tape, row) if needed is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
         caught_text(tape).removesuffix("."),
+        _limit(tape),
         _sources(tape),
     ]
     where_grows = _places(tape, found.row)[:1] if found is not None else ()
@@ -235,11 +238,12 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     if capacity is None:
         return f"Out of memory: needs {more}{size_text(size)}"
     if size > capacity:
-        return f"N{budget(size, capacity, _short_name(tape), more=more)[1:]}"
+        return f"N{budget(size, capacity, owner(tape.meta), more=more)[1:]}"
     # There was enough memory, in gaps between blocks, or too little for a new segment.
     free = capacity - int(curve(tape, "active")[row])
     share = f"{in_unit_of(free, capacity)} of {size_text(capacity)}"
-    return f"Does not fit {_short_name(tape)}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
+    where = "the limit of this process" if _limit(tape) else _short_name(tape)
+    return f"Does not fit {where}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
 
 
 def _gaps(tape: Tape, row: int) -> str:
@@ -268,6 +272,7 @@ def _ended_early(tape: Tape) -> VerdictContent:
         _shares(tape),
         caught_text(tape).removesuffix("."),
         f"assumed before the error: {name_cells('; '.join(assumed))}" if assumed else "",
+        _limit(tape),
         _source(tape),
     ]
     return _content(tape, Level.ERROR, headline, parts, (place(line["line"]),) if line else ())
@@ -334,39 +339,21 @@ def _largest(tape: Tape) -> list[tuple[Category, float]]:
     return sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1])[:2]
 
 
-def budget(needed: int, capacity: int, device: str, *, more: str = "", rest: str = "") -> str:
-    """Return what a run needs, what the device has, and the rest, each without its unit if that before has the same.
-
-    `more` stands before the first size, and `rest` replaces the rest.
-
-    >>> budget(3 << 30, 2 << 30, "T4", more="more than "), budget(326 << 20, 1 << 30, "T4")
-    ('needs more than 3.00 GiB · T4 has 2.00 · 1.00 over', 'needs 326 MiB · T4 has 1.00 GiB · 698 MiB to spare')
-    """
-    left = in_unit_of(abs(capacity - needed), capacity)
-    rest = rest or f"{left} {'over' if needed > capacity else 'to spare'}"
-    return f"needs {more}{size_text(needed)} · {device} has {in_unit_of(capacity, needed)} · {rest}"
-
-
 def _has(tape: Tape, other: int) -> str:
     capacity = tape.meta.capacity or 0
-    return f"{_short_name(tape)} has {in_unit_of(capacity, other) if other else size_text(capacity)}"
+    return f"{owner(tape.meta)} {in_unit_of(capacity, other) if other else size_text(capacity)}"
+
+
+def _limit(tape: Tape) -> str:
+    """Return the limit on the memory of the process and what the GPU has beside; empty without a limit."""
+    whole = tape.meta.capacity_without_limit
+    if whole is None:
+        return ""
+    return f"{limit_setter(tape.meta)} sets this limit: {_short_name(tape)} has {size_text(whole)}"
 
 
 def _short_name(tape: Tape) -> str:
     return short_name(tape.meta.gpu or tape.meta.device)
-
-
-def short_name(name: str) -> str:
-    """Return the name of a device for a sentence.
-
-    >>> short_name("T4"), short_name("24.0 GiB")
-    ('T4', 'the GPU')
-    """
-    try:
-        parse_size(name)
-    except ValueError:
-        return name
-    return "the GPU"  # its name is its size
 
 
 def _sources(tape: Tape) -> str:
@@ -380,13 +367,3 @@ def _source(tape: Tape) -> str:
     torch = tape.meta.versions.get("torch", "")
     release = ".".join(torch.split("+")[0].split(".")[:2])
     return f"{tape.meta.source}, torch {release}" if release else str(tape.meta.source)
-
-
-def in_unit_of(size: int, other: int) -> str:
-    """Return a size as text, without its unit if `other` has the same unit.
-
-    >>> in_unit_of(3 << 29, 1 << 30), in_unit_of(3 << 19, 1 << 30)
-    ('1.50', '1.50 MiB')
-    """
-    number, unit = size_text(size).split(" ")
-    return number if unit == size_text(other).split(" ")[1] else f"{number} {unit}"

@@ -30,7 +30,7 @@ class Scale(NamedTuple):
     capacity: int | None
     """Position of the capacity line; None without a capacity or for one too far above the curves."""
     capacity_text: str
-    """Label of the capacity; empty without a capacity."""
+    """Label of the capacity, or of the limit of the process; empty without a capacity."""
 
 
 def scale(tape: Tape, other_peak: int = 0, rows: tuple[int, int] | None = None) -> Scale:
@@ -56,7 +56,7 @@ def scale(tape: Tape, other_peak: int = 0, rows: tuple[int, int] | None = None) 
         tallest = max(tallest, min(end.allocated + end.requested, _MAX_DRAWN_REQUEST * max(highest, capacity or 0)))
     if capacity is None:
         return Scale(allocated, row, highest, tallest, None, "")
-    text = f"capacity {size_text(capacity)}"
+    text = f"{'capacity' if tape.meta.capacity_without_limit is None else 'limit'} {size_text(capacity)}"
     if capacity > _MAX_DRAWN_CAPACITY * tallest:
         times = capacity / highest
         if allocated:

@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from memexplore.live.driver_memory import DriverMemory, Outside
+from memexplore.recorder.cuda import memory_limit
 from memexplore.virtual_gpu.device import VirtualGpu, active
 from memexplore.virtual_gpu.dispatch import runner
 
@@ -59,7 +60,11 @@ class Counters(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """Bytes that the allocator can reserve, None where there is no allocator."""
+        """Bytes that the allocator can reserve now, None where there is no allocator."""
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of the process on the bytes that the allocator reserves, None where none lowers `capacity`."""
 
     def begin(self) -> None:
         """Begin a step."""
@@ -79,9 +84,19 @@ class VirtualCounters:
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu, self._allocator = gpu, gpu.allocator
-        self.device, self.capacity = gpu.gpu.name, gpu.gpu.capacity
+        self.device = gpu.gpu.name
         allocator = self._allocator
         self.allocated: Callable[[], int] | None = lambda: allocator.allocated
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the allocator can reserve now."""
+        return self._allocator.capacity if self.limit is None else self.limit
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of the process, None where none lowers `capacity`."""
+        return _limit_below(self._allocator.capacity, self._allocator.limit)
 
     def begin(self) -> None:
         """Begin a step."""
@@ -118,10 +133,21 @@ class CudaCounters:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.device = str(device)
-        self.capacity = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        self._free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         self._driver = DriverMemory(device)
         self._highest = self._highest_reserved = self._before = self._before_reserved = 0
         self.allocated: Callable[[], int] | None = self._sample
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the allocator could reserve when watching began, or the limit of the process if it is less."""
+        limit = self.limit
+        return self._free if limit is None else limit
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of the process, None where none lowers `capacity`."""
+        return _limit_below(self._free, memory_limit(self._device))
 
     def _sample(self) -> int:
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
@@ -168,6 +194,7 @@ class NoCounters:
 
     device = "cpu"
     capacity: int | None = None
+    limit: int | None = None
     allocated: Callable[[], int] | None = None
 
     def begin(self) -> None:
@@ -184,6 +211,10 @@ class NoCounters:
     def outside(self) -> Outside | None:
         """Return None."""
         return None
+
+
+def _limit_below(free: int, limit: int | None) -> int | None:
+    return limit if limit is not None and limit < free else None
 
 
 def counters_of(device: torch.device | None) -> Counters:

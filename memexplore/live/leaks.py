@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +74,7 @@ class _Place(NamedTuple):
 class Leaks:
     """Follows the memory at the borders of steps."""
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: Callable[[], int | None]) -> None:
         self._capacity = capacity
         self._points: list[tuple[int, int]] = []
         """Step and bytes allocated after it, thinned by dropping every second point."""
@@ -125,7 +125,7 @@ class Leaks:
         if not self._matters(rate):
             return None
         full_at = None
-        if self._capacity is not None:
+        if self._capacity() is not None:
             full_at = self._last + math.ceil(self._room() / rate)
         return Leak(rate, since, full_at, layer, line, blocks)
 
@@ -156,7 +156,8 @@ class Leaks:
 
     def _room(self) -> int:
         """Bytes that growth can still take; without a capacity as many as are used."""
-        return self._used if self._capacity is None else max(self._capacity - self._used, 0)
+        capacity = self._capacity()
+        return self._used if capacity is None else max(capacity - self._used, 0)
 
     def _matters(self, rate: int) -> bool:
         return rate > 0 and self._room() / rate <= LONGEST_TRAINING

@@ -126,7 +126,7 @@ class Live(InLoop):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not measured, one sentence each."""
+        """What is not measured, and what limits the process, one sentence each."""
         watcher = self._session.watcher
         return tuple(notes.of_now(self._store, self._control, watcher.counters, watcher.step.micro_batches))
 

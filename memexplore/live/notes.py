@@ -1,4 +1,4 @@
-"""Sentences about what a watched run does not measure: its state goes in, the notes of `Live` come out."""
+"""Sentences about a watched run, such as what is not measured: its state goes in, the notes of `Live` come out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from memexplore.live.control import Control
 from memexplore.live.counters import Counters, VirtualCounters
 from memexplore.live.store import Store
 from memexplore.torch_internals.state import compiler_is_used
+from memexplore.units import size_text
 
 _MANY = 20
 """Steps or calls after which a note says why the run has no step of its own."""
@@ -14,7 +15,21 @@ _MANY = 20
 
 def of_now(store: Store, control: Control, counters: Counters, calls: int) -> list[str]:
     """Return the notes of a run that hold now. `calls` are the calls of models in the step that runs."""
-    return [*store.notes, *_steps_are_missing(store, control, calls), *_is_on_the_cpu(store, control, counters)]
+    return [
+        *store.notes,
+        *_is_limited(counters),
+        *_steps_are_missing(store, control, calls),
+        *_is_on_the_cpu(store, control, counters),
+    ]
+
+
+def _is_limited(counters: Counters) -> list[str]:
+    if counters.limit is None:
+        return []
+    return [
+        f"This process may use {size_text(counters.limit)} of the {counters.device}: "
+        "torch.cuda.set_per_process_memory_fraction sets this limit."
+    ]
 
 
 def _steps_are_missing(store: Store, control: Control, calls: int) -> list[str]:

@@ -101,7 +101,7 @@ class Current:
 class Store:
     """Everything that `Live` shows, in bounded memory."""
 
-    def __init__(self, capacity: int | None, schedule: Schedule, names: Names) -> None:
+    def __init__(self, capacity: Callable[[], int | None], schedule: Schedule, names: Names) -> None:
         self.history: History[StepRow] = History(numbers, lambda row: row.peak_allocated or 0, lambda row: row.step)
         self.layers = LayerHistory()
         self.recorded = RecordedSteps()

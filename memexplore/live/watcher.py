@@ -51,7 +51,7 @@ class Watcher:
         self.counters, self.schedule = counters, schedule
         self._record = record
         self.names = Names()
-        self.store = Store(counters.capacity, schedule, self.names)
+        self.store = Store(lambda: counters.capacity, schedule, self.names)
         self.layers = LayerMeter(self.names, counters.allocated)
         self.hook_calls: Callable[[bool], None] = lambda on: None
         """Installs or removes the hooks `before_call` and `after_call`."""

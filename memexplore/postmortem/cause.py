@@ -15,6 +15,7 @@ from memexplore.postmortem import counterfactual
 from memexplore.postmortem.evidence_types import Evidence
 from memexplore.postmortem.held import held_groups
 from memexplore.postmortem.held_types import Held, What
+from memexplore.process_limit import limited
 from memexplore.tape import Phase, Tape
 
 _LEAST_OTHERS = 64 << 20
@@ -53,6 +54,8 @@ class Finding(NamedTuple):
     fits_expandable: bool
     state_to_come: int = 0
     """`Evidence.state_to_come`."""
+    fits_without_limit: bool = False
+    """Whether the request succeeds without the limit of the process, by replaying the tape."""
 
 
 def finding(tape: Tape, evidence: Evidence | None) -> Finding:
@@ -63,7 +66,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     other processes have, counts before fragmentation where it is more than all that is free. A setting cures
     fragmentation only if the run can go on with it: not the rest of an optimizer's state that does not fit, a result
     that is longer with each call, memory that each call adds to and that is soon full, nor a forward or backward pass
-    whose rest does not fit, or is not known.
+    whose rest does not fit, or is not known. What other processes have is a cause only where the limit of the process
+    lets it use more.
     """
     groups = held_groups(tape, evidence)
     others, processes = _others(tape, evidence)
@@ -73,9 +77,11 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     missing = max(counterfactual.missing(tape), to_come - unused)
     expandable = to_come <= unused and counterfactual.fits_expandable(tape)
 
+    unlimited = counterfactual.fits_without_limit(tape)
+
     def found(cause: Cause, first: list[Held]) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
-        return Finding(cause, tuple(held), missing, others, processes, expandable, to_come)
+        return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited)
 
     growing = [group for group in groups if group.what in (What.GROWS, What.SUMMED_GRAPHS, What.LONG_GRAPH)]
     if enough := _enough(tape, growing, missing):
@@ -139,7 +145,7 @@ def _others(tape: Tape, evidence: Evidence | None) -> tuple[int, tuple[tuple[int
     """Return the bytes of other processes: as the error names them, else what is outside the allocator too much."""
     if evidence is not None and evidence.message.others:
         return sum(size for _, size in evidence.message.others), evidence.message.others
-    meta = tape.meta
+    meta = limited(tape.meta, None)
     if meta.capacity is None or meta.total is None:
         return 0, ()
     gpu = None

@@ -14,6 +14,7 @@ import numpy as np
 from memexplore.allocator import replay
 from memexplore.allocator.settings import Settings
 from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
+from memexplore.process_limit import limited
 from memexplore.tape import COLUMNS, Action, Phase, Tape
 
 _RISES = 3
@@ -43,11 +44,28 @@ def fits_expandable(tape: Tape) -> bool:
 
 
 def fits_with(tape: Tape, more: int) -> bool:
-    """Return whether the request succeeds on a device with `more` bytes."""
-    capacity = tape.meta.capacity
-    if capacity is None or more <= 0:
+    """Return whether the request succeeds on a device with `more` bytes, under the same limit of the process."""
+    whole = limited(tape.meta, None)
+    if whole.capacity is None or more <= 0:
         return False
-    return _succeeds(tape.replace(meta=tape.meta._replace(capacity=capacity + more)), None)
+    meta = limited(whole._replace(capacity=whole.capacity + more), tape.meta.limit)
+    return meta.capacity != tape.meta.capacity and _succeeds(tape.replace(meta=meta), None)
+
+
+def fits_without_limit(tape: Tape) -> bool:
+    """Return whether the request succeeds without the limit of the process; False where no limit lowers the capacity.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> meta = limited(Meta(Source.PREDICTED, "8 MiB GPU", capacity=8 << 20), 1 << 20)
+    >>> tape = Tape.from_columns({"action": [Action.OOM], "address": [-1], "size": [1024]}, meta=meta)
+    >>> fits_without_limit(tape), fits_with(tape, 8 << 20)
+    (True, False)
+    """
+    settings = _settings(tape)
+    if tape.meta.capacity_without_limit is None or settings is None:
+        return False
+    free = tape.replace(meta=limited(tape.meta, None))
+    return _succeeds(free, dataclasses.replace(settings, per_process_memory_fraction=1.0))
 
 
 def fits_without(tape: Tape, rows: Collection[int]) -> bool:

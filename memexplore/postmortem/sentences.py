@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memexplore.analysis.budget import in_unit_of, limit_text, short_name
 from memexplore.analysis.places import place
-from memexplore.analysis.verdict_content import in_unit_of, short_name
 from memexplore.postmortem.cause import Cause
 from memexplore.postmortem.held_types import Held, What
+from memexplore.postmortem.processes import MOST_PROCESSES, named_processes
 from memexplore.tape import Phase
 from memexplore.units import size_text
 
@@ -72,7 +73,8 @@ def _memory(found: PostMortem) -> str:
         parts.append(f"{size_text(memory.outside)} outside the allocator")
     size = memory.total or memory.capacity
     whole = f"Of {size_text(size)}, {device}" if size else device[0].upper() + device[1:]
-    return f"{whole} had {', '.join(parts[:-1])} and {parts[-1]}."
+    limit = limit_text(found.tape.meta)
+    return f"{whole} had {', '.join(parts[:-1])} and {parts[-1]}{f'; {limit}' if limit else ''}."
 
 
 def _cause(found: PostMortem) -> str:
@@ -95,21 +97,22 @@ def _too_much(found: PostMortem) -> str:
         for kind, size in found.by_category[:2]
         if size / allocated >= 0.005
     ]
-    holds = f"{' and '.join(shares)} fill the GPU" if shares else "the request is larger than the GPU"
-    free = found.memory.gaps + (found.memory.free or 0)
+    room = "the GPU" if found.memory.limit is None else "what this process may use"
+    holds = f"{' and '.join(shares)} fill {room}" if shares else f"the request is larger than {room}"
+    unlimited = "; without the limit the request fits (replayed)" if found.fits_without_limit else ""
+    free = found.memory.usable
     if found.missing and found.state_to_come > free:
         return (
             f"{holds}, the optimizer has at least {size_text(found.state_to_come)} of its state still to allocate, and "
-            f"{size_text(free)} are free"
+            f"{size_text(free)} are free{unlimited}"
         )
     if found.missing:
-        return f"{holds}, and at least {size_text(found.missing)} are missing"
-    return f"{holds}, and the {size_text(free)} that are free are in pieces"
+        return f"{holds}, and at least {size_text(found.missing)} are missing{unlimited}"
+    return f"{holds}, and the {size_text(free)} that are free are in pieces{unlimited}"
 
 
 def _fragmentation(found: PostMortem) -> str:
-    memory = found.memory
-    free = memory.gaps + (memory.free or 0)
+    free = found.memory.usable
     return f"{size_text(free)} are free in pieces, and with expandable segments the same requests fit (replayed)"
 
 
@@ -175,7 +178,11 @@ def _held_text(group: Held) -> str:
 def _another_process(found: PostMortem) -> str:
     memory = found.memory
     total = memory.total or memory.capacity or 0
-    who = ", ".join(f"process {process}" for process, _ in found.processes) or "other processes"
-    holds = "holds" if len(found.processes) == 1 else "hold"
+    count = len(found.processes)
+    if count > MOST_PROCESSES:
+        who = f"{count} processes, the largest of which are {named_processes(found.processes)},"
+    else:
+        who = ", ".join(f"process {process}" for process, _ in found.processes) or "other processes"
+    holds = "holds" if count == 1 else "hold"
     share = f"{in_unit_of(found.others, total)} of {size_text(total)}" if total else size_text(found.others)
     return f"{who} {holds} about {share}, and with that memory the request fits (replayed)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memexplore.analysis.budget import limit_setter
 from memexplore.analysis.curves import block_bytes
 from memexplore.postmortem.cause import Cause, Finding
 from memexplore.postmortem.counterfactual import alive
@@ -9,6 +10,7 @@ from memexplore.postmortem.evidence_types import Evidence
 from memexplore.postmortem.held import LAST_ERROR
 from memexplore.postmortem.held_types import Held, What
 from memexplore.postmortem.needs import of_need
+from memexplore.postmortem.processes import MOST_PROCESSES, named_processes
 from memexplore.postmortem.suggestion import Suggestion
 from memexplore.tape import Category, Tape
 from memexplore.units import size_text
@@ -32,6 +34,8 @@ def suggestions(tape: Tape, found: Finding, evidence: Evidence | None) -> tuple[
         result = [*of_need(tape, evidence), *result]
         if found.fits_expandable:
             result.append(_EXPANDABLE)
+    if found.fits_without_limit and found.cause is not Cause.LEAK:
+        result.insert(0 if found.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
     kept: dict[str, Suggestion] = {}
     for each in result:
         kept.setdefault(each.text, each)
@@ -47,9 +51,23 @@ _EXPANDABLE = Suggestion(
 )
 
 
+def _higher_limit(tape: Tape) -> Suggestion:
+    meta = tape.meta
+    free = size_text((meta.capacity_without_limit or 0) - (meta.capacity or 0))
+    text = (
+        f"Raise the limit of this process, which {limit_setter(meta)} sets: the GPU had {free} more. What the rest of "
+        "the step needs is not part of the replay."
+    )
+    by_function = limit_setter(meta).startswith("torch.cuda.")
+    return Suggestion(text, "torch.cuda.set_per_process_memory_fraction(1.0)" if by_function else "", 0, True)
+
+
 def _other_process(found: Finding) -> Suggestion:
-    names = ", ".join(f"{process} ({size_text(size)})" for process, size in found.processes)
-    who = f"process {names}" if len(found.processes) == 1 else f"the processes {names}" if names else "other processes"
+    count, names = len(found.processes), named_processes(found.processes)
+    if count > MOST_PROCESSES:
+        who = f"some of the {count} other processes, the largest of which are {names},"
+    else:
+        who = f"process {names}" if count == 1 else f"the processes {names}" if names else "other processes"
     return Suggestion(
         f"End {who} on this GPU, or use another GPU: nvidia-smi lists the processes.", "", found.others, True
     )

@@ -22,6 +22,7 @@ from memexplore.postmortem.held_types import Held
 from memexplore.postmortem.message import parse
 from memexplore.postmortem.suggestion import Suggestion
 from memexplore.postmortem.suggestions import suggestions
+from memexplore.process_limit import limited
 from memexplore.tape import Action, Category, Ending, Tape
 
 
@@ -48,9 +49,18 @@ class Memory(NamedTuple):
     free: int | None
     """Neither reserved nor outside the allocator."""
     capacity: int | None
+    """What the allocator can reserve without the limit of the process."""
     outside: int | None
     """Outside the allocator: CUDA context, kernels, and other processes."""
     total: int | None
+    limit: int | None = None
+    """Bytes that the process may reserve, where that is less than `capacity`; else None."""
+
+    @property
+    def usable(self) -> int:
+        """Bytes that the process could still use: gaps, and what is free within its limit."""
+        free = self.free or 0
+        return self.gaps + (free if self.limit is None else max(min(free, self.limit - self.reserved), 0))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -84,6 +94,8 @@ class PostMortem:
     """Bytes at least of the optimizer's state that the failed update had still to allocate."""
     complete: bool = True
     """Whether the walk over references came to its end in time."""
+    fits_without_limit: bool = False
+    """Whether the request succeeds without the limit of the process, by replaying the tape."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -111,7 +123,8 @@ class PostMortem:
         """Return the post-mortem as plain values, `post_mortem` in ``memexplore run --json``; sizes in bytes.
 
         Keys `cause`, `sentences`, `request`, `memory`, `missing`, `by_category`, `held` (without its rows), `holders`,
-        `suggestions`, `growth_per_step`, `other_processes`, `fits_with_expandable_segments` and `complete`.
+        `suggestions`, `growth_per_step`, `other_processes`, `fits_with_expandable_segments`, `fits_without_limit` and
+        `complete`.
         """
         return {
             "cause": self.cause.value,
@@ -129,6 +142,7 @@ class PostMortem:
             "growth_per_step": self.growth,
             "other_processes": self.others,
             "fits_with_expandable_segments": self.fits_expandable,
+            "fits_without_limit": self.fits_without_limit,
             "complete": self.complete,
         }
 
@@ -172,6 +186,7 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         fits_expandable=found.fits_expandable,
         state_to_come=found.state_to_come,
         complete=evidence is None or evidence.complete,
+        fits_without_limit=found.fits_without_limit,
     )
 
 
@@ -240,10 +255,12 @@ def _request(tape: Tape, evidence: Evidence | None) -> Request:
 
 def _memory(tape: Tape, row: int) -> Memory:
     allocated, active, reserved = (int(curve(tape, name)[row]) for name in ("allocated", "active", "reserved"))
-    capacity, total = tape.meta.capacity, tape.meta.total
+    whole = limited(tape.meta, None)
+    capacity, total = whole.capacity, whole.total
     free = max(capacity - reserved, 0) if capacity is not None else None
     outside = total - capacity if total is not None and capacity is not None else None
-    return Memory(allocated, reserved, reserved - active, free, capacity, outside, total)
+    limit = tape.meta.capacity if tape.meta.capacity_without_limit is not None else None
+    return Memory(allocated, reserved, reserved - active, free, capacity, outside, total, limit)
 
 
 def _shares(tape: Tape, row: int) -> tuple[tuple[str, int], ...]:

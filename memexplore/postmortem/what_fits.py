@@ -12,9 +12,11 @@ import threading
 from html import escape
 from typing import Any, NamedTuple
 
+from memexplore.allocator.settings import Settings
 from memexplore.gpu_catalogue import find
 from memexplore.knobs.knobs import Knobs
 from memexplore.postmortem.failed_step import FailedStep
+from memexplore.process_limit import limited
 from memexplore.search.advice import Advice, Option
 from memexplore.search.beside import Ended, Found, Report, SearchProcess
 from memexplore.search.progress import report_of, shown_in_place
@@ -97,12 +99,28 @@ class WhatFits(NamedTuple):
 
 
 def gpu_of(meta: Meta) -> str:
-    """Return the GPU as it is: its name, or its size where less than usual can be reserved."""
+    """Return the GPU as it is: its name, or its size where less than usual can be reserved.
+
+    A limit among the allocator's settings is set again by the settings of the search.
+    """
+    if _is_limited_by_settings(meta):
+        meta = limited(meta, None)
     try:
         gpu = find(meta.gpu or "").for_release(meta.versions.get("torch"))
     except ValueError:
         return f"{meta.capacity or 0}B"
     return gpu.key if meta.capacity in (None, gpu.capacity) else f"{meta.capacity}B"
+
+
+def _is_limited_by_settings(meta: Meta) -> bool:
+    return Settings.parse(meta.settings).per_process_memory_fraction < 1
+
+
+def _with_limit(advice: Advice | None, meta: Meta) -> Advice | None:
+    """Return advice whose GPU has the limit of the process that failed."""
+    if advice is None or meta.capacity_without_limit is None:
+        return advice
+    return dataclasses.replace(advice, gpu=dataclasses.replace(advice.gpu, limit=meta.capacity))
 
 
 class StepSearch:
@@ -133,7 +151,7 @@ class StepSearch:
                 self.step = self.step.otherwise
                 self._process = self._started()
                 return
-        self._report(event)
+        self._report(event._replace(advice=_with_limit(event.advice, self._meta)))
 
     def stop(self) -> None:
         """End the search without a further report."""

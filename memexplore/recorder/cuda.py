@@ -19,6 +19,7 @@ import torch
 
 from memexplore import gpu_catalogue, snapshot
 from memexplore.gpu_catalogue import Gpu
+from memexplore.process_limit import limited
 from memexplore.tape import COLUMNS, Action, Category, Meta, Os, Source, Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY
 
@@ -29,7 +30,7 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
     """Return the metadata of a recording on a CUDA device."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    return Meta(
+    found = Meta(
         source=Source.MEASURED,
         device=torch.cuda.get_device_name(device),
         gpu=catalogue_gpu(device).key,
@@ -39,6 +40,16 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
         versions=dict(versions),
         os=operating_system(sys.platform, platform.release()),
     )
+    return limited(found, memory_limit(device))
+
+
+def memory_limit(device: torch.device) -> int | None:
+    """Return the bytes that this process may reserve on a CUDA device, None without a limit.
+
+    `torch.cuda.set_per_process_memory_fraction` and the allocator setting of that name set the limit.
+    """
+    fraction = torch.cuda.get_per_process_memory_fraction(device)
+    return int(fraction * torch.cuda.get_device_properties(device).total_memory) if fraction < 1 else None
 
 
 def operating_system(system: str, kernel: str) -> Os:
@@ -53,22 +64,24 @@ def operating_system(system: str, kernel: str) -> Os:
 
 
 def catalogue_gpu(device: torch.device) -> Gpu:
-    """Return the catalogue entry of a CUDA device, with the memory of this device.
+    """Return the catalogue entry of a CUDA device, with the memory of this device and the limit of this process.
 
     A GPU missing in the catalogue is a `Gpu` of its size and compute capability.
     """
-    properties = torch.cuda.get_device_properties(device)
+    properties, limit = torch.cuda.get_device_properties(device), memory_limit(device)
     table = gpu_catalogue.gpus()
     # The RTX 3060 was sold with 8 and with 12 GB under one name.
     named = (table[table["name"] == properties.name]["total"] - properties.total_memory).abs()
     if len(named):
-        return dataclasses.replace(gpu_catalogue.find(str(named.idxmin())), total=properties.total_memory)
+        gpu = gpu_catalogue.find(str(named.idxmin()))
+        return dataclasses.replace(gpu, total=properties.total_memory, limit=limit)
     return dataclasses.replace(
         gpu_catalogue.find(f"{properties.total_memory}B"),
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,
         note="This GPU is not in the catalogue: its memory outside the allocator and its speed are unknown.",
+        limit=limit,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memexplore.process_limit import limited
 from memexplore.recorder import cuda, isolation
 from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
@@ -310,6 +311,10 @@ class RealDevice:
         """The recorder of the dispatch mode."""
         return self.mode.recorder
 
+    def limit(self) -> int | None:
+        """Return the bytes that this process may reserve on the device now, None without a limit."""
+        return cuda.memory_limit(self.device) if self.device.type == "cuda" else None
+
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Record the block; on a GPU the history of the allocator is recorded as well."""
@@ -358,5 +363,7 @@ class RealDevice:
             note = (
                 f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
             )
-            meta = meta._replace(capacity=(meta.capacity or held) - held, notes=(*meta.notes, note))
+            limit, whole = meta.limit, limited(meta, None)
+            meta = whole._replace(capacity=(whole.capacity or held) - held, notes=(*meta.notes, note))
+            meta = limited(meta, None if limit is None else max(limit - held, 0))
         return cuda.annotate(history, recorded.replace(meta=meta))

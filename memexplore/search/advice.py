@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore import gpu_catalogue
+from memexplore.analysis.budget import budget, owner_of
 from memexplore.analysis.tradeoffs import Point, frontier
-from memexplore.analysis.verdict_content import budget, short_name
 from memexplore.figures.values import paragraphs
 from memexplore.knobs import layouts
 from memexplore.knobs.choices import Precision
@@ -254,7 +254,9 @@ class Advice:
     def _answer(self) -> str:
         written, needed = self.as_written, self.as_written.peak_reserved
         rest = "but in pieces that are too large" if not written.fits and written.margin >= 0 else ""
-        line = f"{self._as_written} it {budget(needed, self.gpu.capacity, short_name(self.gpu.key), rest=rest)}."
+        line = f"{self._as_written} it {budget(needed, self.gpu.capacity, owner_of(self.gpu), rest=rest)}."
+        if self.gpu.limit is not None:
+            line += " The limit is that of torch.cuda.set_per_process_memory_fraction."
         if written.fits:
             return line
         largest = self.largest.get(Knobs())

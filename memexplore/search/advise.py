@@ -98,8 +98,8 @@ def advise(
     if budget < 1:
         raise ValueError(f"budget={budget} allows no run: give the number of runs that the search may take")
     sets = rented_gpus.rented_sets(prices)
-    name = _virtual_gpu(gpu or targets.default_target())
-    device = gpu_catalogue.find(name).for_release(release_or_installed(release))
+    name, limit = _virtual_gpu(gpu or targets.default_target())
+    device = dataclasses.replace(gpu_catalogue.find(name).for_release(release_or_installed(release)), limit=limit)
     with open_runner(
         step,
         gpu=name,
@@ -174,11 +174,17 @@ def _run_on(base: Knobs, run_setting: RunSetting, step: Step, knobs: Knobs, **ar
     return trial._replace(knobs=knobs), outcome._replace(knobs=knobs)
 
 
-def _virtual_gpu(target: str) -> str:
-    """The catalogue name, or the size, of the virtual GPU that predicts a target."""
+def _virtual_gpu(target: str) -> tuple[str, int | None]:
+    """Return the catalogue name, or the size, of the virtual GPU that predicts a target, and the limit of the process.
+
+    A process that may not use all of the real GPU gets a GPU of the size of the limit.
+    """
     if target == targets.CPU:
         raise ValueError("advice is what fits a GPU: give gpu= the name of one, such as T4")
-    return targets.gpu_of(target).key if targets.is_real(target) else target
+    if not targets.is_real(target):
+        return target, None
+    gpu = targets.gpu_of(target)
+    return (gpu.key, None) if gpu.limit != gpu.capacity else (f"{gpu.limit}B", gpu.limit)
 
 
 def _search(log: RunLog, step: Step, single: tuple[Candidate, ...], budget: int) -> None:

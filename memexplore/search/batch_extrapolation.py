@@ -90,7 +90,7 @@ _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 def _largest(tape: Tape, batch: int, bytes_per_sample: NDArray[np.float64], capacity: int, unit: int) -> int | None:
     """Return the largest multiple of `unit` that fits if each size of a tape of `batch` samples grows linearly."""
     settings = Settings.parse(tape.meta.settings)
-    meta = tape.meta._replace(capacity=capacity, total=capacity)
+    meta = tape.meta._replace(capacity=capacity, limit=None, capacity_without_limit=None)
 
     def fits(units: int) -> bool:
         size = np.rint(tape.size + bytes_per_sample * (units * unit - batch)).astype(np.int64)

@@ -157,7 +157,10 @@ def run_unlimited(
         return outcome_of(
             lambda one, on: run(step, one, gpu=on, release=release, os=os), knobs, gpu, samples, None, whole
         )
+    settings = capture.settings_of(knobs.settings or "")
     capacity = device.for_release(capture.release_or_installed(release)).capacity
+    limit = settings.limit(device.total)
+    capacity = capacity if limit is None else min(capacity, limit)
     known = _known_to_fit(whole.tape, capacity)
     trial = derived_trial(step, knobs, gpu, release, os) if known is None else None
     return whole, _outcome(knobs, device, capacity, samples, trial or whole, fits=known or trial is not None)

@@ -125,8 +125,10 @@ class VirtualGpu:
         self.os = os
         major_minor = release_of(release)
         self.allocator = Allocator(
-            settings, capacity=gpu.capacity, total=gpu.total, release=release, placement=placement_on(os)
+            settings, capacity=gpu.total - gpu.outside, total=gpu.total, release=release, placement=placement_on(os)
         )
+        if gpu.limit is not None:
+            self.allocator.limit_to(gpu.limit)
         build = cuda_build.Build(major_minor, gpu.compute_capability, gpu.multiprocessors)
         self.workspaces = Workspaces(
             cublas_size(gpu.compute_capability, major_minor),

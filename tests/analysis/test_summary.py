@@ -298,6 +298,7 @@ def test_summary_of_the_small_tape():
         "source": "measured",
         "gpu": "cpu",
         "capacity": None,
+        "capacity_without_limit": None,
         "outcome": "fits",
         "peak_requested": 750,
         "peak_allocated": 750,

@@ -159,7 +159,7 @@ def row(step: int, allocated: int) -> StepRow:
 
 def warnings_of(sizes: Iterable[int]) -> list[int]:
     """The steps after which a leak is reported, for bytes at the borders of steps on a device of 16 GiB."""
-    leaks, found = Leaks(16 * 1024**3), []
+    leaks, found = Leaks(lambda: 16 * 1024**3), []
     for step, size in enumerate(sizes, 1):
         leaks.add(row(step, size), ())
         if leaks.find() is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore import gpu_catalogue
+from memexplore import gpu_catalogue, targets
 from memexplore.codegen import lines
 from memexplore.knobs.knobs import Knobs
 from memexplore.search.advice import Advice, Option
@@ -201,6 +202,18 @@ def test_a_step_that_fits_is_the_first_option():
     assert roomy().fits
     assert roomy().options[0].knobs == Knobs()
     assert " to spare." in str(roomy()).splitlines()[0]
+
+
+def test_advice_for_this_machine_keeps_the_limit_of_the_process(monkeypatch: pytest.MonkeyPatch):
+    limit = 64 << 20
+    t4, found = gpu_catalogue.find("T4"), targets.gpu_of
+    here = dataclasses.replace(t4, limit=limit)
+    monkeypatch.setattr(targets, "gpu_of", lambda target: here if target == "cuda" else found(target))
+    of = Step(nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean)
+    advice = advise(of, "cuda", budget=1, progress=None)
+    assert {one.capacity for one in advice.tried} == {limit}
+    assert "this process may use 64.0" in advice.sentences[0]
+    assert "The limit is that of torch.cuda.set_per_process_memory_fraction." in advice.sentences[0]
 
 
 def test_no_larger_gpu_is_an_option_where_the_step_fits():

@@ -123,6 +123,22 @@ def test_memory_of_the_program_itself_is_not_taken() -> None:
 
 
 @pytest.mark.usefixtures("real_gpu")
+def test_a_process_with_a_limit_may_use_what_its_other_tensors_leave_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = dataclasses.replace(find("1000MiB"), outside=0, limit=200 * MIB)
+    monkeypatch.setattr(targets.cuda, "catalogue_gpu", lambda device: gpu)
+    fit = mx.fits(lambda: _blocks(30), "cuda")
+    # 370 MiB are free, and the limit has room for 200 - 30
+    assert repr(fit) == "<Fit: Fits: needs 30.0 MiB · this process may use 170 · 140 to spare>"
+    # A limit that the program sets itself replaces it.
+    assert mx.fits(_without_limit, "cuda").capacity == 370 * MIB
+
+
+def _without_limit() -> None:
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    _blocks(30)
+
+
+@pytest.mark.usefixtures("real_gpu")
 def test_memory_outside_the_allocator_counts_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = dataclasses.replace(find("1000MiB"), outside=400 * MIB)
     monkeypatch.setattr(targets.cuda, "catalogue_gpu", lambda device: gpu)

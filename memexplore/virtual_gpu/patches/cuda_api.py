@@ -98,7 +98,7 @@ def functions(device: Device) -> dict[str, Any]:
     def free_and_total() -> tuple[int, int]:
         return gpu.total - gpu.outside - allocator.reserved, gpu.total
 
-    fraction = [1.0]
+    fraction = [1.0 if allocator.limit is None else allocator.limit / gpu.total]
 
     def set_fraction(value: float, device: Any = None) -> None:
         index_of(device)

@@ -1,0 +1,92 @@
+"""What a run needs beside what there is: sizes and the metadata of a tape go in, parts of a sentence come out."""
+
+from __future__ import annotations
+
+from memexplore.gpu_catalogue import Gpu
+from memexplore.tape import Meta
+from memexplore.units import parse_size, size_text
+
+
+def budget(needed: int, capacity: int, owner: str, *, more: str = "", rest: str = "") -> str:
+    """Return what a run needs, what there is, and the rest, each without its unit if that before has the same.
+
+    `owner` stands before what there is, `more` before the first size, and `rest` replaces the rest.
+
+    >>> budget(3 << 30, 2 << 30, "T4 has", more="more than "), budget(326 << 20, 1 << 30, "T4 has")
+    ('needs more than 3.00 GiB · T4 has 2.00 · 1.00 over', 'needs 326 MiB · T4 has 1.00 GiB · 698 MiB to spare')
+    """
+    left = in_unit_of(abs(capacity - needed), capacity)
+    rest = rest or f"{left} {'over' if needed > capacity else 'to spare'}"
+    return f"needs {more}{size_text(needed)} · {owner} {in_unit_of(capacity, needed)} · {rest}"
+
+
+def owner(meta: Meta) -> str:
+    """Return subject and verb for the capacity of a tape: the device has it, or a limit lets the process use it.
+
+    >>> from memexplore.process_limit import limited
+    >>> from memexplore.tape import Source
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=14 << 30)
+    >>> owner(meta), owner(limited(meta, 10 << 30))
+    ('T4 has', 'this process may use')
+    """
+    return "this process may use" if limit_text(meta) else f"{short_name(meta.gpu or meta.device)} has"
+
+
+def owner_of(gpu: Gpu) -> str:
+    """Return subject and verb for the capacity of a GPU.
+
+    >>> from memexplore.gpu_catalogue import find
+    >>> owner_of(find("T4"))
+    'T4 has'
+    """
+    return "this process may use" if gpu.limit == gpu.capacity else f"{short_name(gpu.key)} has"
+
+
+def limit_text(meta: Meta) -> str:
+    """Return the limit on the memory of a process as text, with what sets it; empty without a limit.
+
+    >>> from memexplore.process_limit import limited
+    >>> from memexplore.tape import Source
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", capacity=14 << 30, total=15 << 30)
+    >>> limit_text(limited(meta, 10 << 30))
+    'this process may use 10.0 GiB of 15.0: torch.cuda.set_per_process_memory_fraction'
+    """
+    if meta.capacity is None or meta.capacity_without_limit is None:
+        return ""
+    whole = meta.total or meta.capacity_without_limit
+    share = f"{size_text(meta.capacity)} of {in_unit_of(whole, meta.capacity)}"
+    return f"this process may use {share}: {limit_setter(meta)}"
+
+
+def limit_setter(meta: Meta) -> str:
+    """Return what sets the limit of a tape: the allocator settings, or the function of torch.
+
+    >>> from memexplore.tape import Source
+    >>> limit_setter(Meta(Source.PREDICTED, "Tesla T4", settings="per_process_memory_fraction:0.5"))
+    'per_process_memory_fraction of PYTORCH_CUDA_ALLOC_CONF'
+    """
+    name = "per_process_memory_fraction"
+    return f"{name} of PYTORCH_CUDA_ALLOC_CONF" if name in meta.settings else f"torch.cuda.set_{name}"
+
+
+def short_name(name: str) -> str:
+    """Return the name of a device for a sentence.
+
+    >>> short_name("T4"), short_name("24.0 GiB")
+    ('T4', 'the GPU')
+    """
+    try:
+        parse_size(name)
+    except ValueError:
+        return name
+    return "the GPU"  # its name is its size
+
+
+def in_unit_of(size: int, other: int) -> str:
+    """Return a size as text, without its unit if `other` has the same unit.
+
+    >>> in_unit_of(3 << 29, 1 << 30), in_unit_of(3 << 19, 1 << 30)
+    ('1.50', '1.50 MiB')
+    """
+    number, unit = size_text(size).split(" ")
+    return number if unit == size_text(other).split(" ")[1] else f"{number} {unit}"

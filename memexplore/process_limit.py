@@ -1,0 +1,21 @@
+"""The limit on what a process may reserve (`torch.cuda.set_per_process_memory_fraction`) in the metadata of a tape."""
+
+from __future__ import annotations
+
+from memexplore.tape import Meta
+
+
+def limited(meta: Meta, limit: int | None) -> Meta:
+    """Return metadata with another limit, and the capacity that follows from it; None for no limit.
+
+    >>> from memexplore.tape import Source
+    >>> meta = limited(Meta(Source.PREDICTED, "Tesla T4", capacity=14), 10)
+    >>> meta.capacity, meta.capacity_without_limit
+    (10, 14)
+    >>> limited(meta, None).capacity, limited(meta, 16).capacity
+    (14, 14)
+    """
+    whole = meta.capacity if meta.capacity_without_limit is None else meta.capacity_without_limit
+    if whole is None or limit is None or limit >= whole:
+        return meta._replace(capacity=whole, limit=limit, capacity_without_limit=None)
+    return meta._replace(capacity=limit, limit=limit, capacity_without_limit=whole)
