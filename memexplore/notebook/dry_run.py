@@ -79,7 +79,7 @@ def _gpu(options: Options, cell: Cell) -> Gpu:
 
 
 def _recorded(cell: Cell, gpu: Gpu, options: Options) -> tuple[Tape, str]:
-    """Return the tape of the run and a note if the run was ended early.
+    """Return the tape of the run and a note if the run was ended early, or was none: without room for the variables.
 
     The tape of a cell that does not fit has the whole run, as if there were room.
     """
@@ -87,7 +87,7 @@ def _recorded(cell: Cell, gpu: Gpu, options: Options) -> tuple[Tape, str]:
     from memexplore import capture
     from memexplore.analysis.picture import with_whole
     from memexplore.notebook.dropped_displays import without_displays
-    from memexplore.steps.cell import CellEnded
+    from memexplore.steps.cell import VARIABLES_ALONE, CellEnded
     from memexplore.steps.cost import interruptible
     from memexplore.steps.out_of_memory import fits
 
@@ -95,7 +95,7 @@ def _recorded(cell: Cell, gpu: Gpu, options: Options) -> tuple[Tape, str]:
     limit = _Limit()
     with without_displays(), limit.counting(), interruptible(limit.check):
         tape = cell.run(gpu=gpu, release=release, os=system).tape
-    note = ""
+    note = next((each for each in tape.meta.notes if each.startswith(VARIABLES_ALONE)), "")
     if limit.ended:
         note = f"The dry run was ended after {limit.steps} optimizer steps, {_SECONDS:.0f} s: later ones did not run."
         tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, note)))
@@ -144,9 +144,10 @@ def _answer(tape: Tape, note: str) -> str:
     """Return the verdict on a dry run, with the op and the line at which the cell would fail."""
     from memexplore.analysis.verdict import stop_text
     from memexplore.analysis.verdict_content import verdict_content
+    from memexplore.steps.cell import VARIABLES_ALONE
 
     found, stops = verdict_content(tape), stop_text(tape)
     lines = [f"Dry run, no variable was changed. {found.headline}" + (f" · stops {stops}" if stops else "")]
-    if stops:
+    if stops and not note.startswith(VARIABLES_ALONE):
         lines += [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in found.where[:1]]
     return "\n".join(filter(None, [*lines, note]))

@@ -13,7 +13,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore import capture, targets
@@ -22,23 +21,16 @@ from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.apply import apply_to_step, training_loop_scope
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import ON_ONE_GPU
-from memexplore.knobs.model_state import (
-    Gradients,
-    preserve_model_state,
-    preserve_random_states,
-    preserve_values,
-    refill,
-)
 from memexplore.knobs.report import ApplyReport
-from memexplore.knobs.undo import UndoLog, undone_after
 from memexplore.recorder.real_device import Unrelated
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
+from memexplore.steps.initial_state import InitialState
 from memexplore.steps.out_of_memory import ending_out_of_memory
 from memexplore.steps.outcome import Outcome, outcome_of
 from memexplore.steps.trial import Trial, target_of
 from memexplore.tape import Os
-from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.units import size_text
 
 _UNAVAILABLE = {
     "batch": "a cell does not say which dimension its samples lie along",
@@ -55,6 +47,8 @@ _UNAVAILABLE = {
     "gpus": "a cell makes its process group itself: mx.Step runs on several GPUs",
 }
 _SEQUENCES = (ast.Tuple, ast.List)
+VARIABLES_ALONE = "The notebook's variables alone"
+"""Beginning of the note of a tape on whose GPU the notebook's variables do not fit."""
 
 
 class CellEnded(BaseException):
@@ -85,7 +79,7 @@ class Cell:
     code: str
     namespace: dict[str, Any] = dataclasses.field(repr=False)
     filename: str = "<cell>"
-    _initial: _InitialState = dataclasses.field(init=False, repr=False)
+    _initial: InitialState = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", dict(self.namespace))
@@ -95,7 +89,7 @@ class Cell:
             if "await" in self.code and "outside" in str(error):
                 raise ValueError("a cell that awaits cannot be run again: take the await out of it") from None
             raise
-        object.__setattr__(self, "_initial", _InitialState(self.namespace))
+        object.__setattr__(self, "_initial", InitialState(self.namespace))
 
     def assigned(self) -> dict[str, Any]:
         """Return the variables that the cell assigns outside of functions; the value of a literal, else None.
@@ -131,6 +125,9 @@ class Cell:
 
         `gpu`, `release` and `os` are as in `trial.run`. Default: the real GPU if usable, else a virtual T4.
 
+        What the notebook has on a real GPU is put on the virtual one first; where it does not fit, the tape ends there,
+        with a note that begins with `VARIABLES_ALONE`.
+
         The knobs of a model are applied to every model at its first call. The output of the cell is dropped. On a real
         device neither FLOPs nor time are measured: a cell is not one step.
 
@@ -145,17 +142,25 @@ class Cell:
         target = target_of(knobs, gpu)
         if isinstance(target, str) and targets.is_real(target):
             return self._run_on_real_device(program, knobs, targets.real_device(target, release))
-        names = dict(self.namespace)
+        names, applied, are_moved = dict(self.namespace), ApplyReport(), False
         with (
             self._initial.restored(),
             capture.virtual(target, release=release, settings=knobs.settings or "", os=os) as device,
             contextlib.ExitStack() as stack,
         ):
             with capture.record() as recording, measuring(device.mode) as meter:
-                self._initial.put_on_virtual_gpu(names)
-                applied = executed(program, names, knobs, stack, torch.device("cuda"), recording)
+                with ending_out_of_memory(recording):
+                    self._initial.put_on_virtual_gpu(names)
+                    are_moved = True
+                if are_moved:
+                    applied = executed(program, names, knobs, stack, torch.device("cuda"), recording)
             names.clear()
-        return Trial(knobs, recording.tape, applied, meter.total())
+        tape = recording.tape
+        if not are_moved:
+            size = size_text(self._initial.bytes_on_real_gpus(self.namespace))
+            note = f"{VARIABLES_ALONE} need {size}, and do not fit: the cell did not run."
+            tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, note)))
+        return Trial(knobs, tape, applied, meter.total())
 
     def _run_on_real_device(self, program: CodeType, knobs: Knobs, device: torch.device) -> Trial:
         names = dict(self.namespace)
@@ -287,102 +292,3 @@ def _at_first_calls(prepare: Callable[[torch.nn.Module], Any]) -> Iterator[None]
         yield
     finally:
         torch.nn.Module.__call__ = original  # type: ignore[method-assign]
-
-
-class _InitialState:
-    """Models, optimizers, schedulers and gradient scalers of a namespace before the first run of a cell.
-
-    Lists, tuples and dicts of the namespace are searched one level deep. The value holds no tensor of its own: for the
-    gradients and the optimizer states it keeps only which were missing.
-    """
-
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        held: list[Any] = []
-        for value in namespace.values():
-            inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-            held += [one for one in inside if isinstance(one, _KINDS)]
-        modules = {module: None for one in held if isinstance(one, torch.nn.Module) for module in one.modules()}
-        self._modules = list(modules)
-        self._optimizers = list({id(one): one for one in held if isinstance(one, torch.optim.Optimizer)}.values())
-        self._schedulers_and_scalers = [one for one in held if isinstance(one, LRScheduler | torch.amp.GradScaler)]
-        self._without_gradients = [
-            module for module in self._modules if all(weight.grad is None for weight in module.parameters(False))
-        ]
-        self._without_state = [optimizer for optimizer in self._optimizers if not optimizer.state]
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Remove gradients and optimizer states that were missing; after the block, undo that and what the block did.
-
-        Preserved are the models, the optimizers with their states, and the random states.
-        """
-        with (
-            preserve_model_state(self._modules, Gradients.AS_THEY_ARE),
-            preserve_random_states(),
-            undone_after(self._record_optimizers),
-        ):
-            for module in self._without_gradients:
-                for weight in module.parameters(recurse=False):
-                    weight.grad = None
-            for optimizer in self._without_state:
-                optimizer.state.clear()
-            yield
-
-    def _record_optimizers(self, log: UndoLog) -> None:
-        for optimizer in self._optimizers:
-            states = {weight: _copied(state) for weight, state in optimizer.state.items()}
-            log.add(refill, optimizer.state, states)
-            for group in optimizer.param_groups:
-                log.add(refill, group, dict(group))
-        for one in self._schedulers_and_scalers:
-            log.add(refill, vars(one), dict(vars(one)))
-
-    def tensors(self, names: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the models' weights, buffers and gradients, the optimizers' states, and the tensors among names."""
-        weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
-        found: list[Any] = [*weights, *(weight.grad for weight in weights), *names.values()]
-        found += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        found += [value for state in states for value in state.values()]
-        return [each for each in found if isinstance(each, torch.Tensor)]
-
-    def put_on_virtual_gpu(self, names: dict[str, Any]) -> None:
-        """Give the virtual GPU that is on what is on a real one: models, optimizer states and tensors among names.
-
-        When the GPU is turned off, the models have their tensors again; `restored` restores the states.
-        """
-        for module in self._modules:
-            if any(_is_on_real_gpu(own) for own in (*module.parameters(False), *module.buffers(False))):
-                module.to("cuda")
-        for optimizer in self._optimizers:
-            for state in optimizer.state.values():
-                for name, value in state.items():
-                    if _is_on_real_gpu(value):
-                        state[name] = value.to("cuda")
-        for name, value in names.items():
-            if _is_on_real_gpu(value):
-                names[name] = value.detach().to("cuda").requires_grad_(value.requires_grad)
-
-    def preserve_values(self) -> contextlib.AbstractContextManager[None]:
-        """Preserve the values of all weights, buffers, gradients and optimizer states; copies wait on the CPU."""
-        weights = [weight for module in self._modules for weight in module.parameters(recurse=False)]
-        tensors: list[Any] = [*weights, *(weight.grad for weight in weights)]
-        tensors += [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        tensors += [value for table in (*states, *map(vars, self._schedulers_and_scalers)) for value in table.values()]
-        return preserve_values(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-
-
-_KINDS = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
-
-
-def _is_on_real_gpu(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cuda and not is_virtual(value)
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    # Step counters are counted up in place.
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value
-        for name, value in state.items()
-    }

@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 
 from memexplore.analysis.curves import peak
 from memexplore.notebook import dry_run
+from memexplore.steps import initial_state
 from tests.notebook.magics_shell import BLOCK, ONES, Shell
 from tests.real_gpu import stand_in
 
@@ -58,6 +59,22 @@ def test_a_cell_that_does_not_fit_says_what_is_missing_and_where_it_stops(shell:
     )
     assert lines[1].endswith('line 3: y = torch.empty(1 << 30, device="cuda")')
     assert peak(shell["tape"].whole)[0] == 8 << 30
+
+
+def test_variables_of_the_real_gpu_that_do_not_fit_are_the_answer(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The CPU stands for the real GPU.
+    monkeypatch.setattr(initial_state, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor))
+    shell.run("ballast = torch.zeros(30 << 18)")
+    shell.run(f"%%memprofile --dry-run --gpu 24MiB -o tape\nx = {ONES}").raise_error()
+    lines = shell.text.splitlines()
+    # 30 MiB of variables, 20 of the cell
+    assert lines[0].startswith(
+        "Dry run, no variable was changed. Needs 50.0 MiB · the GPU has 24.0 · 26.0 over · stops"
+    )
+    assert lines[1] == "The notebook's variables alone need 30.0 MiB, and do not fit: the cell did not run."
+    assert shell.shown == [shell["tape"]]
 
 
 def test_a_loop_that_fills_the_gpu_ends(shell: Shell) -> None:

@@ -10,9 +10,10 @@ import torch
 
 from memexplore.analysis import curves
 from memexplore.knobs.knobs import Knobs
-from memexplore.steps import cell as cells
+from memexplore.steps import initial_state
 from memexplore.steps.cell import Cell, CellEnded
 from memexplore.steps.cost import interruptible
+from memexplore.steps.out_of_memory import fits
 from memexplore.tape import Action, Category, Ending, Source
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 
@@ -240,11 +241,15 @@ def test_the_operating_system_is_that_of_the_run():
     assert outcome.fits
 
 
-def test_what_is_on_a_real_gpu_goes_onto_the_virtual_one_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The CPU stands for the real GPU.
+@pytest.fixture
+def cpu_as_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cells, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor) and not is_virtual(value)
+        initial_state, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor) and not is_virtual(value)
     )
+
+
+@pytest.mark.usefixtures("cpu_as_real_gpu")
+def test_what_is_on_a_real_gpu_goes_onto_the_virtual_one_for_the_run() -> None:
     model, x = torch.nn.Linear(256, 256, bias=False), torch.zeros(8, 256)
     optimizer = torch.optim.Adam(model.parameters())
     model(x).sum().backward()
@@ -260,6 +265,23 @@ def test_what_is_on_a_real_gpu_goes_onto_the_virtual_one_for_the_run(monkeypatch
     assert weight.grad is gradient
     assert all(optimizer.state[weight][name] is state[name] for name in ("exp_avg", "exp_avg_sq"))
     assert (optimizer.state[weight]["step"].item(), x.device.type) == (1, "cpu")
+
+
+@pytest.mark.usefixtures("cpu_as_real_gpu")
+@pytest.mark.parametrize("names", [{"ballast": torch.zeros(30 << 18)}, {"model": torch.nn.Linear(1024, 30 * 256)}])
+def test_variables_that_do_not_fit_end_the_run_before_the_cell(names: dict[str, object]) -> None:
+    # 30 MiB each, and 30 KiB of bias
+    code = "ran.append(torch.ones(4 << 20, dtype=torch.uint8, device='cuda'))"
+    cell = Cell(code, {"torch": torch, "ran": [], **names})
+    trial = cell.run(gpu="24MiB")
+    assert (fits(trial.tape), cell.namespace["ran"]) == (False, [])
+    assert trial.tape.meta.notes[-1] == (
+        "The notebook's variables alone need 30.0 MiB, and do not fit: the cell did not run."
+    )
+    outcome = cell.run_outcome(gpu="24MiB", trial=trial)[1]
+    # With room the cell runs: its 4 MiB are in the need.
+    assert not outcome.fits
+    assert outcome.peak_allocated >= 34 << 20
 
 
 def test_a_check_can_end_a_cell_as_if_it_had_come_to_its_end() -> None:
