@@ -11,9 +11,16 @@ import memexplore
 from memexplore.units import size_text
 
 _IN_CHECKOUT = (pathlib.Path(memexplore.__file__).parents[1] / "pyproject.toml").is_file()
-INSTALL_LAB = 'pip install -e ".[lab]"' if _IN_CHECKOUT else 'pip install "memexplore[lab]"'
+
+
+def _install(extra: str) -> str:
+    return f'pip install -e ".[{extra}]"' if _IN_CHECKOUT else f'pip install "memexplore[{extra}]"'
+
+
+INSTALL_LAB = _install("lab")
 """Command that installs JupyterLab."""
-_PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "pandas", "pyarrow")
+_OF_FOLDERS = "duckdb"
+_PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "pandas", "pyarrow", _OF_FOLDERS)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")
 
 
@@ -23,11 +30,19 @@ def report() -> bool:
     works = _torch()
     versions = {name: _version(name) for name in _PACKAGES}
     print("Packages: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version))
-    if missing := [name for name, version in versions.items() if not version]:
-        print(f"Missing: {', '.join(missing)}. For notebooks: {INSTALL_LAB}")
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    print(f"Browser: {browser or 'none found; `memexplore lab --no-browser` prints an address to open elsewhere'}")
+    missing = [name for name, version in versions.items() if not version]
+    if of_notebooks := [name for name in missing if name != _OF_FOLDERS]:
+        print(f"Missing: {', '.join(of_notebooks)}. For notebooks: {INSTALL_LAB}")
+    if _OF_FOLDERS in missing:
+        print(f"Missing: {_OF_FOLDERS}. For folders of watched runs (run --live, then open): {_install('runs')}")
+    _browser(can_start_lab="jupyterlab" not in missing)
     return works
+
+
+def _browser(can_start_lab: bool) -> None:
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    elsewhere = "; `memexplore lab --no-browser` prints an address to open elsewhere" if can_start_lab else ""
+    print(f"Browser: {browser or f'none found{elsewhere}'}")
 
 
 def _version(name: str) -> str | None:
@@ -50,7 +65,8 @@ def _torch() -> bool:
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(number)
-            print(f"GPU {number}: {properties.name}, {size_text(properties.total_memory)}; `run` measures on GPU 0")
+            use = "" if number else "; `memexplore run` measures on it, unless --gpu names a virtual GPU"
+            print(f"GPU {number}: {properties.name}, {size_text(properties.total_memory)}{use}")
     else:
         print("GPU: none; training code runs on a virtual GPU, a T4 unless --gpu names another")
     return _virtual_gpu()
