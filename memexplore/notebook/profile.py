@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from memexplore import result_files
+from memexplore import ipython_shell, result_files
 from memexplore.notebook import cpu_names
 from memexplore.notebook.options import Options
 from memexplore.tape import Os
@@ -140,7 +140,10 @@ def _watched(options: Options) -> contextlib.AbstractContextManager[Live]:
 
 
 def _finish_live(shell: InteractiveShell, live: Live, options: Options, post_mortem: PostMortem | None) -> None:
-    """Store and write a watched run as the options say; its page was shown when it began."""
+    """Store and write a watched run as the options say.
+
+    In a notebook its page was shown when it began; in a terminal, its recorded step with the highest peak is shown.
+    """
     if options.name is not None:
         shell.user_ns[options.name] = live
     if not len(live.steps()):
@@ -149,6 +152,9 @@ def _finish_live(shell: InteractiveShell, live: Live, options: Options, post_mor
             "Write %%memprofile without --live to see the memory of other code."
         )
     elif live.recorded:
+        if not ipython_shell.is_notebook():
+            print(live)
+            show_view(live.tape())
         write_page(live.tape(), options, post_mortem)
 
 

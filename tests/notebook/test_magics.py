@@ -208,3 +208,13 @@ def test_failing_statement_raises_and_shows_the_tape(shell: Shell) -> None:
 def test_magic_without_a_runnable_statement_raises(shell: Shell, line: str) -> None:
     assert isinstance(shell.run(line).error_in_exec, UsageError)
     assert shell.shown == []
+
+
+def test_a_watched_cell_in_a_terminal_ends_with_the_run_and_its_recorded_step(shell: Shell) -> None:
+    shell.run(
+        "%%memprofile --live --gpu T4 -o live\nmodel = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(3):\n    model(torch.ones(2, 8, device='cuda')).sum().backward()\n    optimizer.step()"
+    ).raise_error()
+    assert shell.text.strip() == "<Live: ended, step 3 on Tesla T4>"
+    assert shell.shown == [shell["live"].tape()]
