@@ -19,3 +19,16 @@ def limited(meta: Meta, limit: int | None) -> Meta:
     if whole is None or limit is None or limit >= whole:
         return meta._replace(capacity=whole, limit=limit, capacity_without_limit=None)
     return meta._replace(capacity=limit, limit=limit, capacity_without_limit=whole)
+
+
+def beside(meta: Meta, held: int) -> Meta:
+    """Return metadata for a part of a process whose other tensors hold some bytes: these count within the limit too.
+
+    >>> from memexplore.tape import Source
+    >>> meta = beside(limited(Meta(Source.MEASURED, "Tesla T4", capacity=14), 10), 3)
+    >>> meta.capacity, meta.limit, meta.capacity_without_limit
+    (7, 7, 11)
+    """
+    whole = limited(meta, None)
+    limit = None if meta.limit is None else max(meta.limit - held, 0)
+    return limited(whole._replace(capacity=(whole.capacity or held) - held), limit)

@@ -6,6 +6,8 @@ from memexplore.gpu_catalogue import Gpu
 from memexplore.tape import Meta
 from memexplore.units import parse_size, size_text
 
+_FRACTION = "per_process_memory_fraction"
+
 
 def budget(needed: int, capacity: int, owner: str, *, more: str = "", rest: str = "") -> str:
     """Return what a run needs, what there is, and the rest, each without its unit if that before has the same.
@@ -65,8 +67,17 @@ def limit_setter(meta: Meta) -> str:
     >>> limit_setter(Meta(Source.PREDICTED, "Tesla T4", settings="per_process_memory_fraction:0.5"))
     'per_process_memory_fraction of PYTORCH_CUDA_ALLOC_CONF'
     """
-    name = "per_process_memory_fraction"
-    return f"{name} of PYTORCH_CUDA_ALLOC_CONF" if name in meta.settings else f"torch.cuda.set_{name}"
+    return f"{_FRACTION} of PYTORCH_CUDA_ALLOC_CONF" if is_limited_by_settings(meta) else f"torch.cuda.set_{_FRACTION}"
+
+
+def is_limited_by_settings(meta: Meta) -> bool:
+    """Return whether the allocator settings of a tape name a limit; they may be settings that are not modelled.
+
+    >>> from memexplore.tape import Source
+    >>> is_limited_by_settings(Meta(Source.MEASURED, "Tesla T4", settings="backend:cudaMallocAsync"))
+    False
+    """
+    return _FRACTION in meta.settings
 
 
 def short_name(name: str) -> str:

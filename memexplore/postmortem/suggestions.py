@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memexplore.analysis.budget import limit_setter
+from memexplore.analysis.budget import is_limited_by_settings, limit_setter
 from memexplore.analysis.curves import block_bytes
 from memexplore.postmortem.cause import Cause, Finding
 from memexplore.postmortem.counterfactual import alive
@@ -58,8 +58,8 @@ def _higher_limit(tape: Tape) -> Suggestion:
         f"Raise the limit of this process, which {limit_setter(meta)} sets: the GPU had {free} more. What the rest of "
         "the step needs is not part of the replay."
     )
-    by_function = limit_setter(meta).startswith("torch.cuda.")
-    return Suggestion(text, "torch.cuda.set_per_process_memory_fraction(1.0)" if by_function else "", 0, True)
+    code = "" if is_limited_by_settings(meta) else "torch.cuda.set_per_process_memory_fraction(1.0)"
+    return Suggestion(text, code, 0, True)
 
 
 def _other_process(found: Finding) -> Suggestion:

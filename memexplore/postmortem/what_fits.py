@@ -12,7 +12,7 @@ import threading
 from html import escape
 from typing import Any, NamedTuple
 
-from memexplore.allocator.settings import Settings
+from memexplore.analysis.budget import is_limited_by_settings
 from memexplore.gpu_catalogue import find
 from memexplore.knobs.knobs import Knobs
 from memexplore.postmortem.failed_step import FailedStep
@@ -103,17 +103,13 @@ def gpu_of(meta: Meta) -> str:
 
     A limit among the allocator's settings is set again by the settings of the search.
     """
-    if _is_limited_by_settings(meta):
+    if is_limited_by_settings(meta):
         meta = limited(meta, None)
     try:
         gpu = find(meta.gpu or "").for_release(meta.versions.get("torch"))
     except ValueError:
         return f"{meta.capacity or 0}B"
     return gpu.key if meta.capacity in (None, gpu.capacity) else f"{meta.capacity}B"
-
-
-def _is_limited_by_settings(meta: Meta) -> bool:
-    return Settings.parse(meta.settings).per_process_memory_fraction < 1
 
 
 def _with_limit(advice: Advice | None, meta: Meta) -> Advice | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memexplore.process_limit import limited
+from memexplore.process_limit import beside
 from memexplore.recorder import cuda, isolation
 from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
@@ -363,7 +363,5 @@ class RealDevice:
             note = (
                 f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
             )
-            limit, whole = meta.limit, limited(meta, None)
-            meta = whole._replace(capacity=(whole.capacity or held) - held, notes=(*meta.notes, note))
-            meta = limited(meta, None if limit is None else max(limit - held, 0))
+            meta = beside(meta._replace(notes=(*meta.notes, note)), held)
         return cuda.annotate(history, recorded.replace(meta=meta))
