@@ -27,7 +27,7 @@ def _is_limited(counters: Counters) -> list[str]:
     if counters.limit is None:
         return []
     return [
-        f"This process may use {size_text(counters.limit)} of the {counters.device}: "
+        f"This process may use {size_text(counters.limit)} on {counters.device}: "
         "torch.cuda.set_per_process_memory_fraction sets this limit."
     ]
 

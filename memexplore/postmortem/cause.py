@@ -77,7 +77,7 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     missing = max(counterfactual.missing(tape), to_come - unused)
     expandable = to_come <= unused and counterfactual.fits_expandable(tape)
 
-    unlimited = counterfactual.fits_without_limit(tape)
+    unlimited = to_come <= unused + _beyond_limit(tape) and counterfactual.fits_without_limit(tape)
 
     def found(cause: Cause, first: list[Held]) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
@@ -101,6 +101,12 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     if (enough := _enough(tape, groups, missing)) and _lasts(tape, enough, missing):
         return found(Cause.HELD, enough)
     return found(Cause.TOO_MUCH, [])
+
+
+def _beyond_limit(tape: Tape) -> int:
+    """Return the bytes that the process could reserve beyond its limit; 0 without one."""
+    whole = tape.meta.capacity_without_limit
+    return 0 if whole is None else whole - (tape.meta.capacity or 0)
 
 
 def _has_room_for_rest(tape: Tape, unused: int) -> bool:

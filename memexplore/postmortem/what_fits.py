@@ -21,6 +21,7 @@ from memexplore.search.advice import Advice, Option
 from memexplore.search.beside import Ended, Found, Report, SearchProcess
 from memexplore.search.progress import report_of, shown_in_place
 from memexplore.tape import Meta
+from memexplore.units import size_text
 
 _MOST_LINES = 12
 """Lines of a setting's code in plain text; those of some checkpoints are many."""
@@ -52,8 +53,10 @@ class WhatFits(NamedTuple):
         """All as plain text."""
         if self.advice is None:
             return self.failed
+        gpu = self.advice.gpu
+        room = gpu.name if gpu.limit is None else f"{size_text(gpu.limit)} that this process may use"
         lines = [
-            f"What would have fitted the {self.advice.gpu.name} (each setting was run on the virtual GPU):",
+            f"What would have fitted the {room} (each setting was run on the virtual GPU):",
             *(f"  {sentence}" for sentence in self.advice.sentences),
         ]
         for number, option in enumerate(self.options, 1):

@@ -51,6 +51,23 @@ def test_no_higher_limit_is_suggested_where_the_gpu_has_too_little() -> None:
     assert "limit" not in " ".join(each.text for each in found.suggestions)
 
 
+UPDATING = """
+torch.cuda.set_per_process_memory_fraction({fraction})
+model = nn.Sequential(*(nn.Linear(1024, 2560, bias=False) for _ in range(4))).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for weight in model.parameters():
+    weight.grad = torch.zeros_like(weight)
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("gpu", "fits"), [("200MiB", True), ("120MiB", False)])
+def test_a_higher_limit_is_suggested_where_the_rest_of_the_state_fits_too(gpu: str, fits: bool) -> None:
+    # 40 MiB of weights, 40 of gradients, 20 of 80 of states
+    found = post_mortem(UPDATING.format(fraction=100 / int(gpu.removesuffix("MiB"))), gpu)
+    assert (found.fits_without_limit, found.suggestions[0].fits) == (fits, fits)
+
+
 def test_a_limit_above_what_the_gpu_has_free_is_none() -> None:
     found = post_mortem(FILLING.format(fraction=1.0, size=700), "1000MiB")
     assert (found.tape.meta.capacity, found.tape.meta.capacity_without_limit) == (1000 * MIB, None)
