@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from memexplore.capture import predicted, versions
-from memexplore.live.allocator_history import AllocatorHistory, joined
 from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats
+from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda, endings, tape_builder
+from memexplore.recorder.allocator_history import AllocatorHistory
 from memexplore.recorder.events import Event
 from memexplore.recorder.real_device import CudaMode, RealMode
 from memexplore.recorder.recorder import Recorder
@@ -43,6 +44,8 @@ _OWNED = (
     Category.GRADIENT_BUCKET,
 )
 MOST_SURVIVORS = 2000
+MOST_EVENTS = 500_000
+"""Events that the allocator keeps of a step; of a longer one the first are lost."""
 MOST_CALLS = 20
 """Calls of a model after which a recording is dropped where the optimizer's step may be compiled and never seen."""
 COMPILED_FUNCTIONS = (
@@ -142,7 +145,7 @@ class Recording:
         self._tape: Tape | None = None
         self._lock = threading.Lock()
         self._watch: Any = None
-        self._history = AllocatorHistory(device) if virtual is None and device.type == "cuda" else None
+        self._history = AllocatorHistory(device, MOST_EVENTS) if virtual is None and device.type == "cuda" else None
         self._allocator_tape: Tape | None = None
         self.began_at_failure = False
         """Whether the recorder has seen nothing of the step."""

@@ -5,25 +5,20 @@ In: the tape of the allocator's history and the tape of the recorder, of the sam
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import platform
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from memexplore import gpu_catalogue, snapshot
+from memexplore import gpu_catalogue
 from memexplore.gpu_catalogue import Gpu
 from memexplore.process_limit import limited
 from memexplore.tape import COLUMNS, Action, Category, Meta, Os, Source, Tape
-from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY
-
-MAX_EVENTS = 4_000_000
 
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
@@ -83,24 +78,6 @@ def catalogue_gpu(device: torch.device) -> Gpu:
         note="This GPU is not in the catalogue: its memory outside the allocator and its speed are unknown.",
         limit=limit,
     )
-
-
-@contextlib.contextmanager
-def history(device: torch.device) -> Iterator[Callable[[], Tape]]:
-    """Record the history of the allocator in the block; yield a function that returns it as a Tape."""
-    RECORD_HISTORY.value(max_entries=MAX_EVENTS, stacks="python")
-
-    def read() -> Tape:
-        torch.cuda.synchronize(device)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "history.pickle")
-            DUMP_SNAPSHOT.value(path)
-            return snapshot.load(path)[device.index or 0]
-
-    try:
-        yield read
-    finally:
-        RECORD_HISTORY.value(enabled=None)
 
 
 def annotate(history: Tape, recorded: Tape) -> Tape:

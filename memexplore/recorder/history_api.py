@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -77,6 +79,10 @@ class History:
         absent = -1 + 0 * tape.op
         result = as_snapshot(tape.replace(op=absent, module=absent))
         result["device_traces"] = [trace[-self._max_entries :] for trace in result["device_traces"]]
+        # A tape counts from its begin, the allocator since 1970.
+        began_us = (time.time_ns() - time.perf_counter_ns() + recorder.epoch) // 1000
+        for event in itertools.chain(*result["device_traces"]):
+            event["time_us"] += began_us
         if self._recorder is None:
             result["device_traces"] = [[]]
         return result

@@ -12,6 +12,7 @@ import torch
 
 from memexplore.process_limit import beside
 from memexplore.recorder import cuda, isolation
+from memexplore.recorder.allocator_history import AllocatorHistory
 from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
 from memexplore.recorder.recorder import Recorder, is_noted
@@ -49,6 +50,8 @@ _STRIDED = torch.strided
 _OPS: dict[int, tuple[Callable[..., Any], bool, Any]] = {}
 """Id of an op -> what runs it, whether the recorder notes it, and the op, whose own hash takes longer."""
 _MOST_OPS = 10_000
+_MOST_EVENTS = 4_000_000
+"""Events that the allocator keeps of a recording; of a longer one the first are lost."""
 _FEW = 4
 """Outputs up to which the arguments of an op are searched for each."""
 
@@ -339,16 +342,20 @@ class RealDevice:
             finally:
                 undo()
             return
-        with cuda.history(self.device) as read_history:
+        history = AllocatorHistory(self.device, _MOST_EVENTS)
+        try:
+            history.begin()
             try:
                 with self.mode:
                     yield
             except BaseException as error:
                 with note_failure(error, "memexplore could not read the allocator's history"):
-                    self.history = read_history()
+                    self.history = history.read()
                 raise
             else:
-                self.history = read_history()
+                self.history = history.read()
+        finally:
+            history.end()
 
     def finish(self, recorded: Tape) -> Tape:
         """Return the tape of the recording: on a GPU the allocator's rows, annotated with the recorded ones."""

@@ -52,6 +52,7 @@ def record(name: str) -> dict:
     """Run a scenario in this process, which has not used CUDA yet, and return the allocator's events and statistics."""
     torch.cuda.init()
     outside_before, stats_before = used_outside(), torch.cuda.memory_stats()
+    # Stacks of frees lose an exception that unwinds C++ code, as in checkpointing.
     torch.cuda.memory._record_memory_history(
         enabled="all", context="alloc", stacks="python", max_entries=MAX_EVENTS, device=0
     )

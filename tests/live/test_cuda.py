@@ -18,8 +18,9 @@ import memexplore as mx
 from memexplore.analysis.curves import live_rows
 from memexplore.live import counters, recording
 from memexplore.live import watch as watch_module
-from memexplore.live.allocator_history import joined, since
+from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda
+from memexplore.recorder.allocator_history import since
 from memexplore.snapshot.history import tape_of
 from memexplore.snapshot.recorded import Recorded
 from memexplore.tape import Action, Category, Meta, Phase, Source, Tape

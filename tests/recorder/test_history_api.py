@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_history_keeps_at_most_max_entries_events():
         blocks = [torch.ones(100, device="cuda") for _ in range(10)]
         assert len(torch.cuda.memory._snapshot()["device_traces"][0]) == 3
         assert len(blocks) == 10
+
+
+def test_events_have_the_time_since_1970():
+    with mx.virtual("T4"):
+        before = time.time_ns() // 1000
+        torch.cuda.memory._record_memory_history()
+        torch.ones(100, device="cuda")
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        after = time.time_ns() // 1000
+    # Two clocks, each read at another time.
+    assert all(before - 1000 <= event["time_us"] <= after + 1000 for event in events)
 
 
 def test_without_history_there_are_segments_and_no_events():

@@ -1,8 +1,8 @@
-"""The allocator's own history of one step on a CUDA device, joined with what the recorder saw of it.
+"""The allocator's own history of a CUDA device, from the begin of a recording on.
 
-In: the history of the allocator from the begin of a step on, and the recorder's tape of the step. Out: one tape with
-every request, workspaces and temporaries of kernels among them. A history that the user records goes on with the user's
-settings; then the events since the begin of the step are cut out of it.
+In: a device. Out: the tape of every request since, workspaces and temporaries of kernels among them, with the state of
+the allocator before. A history that the user records goes on with the user's settings; then the events since the begin
+are cut out of it.
 """
 
 from __future__ import annotations
@@ -11,29 +11,37 @@ import dataclasses
 import os
 import tempfile
 import time
-from typing import Any
 
 import numpy as np
 import torch
 
-from memexplore.recorder import cuda
 from memexplore.snapshot import read
 from memexplore.snapshot.history import tape_of
 from memexplore.snapshot.recorded import Recorded
-from memexplore.tape import Action, Tape
+from memexplore.tape import Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY, history_is_on
-from memexplore.units import size_text
 
-MOST_EVENTS = 500_000
-"""Events that the allocator keeps of a step; of a longer one the first are lost."""
 _COLUMNS = ("action", "address", "size", "stream", "time", "stack")
 
 
-class AllocatorHistory:
-    """The history of a CUDA device during one recorded step."""
+def begin_history(most_events: int) -> None:
+    """Let the allocator record its history, of which it keeps the newest events."""
+    # Without stacks of frees: gathering one while an exception unwinds C++ code loses the exception, as where a
+    # checkpoint stops its recomputation early ("returned NULL without setting an exception").
+    RECORD_HISTORY.value(max_entries=most_events, context="alloc", stacks="python")
 
-    def __init__(self, device: torch.device) -> None:
+
+def end_history() -> None:
+    """Let the allocator record no history, and drop its events."""
+    RECORD_HISTORY.value(enabled=None)
+
+
+class AllocatorHistory:
+    """The history of a CUDA device during one recording, of which at most `most_events` are kept."""
+
+    def __init__(self, device: torch.device, most_events: int) -> None:
         self._device = device
+        self._most_events = most_events
         self._is_users = self._is_ours = False
         self._began_us = 0
 
@@ -44,7 +52,7 @@ class AllocatorHistory:
         self._is_users = history_is_on()
         if not self._is_users:
             self._is_ours = True
-            RECORD_HISTORY.value(max_entries=MOST_EVENTS, stacks="python")
+            begin_history(self._most_events)
 
     def read(self) -> Tape | None:
         """Return the history since `begin`, with the state of the allocator before; None if it has nothing."""
@@ -61,7 +69,7 @@ class AllocatorHistory:
     def end(self) -> None:
         """End the history, but for one of the user. It may be called twice."""
         if self._is_ours:
-            RECORD_HISTORY.value(enabled=None)
+            end_history()
             self._is_ours = False
 
 
@@ -70,22 +78,3 @@ def since(recorded: Recorded, time_us: int) -> Recorded:
     kept = (recorded.time < 0) | (recorded.time >= time_us)
     first = int(np.argmax(kept)) if kept.any() else len(kept)
     return dataclasses.replace(recorded, **{name: getattr(recorded, name)[first:] for name in _COLUMNS})
-
-
-def joined(history: Tape, recorded: Tape) -> Tape:
-    """Return the allocator's rows with op, layer, phase, step and category of the recorder (`recorder.cuda.annotate`).
-
-    A note of the tape says how much was requested by code that the recorder did not see, such as compiled regions, CUDA
-    graphs and other threads.
-    """
-    tape = cuda.annotate(history, recorded)
-    unseen = (tape.action == Action.ALLOC) & (tape.op < 0)
-    if not unseen.any():
-        return tape
-    meta: Any = tape.meta
-    note = (
-        f"{int(unseen.sum())} of {int((tape.action == Action.ALLOC).sum())} requests "
-        f"({size_text(int(tape.size[unseen].sum()))}) are attributed to no op: code that PyTorch's dispatcher does not "
-        "run made them, such as compiled regions, CUDA graphs or other threads."
-    )
-    return tape.replace(meta=meta._replace(notes=(*meta.notes, note)))

@@ -1,0 +1,32 @@
+"""The allocator's history of one watched step, joined with what the recorder saw of it.
+
+In: the history of the step and the recorder's tape. Out: one tape, with a note on requests that the recorder did not
+see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memexplore.recorder import cuda
+from memexplore.tape import Action, Tape
+from memexplore.units import size_text
+
+
+def joined(history: Tape, recorded: Tape) -> Tape:
+    """Return the allocator's rows with op, layer, phase, step and category of the recorder (`recorder.cuda.annotate`).
+
+    A note of the tape says how much was requested by code that the recorder did not see, such as compiled regions, CUDA
+    graphs and other threads.
+    """
+    tape = cuda.annotate(history, recorded)
+    unseen = (tape.action == Action.ALLOC) & (tape.op < 0)
+    if not unseen.any():
+        return tape
+    meta: Any = tape.meta
+    note = (
+        f"{int(unseen.sum())} of {int((tape.action == Action.ALLOC).sum())} requests "
+        f"({size_text(int(tape.size[unseen].sum()))}) are attributed to no op: code that PyTorch's dispatcher does not "
+        "run made them, such as compiled regions, CUDA graphs or other threads."
+    )
+    return tape.replace(meta=meta._replace(notes=(*meta.notes, note)))
