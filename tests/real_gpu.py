@@ -1,14 +1,19 @@
-"""A real GPU of which other processes have a part, stood for by the numbers that torch reads of it."""
+"""A real GPU, stood for by the numbers that torch reads of it, or by a virtual GPU that is recorded as a real one."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from memexplore import targets
+import memexplore as mx
+from memexplore import capture, targets
 from memexplore.gpu_catalogue import find
+from memexplore.recorder import cuda
+from memexplore.tape import Meta, Source, Tape
 
 MIB = 1 << 20
 
@@ -22,3 +27,21 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (300 * MIB, 1000 * MIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 * MIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30 * MIB)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[], Any], gpu: str = "T4") -> Tape:
+    """The tape of a function that `mx.record` makes of a virtual GPU as of a real one.
+
+    Its dispatch mode sees the ops, and the allocator's history has the requests.
+    """
+    with mx.virtual(gpu), monkeypatch.context() as patched:
+        take_for_real(patched, gpu)
+        with mx.record() as recording:
+            function()
+    return recording.tape
+
+
+def take_for_real(monkeypatch: pytest.MonkeyPatch, gpu: str = "T4") -> None:
+    """Let `mx.record` take the running virtual GPU for a real one."""
+    monkeypatch.setattr(capture, "active", lambda: None)
+    monkeypatch.setattr(cuda, "meta", lambda device, versions: Meta(Source.MEASURED, str(device), gpu=find(gpu).key))

@@ -10,7 +10,8 @@ from torch.nn.modules import module as torch_modules
 
 import memexplore as mx
 from memexplore.analysis.verdict_content import verdict_content
-from memexplore.recorder import cuda, tape_builder
+from memexplore.recorder import real_device, tape_builder
+from memexplore.recorder.allocator_history import AllocatorHistory
 from memexplore.recorder.real_device import RealDevice
 from memexplore.tape import Action, Tape
 
@@ -117,14 +118,14 @@ def test_a_failed_tape_leaves_nothing_registered(device, block, monkeypatch):
 
 
 def test_the_blocks_own_exception_comes_through_where_the_history_of_a_gpu_cannot_be_read(monkeypatch):
-    @contextlib.contextmanager
-    def history(device: object):
-        def take() -> Tape:
+    class History(AllocatorHistory):
+        def begin(self) -> None:
+            pass
+
+        def read(self) -> None:
             raise OSError("no space left on device")
 
-        yield take
-
-    monkeypatch.setattr(cuda, "history", history)
+    monkeypatch.setattr(real_device, "AllocatorHistory", History)
     real = RealDevice({}, torch.device("cpu"))
     real.device = torch.device("cuda", 0)
     with pytest.raises(ZeroDivisionError) as raised, real.watch():

@@ -20,7 +20,7 @@ from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats
 from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda, endings, tape_builder
-from memexplore.recorder.allocator_history import AllocatorHistory
+from memexplore.recorder.allocator_history import AllocatorHistory, History
 from memexplore.recorder.events import Event
 from memexplore.recorder.real_device import CudaMode, RealMode
 from memexplore.recorder.recorder import Recorder
@@ -146,7 +146,7 @@ class Recording:
         self._lock = threading.Lock()
         self._watch: Any = None
         self._history = AllocatorHistory(device, MOST_EVENTS) if virtual is None and device.type == "cuda" else None
-        self._allocator_tape: Tape | None = None
+        self._allocator_history: History | None = None
         self.began_at_failure = False
         """Whether the recorder has seen nothing of the step."""
         self.is_running = False
@@ -230,7 +230,7 @@ class Recording:
             highest_last(self.mode)
             self.mode.__exit__(None, None, None)
         if self._history is not None:
-            self._allocator_tape = self._history.read()
+            self._allocator_history = self._history.read()
             self._history.end()
         self.recorder.finish()
         unseen = (COMPILED_FUNCTIONS,) if self._virtual is None and compiler_is_used() else ()
@@ -324,8 +324,9 @@ class Recording:
         tape = tape_builder.build(self.recorder, self._meta)
         if tape.meta.capacity is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=self.recorder.training.models(tape)))
-        if self._allocator_tape is not None:
-            tape, self._allocator_tape = joined(self._allocator_tape, tape), None
+        history, self._allocator_history = self._allocator_history, None
+        if history is not None:
+            tape = joined(history.tape, tape, self.mode.numbers_in(history))
         step = np.where(tape.step > 0, self.step, 0).astype(tape.step.dtype)
         step.flags.writeable = False
         return tape.replace(step=step)

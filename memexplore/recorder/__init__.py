@@ -6,8 +6,8 @@
 - `stacks`: Python stacks interned as numbers.
 - `request_sequence`: the requests as a digest, to compare ranks that run in different processes.
 - `tape_builder`: the recorded rows as a Tape; `categories` decides the category of each block.
-- `real_device`: recording on the CPU, or on a GPU with the history of its allocator (`allocator_history`); `cuda` joins
-  the two.
+- `real_device`: recording on the CPU, or on a GPU with the history of its allocator (`allocator_history`); `annotation`
+  joins the two, by `matching` and the numbers of the ops in the stacks of the history (`op_numbers`).
 - `isolation`: a run on a GPU that other code shares: segments of its own, unrelated tensors dropped.
 - `history_api`: `torch.cuda.memory._record_memory_history` and related functions on the virtual GPU.
 """

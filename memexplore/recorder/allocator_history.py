@@ -11,10 +11,13 @@ import dataclasses
 import os
 import tempfile
 import time
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from memexplore.recorder.op_numbers import number_of
 from memexplore.snapshot import read
 from memexplore.snapshot.history import tape_of
 from memexplore.snapshot.recorded import Recorded
@@ -36,6 +39,14 @@ def end_history() -> None:
     RECORD_HISTORY.value(enabled=None)
 
 
+class History(NamedTuple):
+    """The history of a recording."""
+
+    tape: Tape
+    op_numbers: NDArray[np.int64]
+    """For each row of the tape the number of the running op that its stack has (`op_numbers`), -1 without one."""
+
+
 class AllocatorHistory:
     """The history of a CUDA device during one recording, of which at most `most_events` are kept."""
 
@@ -54,7 +65,7 @@ class AllocatorHistory:
             self._is_ours = True
             begin_history(self._most_events)
 
-    def read(self) -> Tape | None:
+    def read(self) -> History | None:
         """Return the history since `begin`, with the state of the allocator before; None if it has nothing."""
         torch.cuda.synchronize(self._device)
         with tempfile.TemporaryDirectory() as folder:
@@ -64,13 +75,24 @@ class AllocatorHistory:
         recorded = devices.get(self._device.index or 0)
         if recorded is None:
             return None
-        return tape_of(since(recorded, self._began_us) if self._is_users else recorded)
+        return history_of(since(recorded, self._began_us) if self._is_users else recorded)
 
     def end(self) -> None:
         """End the history, but for one of the user. It may be called twice."""
         if self._is_ours:
             end_history()
             self._is_ours = False
+
+
+def history_of(recorded: Recorded) -> History:
+    """Return the history that a recorded device holds."""
+    tape = tape_of(recorded)
+    of_stack = np.array([*map(_number, recorded.stacks), -1], dtype=np.int64)
+    return History(tape, np.append(np.full(len(tape) - len(recorded.stack), -1), of_stack[recorded.stack]))
+
+
+def _number(stack: list[dict[str, Any]]) -> int:
+    return next((number for frame in stack if (number := number_of(frame["filename"], frame["line"])) >= 0), -1)
 
 
 def since(recorded: Recorded, time_us: int) -> Recorded:

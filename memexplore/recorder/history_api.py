@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from memexplore.recorder import tape_builder
+from memexplore.recorder import op_numbers, tape_builder
 from memexplore.recorder.recorder import Recorder
 from memexplore.snapshot import as_snapshot
 from memexplore.tape import Meta
@@ -31,10 +31,11 @@ class Device(Protocol):
 
 
 class _HistoryRecorder(Recorder):
-    """Records the rows of the allocator's own history: a row of the backward pass has no Python stack."""
+    """Records the rows of the allocator's own history: in the backward pass no Python runs but that of a recording."""
 
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
-        return -1, -1
+        frame = op_numbers.running()
+        return -1, -1 if frame is None else self.stacks.intern_frames((frame,))
 
 
 class History:
@@ -75,7 +76,7 @@ class History:
             recorder = Recorder(live_storages)
             with self._device.watch(recorder):
                 pass
-        tape = tape_builder.build(recorder, self._meta())
+        tape = tape_builder.build(recorder, self._meta(), op_numbers.other_files())
         absent = -1 + 0 * tape.op
         result = as_snapshot(tape.replace(op=absent, module=absent))
         result["device_traces"] = [trace[-self._max_entries :] for trace in result["device_traces"]]

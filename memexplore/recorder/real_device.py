@@ -12,9 +12,12 @@ import torch
 
 from memexplore.process_limit import beside
 from memexplore.recorder import cuda, isolation
-from memexplore.recorder.allocator_history import AllocatorHistory
+from memexplore.recorder.allocator_history import AllocatorHistory, History
+from memexplore.recorder.annotation import annotate
 from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
+from memexplore.recorder.matching import Numbers
+from memexplore.recorder.op_numbers import OpNumbers
 from memexplore.recorder.recorder import Recorder, is_noted
 from memexplore.tape import Category, Meta, Source, Tape
 from memexplore.tensor_text import tensor_text
@@ -40,8 +43,11 @@ from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
 _UNKNOWN = Category.UNKNOWN
 _Storage = torch.UntypedStorage
-# `torch.tensor` fills its memory without the dispatcher and passes it in by this op.
-_LIFT = torch.ops.aten.lift_fresh.default
+# `torch.tensor` fills its memory without the dispatcher and passes it in by the first. The second puts its arguments,
+# the weights, into the memory that it returns.
+_MAKES_STORAGES = (torch.ops.aten.lift_fresh.default, torch.ops.aten._cudnn_rnn_flatten_weight.default)
+_RETURNS_VIEWS = torch.ops.aten._cudnn_rnn_backward.default
+"""Returns the gradients of all weights of an RNN as views of one tensor."""
 _STORAGE = torch.UntypedStorage(1)
 _ALONE = storage_use_count(storage_key(_STORAGE)) + 1
 """Use count of a storage with one tensor, while Python has the storage: no other tensor is in it."""
@@ -66,7 +72,8 @@ class Unrelated(enum.Enum):
 class RealMode(TorchDispatchMode):
     """Runs every op unchanged and records the storages that appear on one device, and when they are freed."""
 
-    records_arguments = False
+    numbers: OpNumbers | None = None
+    """Of a GPU, whose allocator has a history."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -77,7 +84,10 @@ class RealMode(TorchDispatchMode):
             recorder.training = None
         # Bound once: each op needs them.
         self._local, self._dead, self._settle = recorder.local, recorder.dead, recorder.settle
-        self._alloc, self._died = recorder.alloc, recorder.dead.append
+        self._alloc: Callable[..., None]
+        self._out_of_memory: Callable[..., None]
+        self._alloc, self._out_of_memory = recorder.alloc, recorder.out_of_memory
+        self._died = recorder.dead.append
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -99,12 +109,14 @@ class RealMode(TorchDispatchMode):
         run, noted, _ = _OPS.get(id(func)) or _know(func)
         if noted:
             self.recorder.note(here, func, (*args, *kwargs.values()) if kwargs else args)
-        if self.records_arguments:
-            self.record_arguments(args)
         try:
-            result = run(*args, **kwargs) if kwargs else run(*args)
+            if self.numbers is not None:
+                self.record_arguments(args)
+                result = self.numbers.begin(run, func, args)(args, kwargs)
+            else:
+                result = run(*args, **kwargs) if kwargs else run(*args)
         except torch.OutOfMemoryError as error:
-            self.recorder.out_of_memory(0, func, args)
+            self._out_of_memory(0, func, args)
             hide_own_frames(error)
             raise
         if self._dead:
@@ -135,6 +147,11 @@ class RealMode(TorchDispatchMode):
                 for index, output in enumerate(result):
                     if isinstance(output, _Tensor):
                         self._record_output(output, func, args, index, arguments)
+                    elif isinstance(output, LISTS):
+                        # Such as the gradients of the weights of `_cudnn_rnn_backward`.
+                        for inner in output:
+                            if isinstance(inner, _Tensor):
+                                self._record_output(inner, func, args, index, arguments)
 
     def _record_output(
         self, output: torch.Tensor, func: Any, args: Any, index: int, arguments: dict[int, torch.Tensor] | None = None
@@ -169,7 +186,7 @@ class RealMode(TorchDispatchMode):
         key = storage_key(storage)
         if ref is not None:
             self._release(ref)
-        elif func is not _LIFT:
+        elif func not in _MAKES_STORAGES:
             if arguments is not None:
                 argument = arguments.get(key)
             elif storage_use_count(key) > _ALONE:
@@ -187,6 +204,8 @@ class RealMode(TorchDispatchMode):
         if size:
             # A storage that was resized may have been seen first through a view of its tensor.
             text = tensor_text(output.shape, output.dtype) if ref is None else text_of_whole(output, size)
+            if func is _RETURNS_VIEWS and output.nbytes != size:
+                text = tensor_text((size // output.itemsize,), output.dtype)
             address = storage.data_ptr()
             self._alloc(address, size, func, args, index, _UNKNOWN, text)
             self._keep(storage, key, address, size)
@@ -225,7 +244,7 @@ class RealMode(TorchDispatchMode):
         if not now:
             self._keep(storage, key, 0, 0).tag = tag
             return
-        self.recorder.alloc(storage.data_ptr(), now, "UntypedStorage.resize_", (), 0, _UNKNOWN)
+        self._alloc(storage.data_ptr(), now, "UntypedStorage.resize_", (), 0, _UNKNOWN)
         self._keep(storage, key, storage.data_ptr(), now)
         if tag is not None:
             self.recorder.tag_block(storage.data_ptr(), tag)
@@ -235,6 +254,12 @@ class RealMode(TorchDispatchMode):
         ref.key, ref.address, ref.size, ref.origin, ref.tag = key, address, size, None, None
         self.live[key] = ref
         return ref
+
+    def numbers_in(self, history: History) -> Numbers | None:
+        """Return the numbers of the ops and those in a history of their run; None if neither has any."""
+        if self.numbers is None or not (history.op_numbers >= 0).any():
+            return None
+        return Numbers(self.numbers, history.op_numbers)
 
     def _release(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:
@@ -267,9 +292,15 @@ def noting_resizes(resize: Callable[..., Any], running: Callable[[], RealMode | 
 
 
 class CudaMode(RealMode):
-    """A `RealMode` that records arguments too: the allocator's history has the time at which each was made."""
+    """A `RealMode` that records arguments too: the allocator's history has the time at which each was made.
 
-    records_arguments = True
+    Each op has a number, which the history's stacks have as well.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        numbers = self.numbers = OpNumbers(self.recorder)
+        self._alloc, self._out_of_memory = map(numbers.noting, (self._alloc, self._out_of_memory))
 
     def record_arguments(self, args: Any) -> None:
         """Record the storages of an op's arguments that are older than the recording."""
@@ -305,7 +336,7 @@ class RealDevice:
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self.mode = (CudaMode if on_gpu else RealMode)(device)
-        self.history: Tape | None = None
+        self.history: History | None = None
         self.meta = cuda.meta(device, versions) if on_gpu else Meta(Source.MEASURED, "cpu", versions=dict(versions))
         self._unrelated = unrelated
 
@@ -362,13 +393,12 @@ class RealDevice:
         self.mode.live.clear()
         if self.history is None:
             return recorded
+        tape = annotate(self.history.tape, recorded, self.mode.numbers_in(self.history))
         if self._unrelated is Unrelated.KEPT:
-            return cuda.annotate(self.history, recorded)
-        history, held = isolation.drop_unrelated(self.history, recorded)
-        meta = recorded.meta
-        if held:
-            note = (
-                f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
-            )
-            meta = beside(meta._replace(notes=(*meta.notes, note)), held)
-        return cuda.annotate(history, recorded.replace(meta=meta))
+            return tape
+        tape, held = isolation.drop_unrelated(tape, recorded)
+        if not held:
+            return tape
+        note = f"{size_text(held)} of the GPU were reserved for other tensors of this process: the run had the rest."
+        meta = tape.meta
+        return tape.replace(meta=beside(meta._replace(notes=(*meta.notes, note)), held))

@@ -194,6 +194,24 @@ class Recorder(Rows):
             self.mark_before_segments(phase)
         return phase, module, stack, int(grad), call
 
+    def place(self, func: Any, args: Any) -> tuple[int, int, int]:
+        """Return op, module and stack of a running op that gives no block a row; no phase begins with it."""
+        node = current_autograd_node()
+        here = self.local.state
+        calls = here.calls
+        module = calls[-1][0] if calls else -1
+        number = (self._known_ops.get(id(func)) or self._know(func))[0]
+        if node is None or here.in_backward:
+            if here.phase == _OPTIMIZER:
+                module = self.owner_of_argument(args, 0, module)
+            return number, module, self._stack_now(here)
+        if calls or here.stack >= 0:
+            return number, module, self._stack_now(here)
+        sequence = sequence_number_of(node)
+        if sequence == _ACCUMULATE:
+            return number, self.owner_of(node.variable), -1
+        return number, *self._made_by(node, sequence, module)
+
     def _stack_now(self, here: ThreadState) -> int:
         if here.stack < 0:
             here.stack = self.stacks.number(caller(4))

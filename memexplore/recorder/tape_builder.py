@@ -22,8 +22,11 @@ OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
 """Folder of files whose frames are no part of a stack."""
 
 
-def build(recorder: Recorder, meta: Meta) -> Tape:
-    """Return the Tape of a recorder's rows; a free becomes two rows, requested and completed."""
+def build(recorder: Recorder, meta: Meta, own: tuple[str, ...] = OWN) -> Tape:
+    """Return the Tape of a recorder's rows; a free becomes two rows, requested and completed.
+
+    Frames of files whose path begins with one of `own` are no part of its stacks.
+    """
     table = _in_order(recorder)
     field = {name: table[:, column] for name, column in _FIELD.items()}
     action = field["action"]
@@ -32,7 +35,7 @@ def build(recorder: Recorder, meta: Meta) -> Tape:
     category, module = _categories_and_modules(recorder, field, is_block, is_free)
 
     kept = _kept_note(field["size"][sorted(recorder.kept)])
-    stacks, stack_of = _stacks(recorder)
+    stacks, stack_of = _stacks(recorder, own)
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
     tensor, tensor_texts = _tensors(recorder, len(table))
@@ -182,14 +185,14 @@ def _tensors(recorder: Recorder, count: int) -> tuple[Any, tuple[str, ...]]:
     return column, texts
 
 
-def _stacks(recorder: Recorder) -> tuple[list[tuple[Frame, ...]], Any]:
-    """The stacks of the rows without frames of memexplore, and the index of each interned stack among them."""
+def _stacks(recorder: Recorder, own: tuple[str, ...]) -> tuple[list[tuple[Frame, ...]], Any]:
+    """The stacks of the rows without frames of `own`, and the index of each interned stack among them."""
     # In the order of first use: the numbers are those of all recordings of the process.
     used = [number for number in dict.fromkeys(event[_FIELD["stack"]] for event in recorder.events) if number >= 0]
     table: dict[tuple[Frame, ...], int] = {}
     index = np.full(max(used, default=-1) + 1, -1, dtype=np.int64)
     for number in used:
-        frames = recorder.stacks.resolve(number, OWN)
+        frames = recorder.stacks.resolve(number, own)
         if frames:
             index[number] = table.setdefault(frames, len(table))
     return list(table), index

@@ -33,6 +33,8 @@ class ThreadState:
         self.in_backward = False
         """Whether a hook of the backward pass called the optimizer that is stepping."""
         self.stack = -2
+        self.op_number = -1
+        """Number of the running op, where ops have numbers (`op_numbers`)."""
         self.sequence = -1
         """Number of the autograd node that the thread makes next, as the last op saw it."""
         self.forwards: dict[int, tuple[int, int, Any]] = {}

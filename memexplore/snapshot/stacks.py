@@ -61,6 +61,8 @@ _BACKWARD = re.compile(r"(^|/)torch/(autograd/(__init__|graph)|_tensor)\.py$")
 _DATA = re.compile(r"(^|/)torch/utils/data/")
 _LOADING = re.compile(r"(^|/)(torch/(nn/init|nn/parameter|serialization)|accelerate/utils/modeling)\.py$")
 _STEPS_OF_OTHERS = re.compile(r"(^|/)(site|dist)-packages/[^/]*(optim|bitsandbytes|apex|deepspeed|lion|galore)")
+_RECORDER = re.compile(r"(^|/)memexplore/recorder/(real_device|op_numbers)\.py$")
+"""Files of memexplore that run each op while they record it."""
 _BUILDING = {"__init__", "reset_parameters", "load_state_dict", "_load_from_state_dict", "from_pretrained"}
 _MOVING = {"_apply", "bfloat16", "convert", "cuda", "double", "float", "half", "to", "to_empty", "type"}
 """Methods of `Module`: a virtual GPU has its own `_apply`, whose frames are not in its snapshots."""
@@ -102,6 +104,7 @@ class _File(NamedTuple):
     data: bool
     loading: bool
     steps_of_others: bool
+    recorder: bool
 
 
 class _Function(NamedTuple):
@@ -119,7 +122,7 @@ class _Function(NamedTuple):
 def _file(filename: str) -> _File:
     path = filename.replace(os.sep, "/")
     python = filename.endswith(".py") or filename.startswith("<") or "ipykernel" in filename
-    patterns = (_MODULE, _OPTIM, _BACKWARD, _DATA, _LOADING, _STEPS_OF_OTHERS)
+    patterns = (_MODULE, _OPTIM, _BACKWARD, _DATA, _LOADING, _STEPS_OF_OTHERS, _RECORDER)
     return _File(python, *(pattern.search(path) is not None for pattern in patterns))
 
 
@@ -229,6 +232,7 @@ class Stacks:
         numbers: dict[tuple[Frame, ...], int] = {}
         for stack in sorted(used - {-1}):
             whole = tuple(frames.of(each) for each in recorded.stacks[stack])
+            whole = tuple(frame for frame in whole if not _file(frame.filename).recorder)
             label = parse_label(whole[0]) if whole else None
             if label is not None:
                 whole = whole[1:]
