@@ -22,7 +22,8 @@ from memexplore.dropped_prints import without_prints
 from memexplore.gpu_catalogue import Gpu
 from memexplore.process_limit import limited
 from memexplore.recorder import endings, history_api, module_hooks, tape_builder
-from memexplore.recorder.real_device import RealDevice, Unrelated, note_failure
+from memexplore.recorder.isolation import Unrelated
+from memexplore.recorder.real_device import RealDevice, note_failure
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Ending, Meta, Os, Source, Tape
 from memexplore.texts import encodable

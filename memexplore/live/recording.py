@@ -19,8 +19,9 @@ from memexplore.capture import predicted, versions
 from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats
 from memexplore.live.unseen_requests import joined
-from memexplore.recorder import cuda, endings, tape_builder
+from memexplore.recorder import cuda, earlier_blocks, endings, tape_builder
 from memexplore.recorder.allocator_history import AllocatorHistory, History
+from memexplore.recorder.earlier_blocks import NOTHING_EARLIER, Untouched
 from memexplore.recorder.events import Event
 from memexplore.recorder.real_device import CudaMode, RealMode
 from memexplore.recorder.recorder import Recorder
@@ -147,6 +148,7 @@ class Recording:
         self._watch: Any = None
         self._history = AllocatorHistory(device, MOST_EVENTS) if virtual is None and device.type == "cuda" else None
         self._allocator_history: History | None = None
+        self._device, self._earlier = device, NOTHING_EARLIER
         self.began_at_failure = False
         """Whether the recorder has seen nothing of the step."""
         self.is_running = False
@@ -230,6 +232,7 @@ class Recording:
             highest_last(self.mode)
             self.mode.__exit__(None, None, None)
         if self._history is not None:
+            self._earlier = earlier_blocks.earlier(self._device, Untouched.KEPT)
             self._allocator_history = self._history.read()
             self._history.end()
         self.recorder.finish()
@@ -326,7 +329,8 @@ class Recording:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=self.recorder.training.models(tape)))
         history, self._allocator_history = self._allocator_history, None
         if history is not None:
-            tape = joined(history.tape, tape, self.mode.numbers_in(history))
+            tape = joined(history.tape, tape, self.mode.numbers_in(history), self._earlier)
+            earlier_blocks.keep_workspaces(self._device, tape)
         step = np.where(tape.step > 0, self.step, 0).astype(tape.step.dtype)
         step.flags.writeable = False
         return tape.replace(step=step)

@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from memexplore.recorder.annotation import annotate
+from memexplore.recorder.earlier_blocks import NOTHING_EARLIER, Earlier
 from memexplore.recorder.matching import Numbers
 from memexplore.tape import Action, Tape
 from memexplore.units import size_text
 
 
-def joined(history: Tape, recorded: Tape, numbers: Numbers | None = None) -> Tape:
+def joined(history: Tape, recorded: Tape, numbers: Numbers | None = None, earlier: Earlier = NOTHING_EARLIER) -> Tape:
     """Return the allocator's rows with op, layer, phase, step and category of the recorder (`recorder.annotation`).
 
     A note of the tape says how much was requested by code that the recorder did not see, such as compiled regions, CUDA
     graphs and other threads.
     """
-    tape = annotate(history, recorded, numbers)
+    tape = annotate(history, recorded, numbers, earlier)
     unseen = (tape.action == Action.ALLOC) & (tape.op < 0)
     if not unseen.any():
         return tape

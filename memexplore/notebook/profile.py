@@ -278,7 +278,7 @@ def record_like_replay(device: Any, gpu: str | None) -> Iterator[Recording]:
     """Record a cell under the same conditions as its later runs (`Cell.run`)."""
     from memexplore import capture, targets
     from memexplore.recorder import isolation
-    from memexplore.recorder.real_device import Unrelated
+    from memexplore.recorder.isolation import Unrelated
 
     if device is not None:
         with capture.record() as recording:

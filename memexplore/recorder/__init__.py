@@ -8,6 +8,7 @@
 - `tape_builder`: the recorded rows as a Tape; `categories` decides the category of each block.
 - `real_device`: recording on the CPU, or on a GPU with the history of its allocator (`allocator_history`); `annotation`
   joins the two, by `matching` and the numbers of the ops in the stacks of the history (`op_numbers`).
+- `earlier_blocks`: what earlier recordings say of blocks that are older than a recording of a real device.
 - `isolation`: a run on a GPU that other code shares: segments of its own, unrelated tensors dropped.
 - `history_api`: `torch.cuda.memory._record_memory_history` and related functions on the virtual GPU.
 """

@@ -12,19 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.analysis.curves import lifetimes
+from memexplore.recorder.earlier_blocks import NOTHING_EARLIER, Earlier, classified
 from memexplore.recorder.matching import Numbers, Unseen, matches, unseen
 from memexplore.recorder.tape_builder import OWN
 from memexplore.tape import COLUMNS, Action, Category, Frame, Phase, Tape
 
 Rows = NDArray[np.int64]
 
-_LIBRARY = re.compile(r"aten::(.*convolution|.*cudnn|(add|ba?dd)?b?mm$)")
-"""Ops whose kernels are those of cuDNN and cuBLAS: these get their scratch memory after the outputs."""
+_CONVOLUTION = re.compile(r"aten::.*convolution")
+"""Ops for which cuDNN gets a workspace in the call of a plan: the last of the requests, freed before all others."""
+_CUDNN = re.compile(r"aten::.*cudnn")
+"""Other ops of cuDNN, which copy their arguments in front of the outputs and get a workspace behind them."""
 _NEW_SEGMENT = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _BLOCKS = (Action.ALLOC, Action.PREEXISTING)
 
 
-def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None) -> Tape:
+def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None, earlier: Earlier = NOTHING_EARLIER) -> Tape:
     """Return the allocator's rows, each with op, layer, phase, step and category of the recorded row it belongs to.
 
     Both tapes are of one run: `history` has every request with its address, `recorded` the requests that became
@@ -32,7 +35,8 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None) -> T
     requests were made by kernels beside their outputs: they belong to the op that was running by the `numbers` in their
     stacks, without numbers to the op in front. A block that its op freed is a temporary, or a workspace where a library
     requested it; one that stays is a workspace. A block that no op requested has the category that follows from its
-    lifetime, if any. A mark of the recorded tape comes in front of the requests that follow it.
+    lifetime, if any, and of an older block that was not recorded what `earlier` says. A mark of the recorded tape comes
+    in front of the requests that follow it.
     """
     match = matches(history, recorded, numbers)
     others = unseen(history, recorded, match, numbers)
@@ -40,7 +44,7 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None) -> T
     stacks = _without_own_frames(history, columns)
     for name in ("op", "module", "tensor"):
         columns[name][:] = -1
-    columns["category"][history.action != Action.PREEXISTING] = Category.UNKNOWN
+    columns["category"][:] = Category.UNKNOWN
     columns["stack"][~np.isin(history.action, (*_BLOCKS, Action.OOM))] = -1
     rows = np.flatnonzero((match >= 0) & (recorded.action != Action.FREE_REQUESTED))
     _set_phases(columns, recorded, rows, match[rows])
@@ -62,7 +66,11 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None) -> T
             stacks.append(quiet.stack)
     of_op[list(others.quiet)] = True
     tape, moved = _with_marks(recorded.with_rows(columns, stacks=stacks), recorded, match, others)
-    return _with_categories(tape, others._replace(rows=moved[others.rows]), of_op)
+    is_known = np.zeros(len(history), dtype=bool)
+    is_known[match[rows]] = True
+    older = np.flatnonzero((history.action == Action.PREEXISTING) & ~is_known)
+    tape = _with_categories(tape, others._replace(rows=moved[others.rows]), of_op, earlier.workspace_size)
+    return _with_frees(classified(tape, moved[older], earlier))
 
 
 def _without_own_frames(history: Tape, columns: dict[str, Any]) -> list[tuple[Frame, ...]]:
@@ -128,21 +136,34 @@ def _run_lengths(flags: NDArray[np.bool_]) -> Rows:
     return position - 1 - before
 
 
-def _with_categories(tape: Tape, others: Unseen, of_op: NDArray[np.bool_]) -> Tape:
-    """Return the tape with the categories of the requests that were not recorded, and of the frees."""
+def _with_categories(tape: Tape, others: Unseen, of_op: NDArray[np.bool_], workspace_size: int) -> Tape:
+    """Return the tape with the categories of the requests that were not recorded."""
     life = lifetimes(tape)
     category = tape.category.copy()
-    library = np.array([*(_LIBRARY.match(op) is not None for op in tape.ops), False], dtype=bool)
     rows = others.rows
-    is_workspace = ~others.is_scratch | (others.follows_output & library[tape.op[rows]])
+    convolution, cudnn = (
+        np.array([*(pattern.match(op) is not None for op in tape.ops), False], dtype=bool)[tape.op[rows]]
+        for pattern in (_CONVOLUTION, _CUDNN)
+    )
+    following = np.minimum(rows + 1, len(tape) - 1)
+    at_once = (tape.action[following] == Action.FREE_REQUESTED) & (tape.address[following] == tape.address[rows])
+    is_workspace = ~others.is_scratch | (convolution & at_once) | (cudnn & ~convolution & others.follows_output)
+    is_workspace |= tape.size[rows] == workspace_size
     category[rows] = np.where(is_workspace, Category.WORKSPACE, Category.TEMPORARY)
     freed = np.full(len(tape), len(tape), dtype=np.int64)
     freed[life.born] = life.requested
     category[rows[~of_op]] = _by_lifetime(tape, rows[~of_op], freed[rows[~of_op]])
-    # A free has the category of its block; the extra last row absorbs blocks that are never freed.
-    column = np.append(category, Category.UNKNOWN)
+    category.flags.writeable = False
+    return tape.replace(category=category)
+
+
+def _with_frees(tape: Tape) -> Tape:
+    """Return the tape with the category of its block for each free."""
+    life = lifetimes(tape)
+    # The extra last row absorbs blocks that are never freed.
+    column = np.append(tape.category, Category.UNKNOWN)
     for ends in (life.requested, life.completed):
-        column[ends] = category[life.born]
+        column[ends] = tape.category[life.born]
     category = column[:-1]
     category.flags.writeable = False
     return tape.replace(category=category)

@@ -7,6 +7,7 @@ returns it without the blocks of other code.
 from __future__ import annotations
 
 import contextlib
+import enum
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,13 @@ from memexplore.tape import Action, Tape
 from memexplore.torch_internals.cuda import clear_cublas_workspaces
 
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+
+
+class Unrelated(enum.Enum):
+    """Whether a tape keeps tensors of a GPU that are older than the recording and not used by the recorded code."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 
 from memexplore.process_limit import beside
-from memexplore.recorder import cuda, isolation
+from memexplore.recorder import cuda, earlier_blocks, isolation
 from memexplore.recorder.allocator_history import AllocatorHistory, History
 from memexplore.recorder.annotation import annotate
 from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
+from memexplore.recorder.isolation import Unrelated
 from memexplore.recorder.matching import Numbers
 from memexplore.recorder.op_numbers import OpNumbers
 from memexplore.recorder.recorder import Recorder, is_noted
@@ -60,13 +60,6 @@ _MOST_EVENTS = 4_000_000
 """Events that the allocator keeps of a recording; of a longer one the first are lost."""
 _FEW = 4
 """Outputs up to which the arguments of an op are searched for each."""
-
-
-class Unrelated(enum.Enum):
-    """Whether a tape keeps tensors of a GPU that are older than the recording and not used by the recorded code."""
-
-    KEPT = "kept"
-    DROPPED = "dropped"
 
 
 class RealMode(TorchDispatchMode):
@@ -221,7 +214,8 @@ class RealMode(TorchDispatchMode):
         if not size:
             return None
         address = storage.data_ptr()
-        self.recorder.preexisting(address, size, None, _UNKNOWN, text_of_whole(tensor, size))
+        origin = earlier_blocks.origin_of(storage)
+        self.recorder.preexisting(address, size, origin, _UNKNOWN, text_of_whole(tensor, size))
         return self._keep(storage, storage_key(storage), address, size)
 
     def resized(self, storage: torch.UntypedStorage, address: int, size: int) -> None:
@@ -390,10 +384,13 @@ class RealDevice:
 
     def finish(self, recorded: Tape) -> Tape:
         """Return the tape of the recording: on a GPU the allocator's rows, annotated with the recorded ones."""
+        earlier = None if self.history is None else earlier_blocks.earlier(self.device)
+        earlier_blocks.keep_storages(self.mode.live.values())
         self.mode.live.clear()
-        if self.history is None:
+        if self.history is None or earlier is None:
             return recorded
-        tape = annotate(self.history.tape, recorded, self.mode.numbers_in(self.history))
+        tape = annotate(self.history.tape, recorded, self.mode.numbers_in(self.history), earlier)
+        earlier_blocks.keep_workspaces(self.device, tape)
         if self._unrelated is Unrelated.KEPT:
             return tape
         tape, held = isolation.drop_unrelated(tape, recorded)

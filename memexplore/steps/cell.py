@@ -22,7 +22,7 @@ from memexplore.knobs.apply import apply_to_step, training_loop_scope
 from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.layouts import ON_ONE_GPU
 from memexplore.knobs.report import ApplyReport
-from memexplore.recorder.real_device import Unrelated
+from memexplore.recorder.isolation import Unrelated
 from memexplore.steps import real_run
 from memexplore.steps.cost import Cost, measuring
 from memexplore.steps.initial_state import InitialState

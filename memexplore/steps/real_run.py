@@ -24,7 +24,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.knobs.model_state import preserve_model_state, preserve_random_states, preserve_weight_storage
 from memexplore.knobs.report import ApplyReport
 from memexplore.recorder import isolation
-from memexplore.recorder.real_device import Unrelated
+from memexplore.recorder.isolation import Unrelated
 from memexplore.steps import batches, training_loop
 from memexplore.steps.out_of_memory import ending_out_of_memory, fits, without_locals
 from memexplore.steps.step import Step

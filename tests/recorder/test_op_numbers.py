@@ -15,7 +15,7 @@ from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
 
 ALLOC, FREE, DONE, MARK = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.MARK
-OPS = ("aten::add", "aten::convolution", "aten::index_put_")
+OPS = ("aten::add", "aten::convolution", "aten::index_put_", "aten::_cudnn_rnn")
 OUT = {"op": 0, "address": 0, "size": 512}
 
 
@@ -59,10 +59,14 @@ class Run:
         self._next = 0
 
     def op(self, op: int, *requests: str, func: Any = torch.ops.aten.add.Tensor) -> Run:
-        """An op whose requests are `out` (an output), `scratch` (freed before it ends) or `kept`."""
+        """An op with requests: `out` (an output), `scratch` (freed at once), `copy` (freed at its end) or `kept`."""
         self.numbers.begin(func, func, ())
         number = self.recorder.local.state.op_number % COUNT
+        first = self._next
         self._requests(requests, number, op)
+        for at, kind in enumerate(requests):
+            if kind == "copy":
+                self.free(first + 512 * at)
         return self
 
     def without_op(self, *requests: str) -> Run:
@@ -139,8 +143,10 @@ def test_an_output_is_not_the_temporary_at_its_place_that_the_same_op_freed() ->
 @pytest.mark.parametrize(
     ("op", "requests", "expected"),
     [
-        # cuDNN gets its workspace after the output; in front of it are copies of the arguments.
-        (1, ("scratch", "out", "scratch"), [Category.TEMPORARY, Category.UNKNOWN, Category.WORKSPACE]),
+        # A copy of the weight stays until the convolution with its workspace has run.
+        (1, ("out", "copy", "scratch"), [Category.UNKNOWN, Category.TEMPORARY, Category.WORKSPACE]),
+        # A copy of the input, and cuDNN's workspace.
+        (3, ("scratch", "out", "scratch"), [Category.TEMPORARY, Category.UNKNOWN, Category.WORKSPACE]),
         (0, ("scratch", "out", "scratch"), [Category.TEMPORARY, Category.UNKNOWN, Category.TEMPORARY]),
         # Such as the workspace that cuBLAS keeps.
         (0, ("out", "kept"), [Category.UNKNOWN, Category.WORKSPACE]),
