@@ -216,7 +216,8 @@ def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.in
     keys = ["phase", "op", "module", "stack", "workspace"]
     early = table[number[allocs] < count].copy()
     late = table[number[allocs] >= count].copy()
-    early["nth"], late["nth"] = early.groupby(keys).cumcount(), late.groupby(keys).cumcount()
+    # From the last on: cuDNN takes its random state in front of a workspace, and only once.
+    early["nth"], late["nth"] = (each.groupby(keys).cumcount(ascending=False) for each in (early, late))
     pairs = late.merge(early, on=[*keys, "nth"], how="left", suffixes=("", "_of"))
     matched = pairs["row_of"].fillna(-1).to_numpy(np.int64).copy()
     _match_in_other_phase(matched, early, late, tape)

@@ -26,6 +26,7 @@ from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Key, Library, Workspaces
 from memexplore.virtual_gpu.kernels.plan import (
     Argument,
+    Kept,
     NewTensor,
     OptionalScratch,
     Output,
@@ -125,10 +126,6 @@ class PlanRunner:
         kept = self.workspaces.kept
         for key in [key for key in kept if key.library is not Library.DROPOUT]:
             self._free(kept.pop(key), self.workspaces.sizes[key.library])
-
-    def lacks(self, library: Library) -> bool:
-        """Return whether the device does not have the block that a library keeps for it."""
-        return self.workspaces.needed(Key(library)) > 0
 
     @uninterrupted
     def run_plan(
@@ -259,6 +256,8 @@ class PlanRunner:
                 elif kind is Scratch:
                     size, category = request  # type: ignore[misc]
                     scratch.append((self._allocate(size, func, args, 0, category), size))
+                elif kind is Kept:
+                    self._keep_workspaces((request.library,), func, args)  # type: ignore[union-attr]
                 elif kind is OptionalScratch:
                     scratch.append(self._allocate_if_it_fits(request, func, args))  # type: ignore[arg-type]
                 elif scratch[request.number][0] >= 0:  # type: ignore[union-attr]

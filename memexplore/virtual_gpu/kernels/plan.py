@@ -81,7 +81,13 @@ class Free(NamedTuple):
     number: int
 
 
-Requests = list[Output | Scratch | OptionalScratch | Free]
+class Kept(NamedTuple):
+    """A request for the block that a `cublas_workspace.Library` keeps, where it does not have it yet."""
+
+    library: Any
+
+
+Requests = list[Output | Scratch | OptionalScratch | Free | Kept]
 """Requests and frees of one op, in order."""
 
 
@@ -140,9 +146,6 @@ class OpRunner(Protocol):
 
     def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
         """Allocate the memory of a plan and return its outputs."""
-
-    def lacks(self, library: Any) -> bool:
-        """Return whether the device does not have the block that a `cublas_workspace.Library` keeps for it."""
 
     def __enter__(self) -> Any: ...
 

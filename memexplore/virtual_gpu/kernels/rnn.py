@@ -13,7 +13,7 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels.cublas_workspace import Library
-from memexplore.virtual_gpu.kernels.plan import Constant, Free, OpRunner, Output, Plan, Scratch
+from memexplore.virtual_gpu.kernels.plan import Constant, Free, Kept, OpRunner, Output, Plan, Scratch
 from memexplore.virtual_gpu.kernels.shapes import is_contiguous, new
 from memexplore.virtual_gpu.tensors import known_values, values
 
@@ -112,7 +112,7 @@ class Sizes:
         return _LAYER * self.layers * self.directions + weights * self.item + outputs + inputs + states
 
 
-def forward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+def forward(args: Any, kwargs: Any) -> Plan:
     """_cudnn_rnn: input copy, output, last states, weights that are not in one buffer, workspace, reserve space.
 
     The first call with dropout allocates the random state of the device before (get_dropout_state in cudnn/RNN.cpp).
@@ -120,8 +120,6 @@ def forward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     values.note(NOTE)
     source, weights, cell_state = args[0], args[3], args[5]
     sizes = Sizes(args)
-    if sizes.train and sizes.dropout and runner.lacks(Library.DROPOUT):
-        runner.run_plan(Plan([], tuple, [Scratch(8), Free(0)], (Library.DROPOUT,)), func, args, [])
     shape = sizes.output_shape()
     order = None
     if sizes.batch_first and not sizes.packed:
@@ -133,7 +131,7 @@ def forward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         new((depth, sizes.batch, sizes.hidden) if cell_state is not None else (0,), source.dtype),
         new((sizes.reserve,), torch.uint8),
     ]
-    requests: list[Any] = []
+    requests: list[Any] = [Kept(Library.DROPOUT)] if sizes.train and sizes.dropout else []
     if not sizes.needs_no_copy(source):
         requests.append(Scratch(source.numel() * sizes.item))
     requests += [Output(0), Output(1), Output(2)]
@@ -145,7 +143,7 @@ def forward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         # C++ returns the weight buffer that it got; only the backward pass reads it.
         outputs.append(new((0,), source.dtype))
     requests += [Scratch(sizes.workspace, Category.WORKSPACE), Output(3)]
-    return runner.run_plan(Plan(outputs, tuple, requests), func, args, [])
+    return Plan(outputs, tuple, requests)
 
 
 def flat_copies(weights: list[torch.Tensor], count: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:

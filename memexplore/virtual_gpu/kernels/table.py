@@ -218,6 +218,7 @@ _PLANS: _Rows = [
     (rnn.lstm_cell, "cuda/RNN.cu", [_aten._thnn_fused_lstm_cell.default]),
     (rnn.gru_cell, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell.default]),
     (rnn.gru_cell_backward, "cuda/RNN.cu", [_aten._thnn_fused_gru_cell_backward.default]),
+    (rnn.forward, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default]),
     (sampling.forward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler.default]),
     (sampling.backward, "cudnn/GridSampler.cpp", [_aten.cudnn_grid_sampler_backward.default]),
     *without_fake_kernel.PLANS,
@@ -268,7 +269,6 @@ _OPS: _Rows = [
     (sparse.make, "sparse/SparseTensor.cpp", [_aten._sparse_coo_tensor_with_dims_and_tensors.default]),
     (sparse.from_dense, "TensorConversions.cpp", [_aten._to_sparse.default, _aten._to_sparse.sparse_dim]),
     (sparse.embedding_bag_backward, "EmbeddingBag.cpp", [_aten._embedding_bag_backward.default]),
-    (rnn.forward, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default]),
     (rnn.backward, "cudnn/RNN.cpp", [_aten._cudnn_rnn_backward.default]),
     (rnn.flatten_weight, "cudnn/RNN.cpp", [_aten._cudnn_rnn_flatten_weight.default]),
 ]
