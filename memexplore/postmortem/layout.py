@@ -17,10 +17,12 @@ import numpy as np
 import torch
 
 from memexplore import capture, snapshot
+from memexplore.analysis.curves import lifetimes
 from memexplore.postmortem.evidence_types import Evidence
 from memexplore.postmortem.failure import with_failure
 from memexplore.postmortem.reach import address_of
 from memexplore.recorder import cuda, tape_builder
+from memexplore.recorder.earlier_blocks import Untouched, classified, earlier
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT
@@ -49,16 +51,17 @@ def _of_real_gpu(device: torch.device) -> Tape:
         DUMP_SNAPSHOT.value(path)
         tapes = snapshot.load(path)
     meta = cuda.meta(device, capture.versions(torch.__version__))
-    tape = tapes.get(device.index or 0, Tape.from_columns({}, meta=meta))
-    return tape.replace(meta=meta)
+    tape = tapes.get(device.index or 0, Tape.from_columns({}, meta=meta)).replace(meta=meta)
+    # What the history infers of older blocks is worse than what this process knows of them.
+    older = np.flatnonzero(tape.action == Action.PREEXISTING)
+    return classified(tape, older, earlier(device, Untouched.KEPT))
 
 
 def _with_owners(tape: Tape) -> Tape:
-    """Return a tape whose blocks of unknown kind have the categories of the modules and optimizers that are alive."""
+    """Return a tape whose blocks have the categories that the modules and optimizers that are alive give them."""
     owners = dict(_owners())
-    rows = np.flatnonzero(
-        np.isin(tape.action, (Action.PREEXISTING, Action.ALLOC)) & (tape.category == Category.UNKNOWN)
-    )
+    life = lifetimes(tape)
+    rows = life.born[life.requested == len(tape)]
     category, module = tape.category.copy(), tape.module.copy()
     names = {name: number for number, name in enumerate(tape.modules)}
     for row in rows.tolist():

@@ -19,7 +19,8 @@ A block's category follows from where it was allocated and how long it lived:
 Blocks from before the history have no stack. A block freed by `zero_grad` is a gradient, one freed by the optimizer
 is optimizer state, one freed in backward is an activation. Blocks that remain are parameters and what belongs to
 them: of each size as many parameters as there are gradients of that size, then as many gradients if backward allocates
-none, then optimizer state. Among blocks of one size the assignment is arbitrary.
+none, then optimizer state. Among blocks of one size the assignment is arbitrary. Where the history shows no layer,
+backward or optimizer, nothing says what they are.
 """
 
 from __future__ import annotations
@@ -207,7 +208,8 @@ def _categories(tape: Tape, stacks: Stacks, recorded: Rows, origin: Rows, phase:
         )
         result[unfinished & ~np.isin(sizes, list(parameter_sizes))] = Category.TEMPORARY
     _classify_eager_state(result, sizes, step[born], parameters)
-    _classify_preexisting(tape, result, preexisting & ~built, origin, phase, parameters)
+    if np.any(phase != Phase.OTHER):
+        _classify_preexisting(tape, result, preexisting & ~built, origin, phase, parameters)
     _classify_buffers(result, sizes, parameters)
     _classify_replaced(tape, result, recorded_birth & (birth_phase == Phase.OPTIMIZER) & lasting, phase, run_ends)
     return result
