@@ -169,7 +169,10 @@ class Recorder(Rows):
             grad = here.without_gradients(node)
             if grad and calls:
                 call = calls[-1][4]
+        threads = self._threads
         if node is None or here.in_backward:
+            if here is threads.lender:
+                threads.return_to(here)
             phase = here.phase
             if phase == _OPTIMIZER:
                 module = self.owner_of_argument(args, index, module)
@@ -190,8 +193,10 @@ class Recorder(Rows):
             else:
                 module, stack = self._made_by(node, sequence, module)
         marked = self.marked
-        if (phase != marked[1] or self.step != marked[0]) and self._threads.leads(here, phase == _BACKWARD):
-            self.mark_before_segments(phase)
+        if phase != marked[1] or self.step != marked[0]:
+            leads = threads.leads_backward(here) if phase == _BACKWARD else threads.leads(here, trains=False)
+            if leads:
+                self.mark_before_segments(phase)
         return phase, module, stack, int(grad), call
 
     def place(self, func: Any, args: Any) -> tuple[int, int, int]:
@@ -257,6 +262,8 @@ class Recorder(Rows):
                 self.on_model_call(module, args, frame)
             self.names.root(module)
             if node is None:
+                if here is self._threads.lender:
+                    self._threads.return_to(here)
                 self.tag_model(module)
                 if self.training is not None:
                     self.training.called(module)

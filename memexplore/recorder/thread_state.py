@@ -104,6 +104,8 @@ class Threads:
         self.local = _Here(self.states)
         """Has the `state` of the calling thread."""
         self._leader = self.local.state
+        self.lender: ThreadState | None = None
+        """The thread that led until the autograd engine's thread, which runs its backward pass, took over."""
 
     @property
     def here(self) -> ThreadState:
@@ -113,8 +115,22 @@ class Threads:
     def leads(self, here: ThreadState, trains: bool) -> bool:
         """Return whether the calling thread leads; one that trains takes over while the leader is in no module."""
         if here is not self._leader and trains and not self._leader.calls:
-            self._leader = here
+            self._leader, self.lender = here, None
         return here is self._leader
+
+    def leads_backward(self, here: ThreadState) -> bool:
+        """Return whether the calling thread, which runs a backward pass, leads; it takes over as one that trains."""
+        leader = self._leader
+        if self.leads(here, trains=True) and here is not leader:
+            self.lender = leader
+        return here is self._leader
+
+    def return_to(self, here: ThreadState) -> None:
+        """Let a thread lead again whose backward pass another thread has run."""
+        self.lender = None
+        if not self._leader.calls:
+            self._leader = here
+            here.phase = int(Phase.BACKWARD)
 
     def leads_call(self, here: ThreadState, module: torch.nn.Module) -> bool:
         """Return whether the calling thread leads when it calls a module outside of any other."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -88,3 +90,32 @@ def test_a_prefetcher_begins_no_steps():
             optimizer.zero_grad()
         thread.join()
     assert int(recording.tape.step.max()) == 4
+
+
+def _evaluate(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(torch.ones(4, 10, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "then", [lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0), _evaluate, lambda model: None]
+)
+def test_what_follows_a_backward_pass_of_another_thread_is_no_backward_pass(then: Callable[[nn.Module], Any]):
+    """On a real GPU the autograd engine has a thread of its own."""
+
+    def run(call: Callable[[Callable[[], Any]], Any]) -> Tape:
+        with mx.virtual("T4", release="2.15"), mx.record() as recording:
+            model = nn.Linear(10, 10).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(2):
+                loss = model(torch.ones(4, 10, device="cuda")).sum()
+                call(functools.partial(loss.backward, torch.ones_like(loss)))
+                then(model)
+                optimizer.step()
+                optimizer.zero_grad()
+        return recording.tape
+
+    one, other = run(lambda function: function()), run(in_thread)
+    assert set(one.phase.tolist()) == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER}
+    assert one.phase.tolist() == other.phase.tolist()
+    assert one.step.tolist() == other.step.tolist()
