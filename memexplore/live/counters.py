@@ -36,7 +36,7 @@ class PeakFrom(enum.StrEnum):
     RECORDED = "recorded"
     """The tape of this step: exact."""
     SAME_SHAPES = "same shapes"
-    """The tape of an earlier step with inputs of the same shapes, on a device without counters."""
+    """An earlier step with inputs of the same shapes, whose peak was recorded or counted."""
     UNKNOWN = ""
 
 

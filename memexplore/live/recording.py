@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memexplore.analysis.curves import peak
 from memexplore.capture import predicted, versions
 from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats
@@ -141,6 +142,8 @@ class Recording:
         self.survivors: tuple[Survivor, ...] = ()
         self.peak = self.left = 0
         """Highest sum of the storages in use, and their sum at the end: exact where there is no allocator."""
+        self.allocator_peaks: tuple[int, int] | None = None
+        """Peaks allocated and reserved of the step, from the history of a CUDA device."""
         self.kept_by_layer: dict[str, int] = {}
         """Name of a layer -> bytes of its activations that were made in forward."""
         self._tape: Tape | None = None
@@ -235,6 +238,9 @@ class Recording:
             self._earlier = earlier_blocks.earlier(self._device, Untouched.KEPT)
             self._allocator_history = self._history.read()
             self._history.end()
+            if self._allocator_history is not None:
+                tape = self._allocator_history.tape
+                self.allocator_peaks = peak(tape, "allocated")[0], peak(tape, "reserved")[0]
         self.recorder.finish()
         unseen = (COMPILED_FUNCTIONS,) if self._virtual is None and compiler_is_used() else ()
         self._meta = self._meta._replace(ending=end.ending, error=end.error, notes=(*self._meta.notes, *unseen))

@@ -119,6 +119,9 @@ class Store:
         self._schedule = schedule
         self._known: dict[Calls, Reading] = {}
         """Calls of earlier steps -> what was measured in the last one, if it was recorded."""
+        self._rises: dict[Calls, int] = {}
+        """Calls of earlier steps -> bytes by which the last exact peak was above what was kept before the step."""
+        self._state_size = 0
         self._seen: dict[Call, None] = {}
         self._highest: Facts | None = None
         self._highest_shown = 0
@@ -138,14 +141,38 @@ class Store:
         """Return what was measured in the last recorded step with these calls, a reading without numbers if none."""
         return self._known.get(calls, Reading())
 
+    def exact(self, row: StepRow, step: Current, state_size: int, recording: Recording | None) -> StepRow:
+        """Return a row whose peak is exact where the counter of a real GPU, which only rises, is a lower bound.
+
+        The history of a recorded step has its peak. A step with the calls of an earlier one rises as high above what
+        was kept before, unless that one made optimizer state.
+        """
+        peaks = recording.allocator_peaks if recording is not None and not recording.began_at_failure else None
+        if row.peak_from == PeakFrom.SAMPLED and peaks is not None:
+            row = row._replace(peak_allocated=peaks[0], peak_reserved=peaks[1], peak_from=PeakFrom.RECORDED.value)
+        rise = self._rises.get(step.calls)
+        if row.peak_allocated is not None and row.peak_from in (PeakFrom.COUNTER, PeakFrom.RECORDED):
+            if state_size == self._state_size and not row.error:
+                if len(self._rises) >= _KNOWN_INPUTS:
+                    del self._rises[next(iter(self._rises))]
+                self._rises[step.calls] = row.peak_allocated - step.kept_before
+        elif row.peak_from == PeakFrom.SAMPLED and rise is not None and not row.error and step.inputs:
+            same = step.kept_before + rise
+            if same >= (row.peak_allocated or 0):
+                row = row._replace(peak_allocated=same, peak_from=PeakFrom.SAME_SHAPES.value)
+        self._state_size = state_size
+        return row
+
     def switched(self) -> None:
         """Begin another setting: what was measured for inputs before says nothing about the next steps."""
         self._known.clear()
+        self._rises.clear()
         self._seen.clear()
         self._schedule.ask(Cause.SWITCHED)
 
     def add(self, row: StepRow, step: Current, state_size: int, recording: Recording | None) -> None:
         """Add a finished step, and its recording where it has one."""
+        row = self.exact(row, step, state_size, recording)
         if recording is not None:
             # Without counters: a step that ended before its first op allocated nothing and says nothing.
             if row.peak_allocated is None and recording.peak and not recording.began_at_failure:

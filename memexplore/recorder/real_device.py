@@ -43,8 +43,7 @@ from memexplore.virtual_gpu.user_traceback import hide_own_frames
 
 _UNKNOWN = Category.UNKNOWN
 _Storage = torch.UntypedStorage
-# `torch.tensor` fills its memory without the dispatcher and passes it in by the first. The second puts its arguments,
-# the weights, into the memory that it returns.
+# `torch.tensor` passes in memory that it has filled by the first. The second returns memory with its arguments in it.
 _MAKES_STORAGES = (torch.ops.aten.lift_fresh.default, torch.ops.aten._cudnn_rnn_flatten_weight.default)
 _RETURNS_VIEWS = torch.ops.aten._cudnn_rnn_backward.default
 """Returns the gradients of all weights of an RNN as views of one tensor."""

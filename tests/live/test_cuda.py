@@ -54,19 +54,39 @@ def run(*batches: int, **options: Any) -> Any:
 def test_counters_of_a_cuda_device_are_those_of_the_allocator(real_gpu):
     measured = run(*BATCHES, first=0, every=1000).steps()
     torch.cuda.empty_cache()
-    assert set(measured["peak_from"]) <= {"counter", "sampled"}
+    assert set(measured["peak_from"]) <= {"counter", "sampled", "same shapes"}
     assert measured["peak_from"].iloc[0] == "counter"
     assert measured["allocated_after"].nunique() <= 2
     assert (measured["reserved_after"] >= measured["allocated_after"]).all()
     assert measured["outside"].notna().all()
 
 
-def test_peaks_that_rise_are_exact_and_others_are_a_lower_bound(monkeypatch):
-    exact = watched("cuda", *BATCHES, first=0, every=1000).steps()
+def pair(monkeypatch: pytest.MonkeyPatch, batches: tuple[int, ...], **options: Any) -> tuple[Any, Any]:
+    """The steps of a loop on a virtual T4, and on the same one as a real GPU."""
+    exact = watched("cuda", *batches, **options).steps()
     with mx.virtual("T4"):
         for module in (watch_module, counters):
             monkeypatch.setattr(module, "active", lambda: None)
-        measured = run(*BATCHES, first=0, every=1000).steps()
+        monkeypatch.setattr(recording, "lowest_first", lambda mode: None)
+        monkeypatch.setattr(cuda, "meta", lambda device, versions: Meta(Source.MEASURED, str(device)))
+        return exact, run(*batches, **options).steps()
+
+
+def test_a_recorded_step_below_an_earlier_peak_has_the_peak_of_its_history(monkeypatch):
+    exact, measured = pair(monkeypatch, (64, 64, 64, 8), first=4, every=1000)
+    assert measured["peak_from"].iloc[3] == "recorded"
+    assert measured["peak_allocated"].iloc[3] == exact["peak_allocated"].iloc[3]
+    assert measured["peak_reserved"].iloc[3] == exact["peak_reserved"].iloc[3]
+
+
+def test_a_light_step_has_the_peak_of_an_earlier_one_with_its_shapes(monkeypatch):
+    exact, measured = pair(monkeypatch, (64,) * 8, first=3, every=1000)
+    assert measured["peak_from"].tolist()[3:] == ["same shapes"] * 5
+    assert measured["peak_allocated"].tolist() == exact["peak_allocated"].tolist()
+
+
+def test_peaks_that_rise_are_exact_and_others_are_a_lower_bound(monkeypatch):
+    exact, measured = pair(monkeypatch, BATCHES, first=0, every=1000)
     counted = measured["peak_from"] == "counter"
     assert counted.sum() >= 2
     assert measured["peak_allocated"][counted].tolist() == exact["peak_allocated"][counted].tolist()
@@ -76,7 +96,7 @@ def test_peaks_that_rise_are_exact_and_others_are_a_lower_bound(monkeypatch):
 
 def test_a_sampled_peak_includes_what_the_forward_pass_keeps(real_gpu):
     rows = run(256, 256, 256, 256, 256, first=0, every=10**6).steps()
-    sampled = rows[rows["peak_from"] == "sampled"]
+    sampled = rows[rows["peak_from"].isin(["sampled", "same shapes"])]
     assert len(sampled)
     # At its end at least the outputs of the first two layers are alive: 256 × 128 float32 each, one of them saved.
     assert (sampled["peak_allocated"] >= rows["allocated_after"].min() + 256 * 128 * 4).all()
