@@ -179,8 +179,8 @@ class MemoryMagics(Magics):
         %memoom save FILE       save the last post-mortem: FILE.html is a page, FILE.parquet its tape, FILE.pickle a
                                 PyTorch snapshot
 
-        On a virtual GPU each cell is recorded meanwhile. On a real GPU nothing is recorded, and a post-mortem has what
-        the allocator knows: its counters, and its history where torch.cuda.memory._record_memory_history is on.
+        On a virtual GPU each cell is recorded meanwhile. On a real GPU the allocator records its history, unless you
+        do so by torch.cuda.memory._record_memory_history; then yours goes on.
         `%debug` works until `%memoom free`.
         """
         self._oom.command(line)

@@ -1,7 +1,7 @@
 """`%memoom`: post-mortems of a whole notebook, and the memory of failed cells given back.
 
 In: the shell and its cells. Out: a post-mortem under the traceback of each cell that runs out of memory. On a virtual
-GPU each cell is recorded for it; on a real GPU nothing is, so a post-mortem has what the allocator knows.
+GPU each cell is recorded for it; on a real GPU the allocator records its history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from memexplore import result_files
-from memexplore.notebook.recorded_cell import RecordedCell, record_cell
+from memexplore.notebook.recorded_cell import RecordedCell, end_history, keep_history, record_cell
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +86,7 @@ class OutOfMemoryWatch:
                 print(f"Post-mortems are {'on' if self.is_on else 'off: %memoom on shows them'}.")
             case ["off"]:
                 self.is_on = False
+                end_history()
                 print("Post-mortems are off.")
             case ["advise"]:
                 display(self.advise())
@@ -113,6 +114,8 @@ class OutOfMemoryWatch:
             from memexplore.postmortem.evidence import earlier_error
 
             self._earlier = earlier_error()
+        if self.is_on:
+            keep_history()
         if self.is_on and not is_profiled and self._cell is None:
             self._cell = record_cell()
             if self._cell is not None:
@@ -346,6 +349,7 @@ class OutOfMemoryWatch:
         if self._cell is not None:
             self._cell.close()
         self._cell, self.is_on = None, False
+        end_history()
         self.undo()
 
 

@@ -1,4 +1,4 @@
-"""One cell, recorded on the virtual GPU that is on: for its post-mortem."""
+"""One cell, recorded for its post-mortem: on the virtual GPU that is on, else by the allocator of a real GPU."""
 
 from __future__ import annotations
 
@@ -52,3 +52,20 @@ def record_cell() -> RecordedCell | None:
         watching.enter_context(module_hooks.hooks(recorder))
         watching.enter_context(device.watch(recorder))
         return RecordedCell(device, recorder, watching.pop_all())
+
+
+def keep_history() -> None:
+    """Let the allocator of a real GPU record its history, of which a post-mortem has the events from now on."""
+    # Without torch no GPU is in use, and importing it takes a second.
+    if "torch" in sys.modules:
+        from memexplore.recorder.allocator_history import lasting
+
+        lasting.begin()
+
+
+def end_history() -> None:
+    """End the history that `keep_history` began."""
+    if "memexplore.recorder.allocator_history" in sys.modules:
+        from memexplore.recorder.allocator_history import lasting
+
+        lasting.end()

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 
 from memexplore import capture, snapshot
+from memexplore.allocator.settings import LARGE_SEGMENT
 from memexplore.analysis.curves import lifetimes
 from memexplore.postmortem.evidence_types import Evidence
 from memexplore.postmortem.failure import with_failure
 from memexplore.postmortem.reach import address_of
 from memexplore.recorder import cuda, tape_builder
+from memexplore.recorder.allocator_history import lasting, since
 from memexplore.recorder.earlier_blocks import Untouched, classified, earlier
 from memexplore.recorder.recorder import Recorder
+from memexplore.snapshot.history import tape_of
 from memexplore.tape import Action, Category, Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT
 from memexplore.virtual_gpu.device import active
@@ -42,16 +45,37 @@ def present(evidence: Evidence) -> Tape | None:
         tape = _of_real_gpu(torch.device("cuda", evidence.message.device or 0))
     else:
         return None
-    return with_failure(_with_owners(tape), evidence)
+    return _ended(_with_owners(tape), evidence)
+
+
+def _ended(tape: Tape, evidence: Evidence) -> Tape:
+    """Return a tape that ends with the request of an error: where its history has the request, else now."""
+    failed = np.flatnonzero(tape.action == Action.OOM)
+    message = evidence.message
+    size = int(tape.size[failed[-1]]) if len(failed) else 0
+    # The text has the bytes of the segment, rounded to three digits, and the history those of the request.
+    requested = message.requested
+    if not size or requested is None or abs(size - requested) > max(requested // 100, LARGE_SEGMENT):
+        return with_failure(tape[tape.action != Action.OOM], evidence)
+    last, before = int(failed[-1]), tape[: failed[-1]]
+    exact = evidence._replace(message=message._replace(requested=size))
+    ended = with_failure(before[before.action != Action.OOM], exact)
+    stack = ended.stack.copy()
+    if tape.stack[last] >= 0:
+        stack[-1] = tape.stack[last]
+    return ended.replace(stack=stack, meta=ended.meta._replace(notes=tape.meta.notes))
 
 
 def _of_real_gpu(device: torch.device) -> Tape:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "present.pickle")
         DUMP_SNAPSHOT.value(path)
-        tapes = snapshot.load(path)
+        devices = {each.device: each for each in snapshot.read(path)}
     meta = cuda.meta(device, capture.versions(torch.__version__))
-    tape = tapes.get(device.index or 0, Tape.from_columns({}, meta=meta)).replace(meta=meta)
+    recorded = devices.get(device.index or 0)
+    if recorded is None:
+        return Tape.from_columns({}, meta=meta)
+    tape = tape_of(since(recorded, lasting.since_us) if lasting.is_on else recorded).replace(meta=meta)
     # What the history infers of older blocks is worse than what this process knows of them.
     older = np.flatnonzero(tape.action == Action.PREEXISTING)
     return classified(tape, older, earlier(device, Untouched.KEPT))

@@ -40,8 +40,8 @@ def _of_layout(found: PostMortem) -> tuple[str, ...]:
         "The file has no events: it does not say whether a request failed, nor where.",
         f"When it was written, {size_text(memory.allocated)} were allocated of "
         f"{size_text(memory.reserved)} reserved, {size_text(memory.gaps)} in gaps between blocks.",
-        "Record the history with torch.cuda.memory._record_memory_history() before the job, and its dump names the "
-        "failed request.",
+        'Record the history with torch.cuda.memory._record_memory_history(context="alloc", stacks="python") before the '
+        "job, and its dump names the failed request.",
     )
 
 

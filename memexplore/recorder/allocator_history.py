@@ -7,6 +7,7 @@ are cut out of it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -22,16 +23,20 @@ from memexplore.snapshot import read
 from memexplore.snapshot.history import tape_of
 from memexplore.snapshot.recorded import Recorded
 from memexplore.tape import Tape
-from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, RECORD_HISTORY, history_is_on
+from memexplore.torch_internals.cuda import DUMP_SNAPSHOT, ON_INIT, RECORD_HISTORY, history_is_on
+from memexplore.virtual_gpu.device import active
 
+_LASTING_EVENTS = 100_000
+"""Events of a history that goes on: some tens of MB of the host's memory."""
 _COLUMNS = ("action", "address", "size", "stream", "time", "stack")
 
 
 def begin_history(most_events: int) -> None:
-    """Let the allocator record its history, of which it keeps the newest events."""
+    """Let the allocator record a new history, of which it keeps the newest events."""
     # Without stacks of frees: gathering one while an exception unwinds C++ code loses the exception, as where a
-    # checkpoint stops its recomputation early ("returned NULL without setting an exception").
-    RECORD_HISTORY.value(max_entries=most_events, context="alloc", stacks="python")
+    # checkpoint stops its recomputation early ("returned NULL without setting an exception"). Events under another
+    # limit would be out of order.
+    RECORD_HISTORY.value(max_entries=most_events, context="alloc", stacks="python", clear_history=True)
 
 
 def end_history() -> None:
@@ -47,6 +52,59 @@ class History(NamedTuple):
     """For each row of the tape the number of the running op that its stack has (`op_numbers`), -1 without one."""
 
 
+class LastingHistory:
+    """A history that goes on from cell to cell, for post-mortems of code that is not recorded.
+
+    A recording has a history of its own meanwhile, with more events.
+    """
+
+    def __init__(self) -> None:
+        self._is_wanted = self._is_awaited = False
+        self.is_on = False
+        """Whether the history of the allocator is this one."""
+        self.since_us = 0
+        """When the code began of which the history is wanted, in microseconds since 1970."""
+
+    def begin(self) -> None:
+        """Begin the history where the GPU is in use, else when it is; a history of the user stays as it is.
+
+        A GPU is not initialised by this.
+        """
+        self._is_wanted, self.since_us = True, time.time_ns() // 1000
+        if not torch.cuda.is_initialized():
+            if not self._is_awaited and torch.version.cuda is not None:
+                self._is_awaited = True
+                ON_INIT.value(self._begin_late)
+        else:
+            self._begin()
+
+    def _begin_late(self) -> None:
+        self._is_awaited = False
+        # An error would be one of the user's first use of the GPU.
+        with contextlib.suppress(Exception):
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._is_wanted and active() is None and not history_is_on():
+            self.resume()
+
+    def resume(self) -> None:
+        """Begin the history anew."""
+        self.is_on = True
+        begin_history(_LASTING_EVENTS)
+
+    def end(self) -> None:
+        """End the history, but for one of the user."""
+        self._is_wanted = False
+        if self.is_on:
+            self.is_on = False
+            end_history()
+
+
+lasting = LastingHistory()
+"""That of this process."""
+
+
 class AllocatorHistory:
     """The history of a CUDA device during one recording, of which at most `most_events` are kept."""
 
@@ -60,7 +118,7 @@ class AllocatorHistory:
         """Begin a history, or note the time in the one that the user records."""
         torch.cuda.synchronize(self._device)
         self._began_us = time.time_ns() // 1000
-        self._is_users = history_is_on()
+        self._is_users = history_is_on() and not lasting.is_on
         if not self._is_users:
             self._is_ours = True
             begin_history(self._most_events)
@@ -80,8 +138,11 @@ class AllocatorHistory:
     def end(self) -> None:
         """End the history, but for one of the user. It may be called twice."""
         if self._is_ours:
-            end_history()
             self._is_ours = False
+            if lasting.is_on:
+                lasting.resume()
+            else:
+                end_history()
 
 
 def history_of(recorded: Recorded) -> History:

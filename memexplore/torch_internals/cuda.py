@@ -71,6 +71,11 @@ HISTORY_IS_ON = replaceable(
     "`watch` on a real GPU ends a history that the user records",
     needed=lambda: torch.version.cuda is not None,
 )
+ON_INIT = replaceable(
+    "torch.cuda._lazy_call",
+    "a history begins when the GPU is first used, and initialises no GPU",
+    "`%memoom on` has no history of a real GPU",
+)
 
 
 def history_is_on() -> bool:

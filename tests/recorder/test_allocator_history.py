@@ -46,7 +46,7 @@ def test_a_history_has_the_stacks_of_allocations_and_not_those_of_frees(begun: l
     history = AllocatorHistory(CUDA, most_events=100)
     history.begin()
     history.end()
-    assert begun == [{"max_entries": 100, "context": "alloc", "stacks": "python"}]
+    assert begun == [{"max_entries": 100, "context": "alloc", "stacks": "python", "clear_history": True}]
 
 
 def test_a_recording_begins_and_ends_a_history(begun: list[dict[str, Any]]) -> None:
