@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import pathlib
 import shutil
 import sys
 
 import memexplore
+from memexplore.extras import install_command
 from memexplore.units import size_text
 
-_IN_CHECKOUT = (pathlib.Path(memexplore.__file__).parents[1] / "pyproject.toml").is_file()
-
-
-def _install(extra: str) -> str:
-    return f'pip install -e ".[{extra}]"' if _IN_CHECKOUT else f'pip install "memexplore[{extra}]"'
-
-
-INSTALL_LAB = _install("lab")
-"""Command that installs JupyterLab."""
 _OF_FOLDERS = "duckdb"
 _PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "pandas", "pyarrow", _OF_FOLDERS)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")
@@ -32,9 +23,9 @@ def report() -> bool:
     print("Packages: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     missing = [name for name, version in versions.items() if not version]
     if of_notebooks := [name for name in missing if name != _OF_FOLDERS]:
-        print(f"Missing: {', '.join(of_notebooks)}. For notebooks: {INSTALL_LAB}")
+        print(f"Missing: {', '.join(of_notebooks)}. For notebooks: {install_command('lab')}")
     if _OF_FOLDERS in missing:
-        print(f"Missing: {_OF_FOLDERS}. For folders of watched runs (run --live, then open): {_install('runs')}")
+        print(f"Missing: {_OF_FOLDERS}. For folders of watched runs (run --live, then open): {install_command('runs')}")
     _browser(can_start_lab="jupyterlab" not in missing)
     return works
 

@@ -18,6 +18,7 @@ LEVELS = [
         "texts",
         "tensor_text",
         "ipython_shell",
+        "extras",
         "dropped_prints",
         "result_files",
         "thrift",

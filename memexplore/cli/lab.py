@@ -16,7 +16,7 @@ import sys
 
 import memexplore
 from memexplore.cli.options import ERROR, INTERRUPTED
-from memexplore.doctor import INSTALL_LAB
+from memexplore.extras import install_command
 
 FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 COPIES = "memexplore-notebooks"
@@ -48,7 +48,7 @@ def lab(arguments: list[str]) -> int:
     """Open JupyterLab, `arguments` are its own; return an exit status where JupyterLab cannot replace this process."""
     missing = [name for name in ("jupyterlab", "ipykernel") if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"memexplore lab needs {' and '.join(missing)}: {INSTALL_LAB}", file=sys.stderr)
+        print(f"memexplore lab needs {' and '.join(missing)}: {install_command('lab')}", file=sys.stderr)
         return ERROR
     try:
         notebook = first_notebook()
@@ -58,7 +58,7 @@ def lab(arguments: list[str]) -> int:
     if notebook is None:
         print(
             f"memexplore lab found no notebooks/{FIRST_NOTEBOOK}: run it in a checkout of memexplore, "
-            f"installed with {INSTALL_LAB}",
+            f"installed with {install_command('lab')}",
             file=sys.stderr,
         )
         return ERROR

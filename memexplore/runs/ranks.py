@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memexplore.extras import install_command
 from memexplore.runs.descriptions import DIED, About, about
 from memexplore.runs.rows import StepRow
 from memexplore.tape import Tape
@@ -61,7 +62,7 @@ class Ranks:
                 import duckdb
             except ImportError:
                 raise ImportError(
-                    'folders of runs are read with DuckDB, which is not installed: pip install "memexplore[runs]"'
+                    f"folders of runs are read with DuckDB, which is not installed: {install_command('runs')}"
                 ) from None
             database = duckdb.connect()
             database.sql(f"SET memory_limit = '{_MEMORY}'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,13 @@ def test_the_rank_with_the_highest_peak_comes_first(folder):
     assert table["peak_allocated"].tolist()[0] == 30 * MIB
     assert (table["peak_step"] == 2).all()
     assert (table["allocated_after"] == MIB // 2).all()
+
+
+def test_without_duckdb_the_command_that_installs_it_here_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    # The tests run in a checkout, of which pip installs what the checkout names.
+    with pytest.raises(ImportError, match=re.escape('is not installed: pip install -e ".[runs]"')):
+        mx.load(folder).table()
 
 
 def test_a_rank_that_failed_comes_before_all_others(folder):
