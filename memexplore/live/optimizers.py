@@ -32,7 +32,12 @@ class Optimizers:
         return len(self._named())
 
     def end_steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether steps of the run end when an optimizer has stepped, as it has now."""
+        """Return whether steps of the run end when an optimizer has stepped, as it has now.
+
+        None ends while a CUDA graph is captured: the driver refuses what a step's end reads, and the capture fails.
+        """
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return False
         ends = self._ends_steps(optimizer)
         self.others = (0, "") if ends else (self.others[0] + 1, type(optimizer).__name__)
         return ends

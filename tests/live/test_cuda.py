@@ -117,6 +117,19 @@ def test_the_tape_of_a_cuda_step_has_the_peak_that_was_counted(real_gpu):
     assert live.tape(1).peak()[0] == live.steps()["peak_allocated"].iloc[0]
 
 
+def test_no_step_ends_while_a_cuda_graph_is_captured(real_gpu, monkeypatch):
+    # A real driver refuses to synchronize then, and the capture of the program fails.
+    loop = Loop("cuda")
+    with mx.watch(loop.model, loop.optimizer, first=1) as live:
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            patched.setattr(torch.cuda, "synchronize", lambda *device: pytest.fail("synchronized in a capture"))
+            loop.step(8)
+        assert len(live.steps()) == 0
+        loop.step(8)
+        assert len(live.steps()) == 1
+
+
 def test_the_history_ends_with_the_recorded_steps(real_gpu):
     run(8, 8, 8, first=1, every=1000)
     assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
