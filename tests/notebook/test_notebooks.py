@@ -129,14 +129,14 @@ def test_solution_runs_after_the_exercise_is_solved(
 
 
 MEASURED = (
-    "01_where_does_memory_go",
     "02_in_place_operations",
     "03_fewer_intermediates",
     "05_checkpointing",
     "06_gradient_accumulation",
     "07_mixed_precision",
 )
-"""Notebooks that say which of their cells measure a real GPU."""
+"""Notebooks that say which of their cells measure a real GPU. In the first, what is alive at the peak is counted by hand:
+on an H100 the peak lies elsewhere, where cuDNN takes most scratch memory."""
 
 
 @pytest.mark.parametrize("stem", MEASURED)
