@@ -135,8 +135,8 @@ MEASURED = (
     "06_gradient_accumulation",
     "07_mixed_precision",
 )
-"""Notebooks that say which of their cells measure a real GPU. In the first, what is alive at the peak is counted by hand:
-on an H100 the peak lies elsewhere, where cuDNN takes most scratch memory."""
+"""Notebooks that say which of their cells measure a real GPU. In the first one, what is alive at the peak is counted by
+hand: on an H100 the peak lies elsewhere, where cuDNN takes most scratch memory."""
 
 
 @pytest.mark.parametrize("stem", MEASURED)
