@@ -69,7 +69,9 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None, earl
     is_known = np.zeros(len(history), dtype=bool)
     is_known[match[rows]] = True
     older = np.flatnonzero((history.action == Action.PREEXISTING) & ~is_known)
-    tape = _with_categories(tape, others._replace(rows=moved[others.rows]), of_op, earlier.workspace_size)
+    tape = _with_categories(
+        tape, others._replace(rows=moved[others.rows]), of_op, max(earlier.workspace_sizes, default=-1)
+    )
     return _with_frees(classified(tape, moved[older], earlier))
 
 

@@ -22,7 +22,7 @@ from memexplore.recorder.events import Origin
 from memexplore.tape import COLUMNS, Action, Category, Phase, Tape
 from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.device import release_of
-from memexplore.virtual_gpu.kernels.cublas_workspace import cublas_size
+from memexplore.virtual_gpu.kernels.cublas_workspace import cublas_size, cublaslt_size
 
 Place = tuple[int, int]
 """Address and size."""
@@ -49,12 +49,12 @@ class Earlier(NamedTuple):
 
     origins: dict[Place, Origin]
     workspaces: frozenset[Place]
-    workspace_size: int
-    """Bytes that cuBLAS requests for each handle and stream."""
+    workspace_sizes: frozenset[int]
+    """Bytes that cuBLAS requests for each handle and stream, and cuBLASLt where it has workspaces of its own."""
     untouched: Untouched = Untouched.INPUTS
 
 
-NOTHING_EARLIER = Earlier({}, frozenset(), -1)
+NOTHING_EARLIER = Earlier({}, frozenset(), frozenset())
 
 
 def keep_storages(refs: Iterable[Any]) -> None:
@@ -91,14 +91,16 @@ def earlier(device: torch.device, untouched: Untouched = Untouched.INPUTS) -> Ea
         storage = ref()
         if storage is not None and storage.device == device:
             origins[storage.data_ptr(), storage.nbytes()] = origin
-    size = cublas_size(torch.cuda.get_device_capability(device), release_of(torch.__version__.partition("+")[0]))
-    return Earlier(origins, _workspaces.get(device.index or 0, frozenset()), size, untouched)
+    release = release_of(torch.__version__)
+    size = cublas_size(torch.cuda.get_device_capability(device), release)
+    sizes = frozenset({size, cublaslt_size(release, size)} - {0})
+    return Earlier(origins, _workspaces.get(device.index or 0, frozenset()), sizes, untouched)
 
 
 def classified(tape: Tape, rows: NDArray[np.int64], known: Earlier) -> Tape:
     """Return the tape with categories for some older blocks; layer, op and line too if an earlier recording had them.
 
-    A block of the size of cuBLAS's workspaces that is never freed is one, up to two on each stream.
+    A block of the size of a workspace of cuBLAS or cuBLASLt that is never freed is one, up to two on each stream.
     """
     rows = rows[tape.size[rows] > 0]
     columns = {name: getattr(tape, name).copy() for name in ("category", "op", "module", "stack")}
@@ -108,7 +110,7 @@ def classified(tape: Tape, rows: NDArray[np.int64], known: Earlier) -> Tape:
     freed[life.born] = life.requested
     forward = np.flatnonzero((tape.action == Action.MARK) & (tape.phase == Phase.FORWARD))
     begins = int(forward[0]) if len(forward) else len(tape)
-    of_cublas: Counter[int] = Counter()
+    found: Counter[tuple[int, int]] = Counter()
     for row in rows.tolist():
         place = int(tape.address[row]), int(tape.size[row])
         origin, is_left = known.origins.get(place), freed[row] == len(tape)
@@ -119,8 +121,8 @@ def classified(tape: Tape, rows: NDArray[np.int64], known: Earlier) -> Tape:
             columns["stack"][row] = _position(stacks, origin.stack)
         elif place in known.workspaces:
             kind = Category.WORKSPACE
-        elif is_left and place[1] == known.workspace_size and of_cublas[int(tape.stream[row])] < _HANDLES:
-            of_cublas[int(tape.stream[row])] += 1
+        elif is_left and place[1] in known.workspace_sizes and found[int(tape.stream[row]), place[1]] < _HANDLES:
+            found[int(tape.stream[row]), place[1]] += 1
             kind = Category.WORKSPACE
         if kind == Category.UNKNOWN and known.untouched is Untouched.INPUTS:
             if freed[row] > begins:

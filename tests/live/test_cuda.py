@@ -119,7 +119,7 @@ def test_the_tape_of_a_cuda_step_has_the_peak_that_was_counted(real_gpu):
 
 def test_no_step_ends_while_a_cuda_graph_is_captured(real_gpu, monkeypatch):
     # A real driver refuses to synchronize then, and the capture of the program fails.
-    loop = Loop("cuda")
+    loop = Loop("cuda", torch.optim.SGD)
     with mx.watch(loop.model, loop.optimizer, first=1) as live:
         with monkeypatch.context() as patched:
             patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -16,6 +16,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.live.live import State
 from memexplore.live.reasons import Facts, reason
 from tests.live.knob_loops import CHECKPOINT, Block, Trained, from_the_start, states, switched
+from tests.workspaces import CUBLASLT
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +76,10 @@ def test_the_peak_is_that_of_a_run_with_the_setting_from_the_start(knobs):
     # Steps 3 and 4 have the setting; all have the state of the optimizer, as the last steps of the other runs.
     written, changed = (last_peak(4, setting) for setting in (Knobs(), knobs))
     assert changed < written
-    assert peaks[1:] == [written, changed, changed, written, written]
-    assert live.changes()["measured_peak"].tolist() == [changed, written]
+    # Recomputed layers leave a workspace for the bias with the thread of the backward pass.
+    after = written + (CUBLASLT if knobs == CHECKPOINT else 0)
+    assert peaks[1:] == [written, changed, changed, after, after]
+    assert live.changes()["measured_peak"].tolist() == [changed, after]
 
 
 def test_the_first_step_with_a_setting_is_recorded_and_marked():

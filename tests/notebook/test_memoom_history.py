@@ -44,6 +44,8 @@ def on_gpu(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
         for module in (device, layout, allocator_history):
             monkeypatch.setattr(module, "active", lambda: None)
         yield shell
+        # Before the virtual GPU is switched off, which restores what a test has replaced of torch.
+        monkeypatch.undo()
 
 
 def test_a_post_mortem_has_the_timeline_and_who_had_the_memory(on_gpu: Shell, found: list[PostMortem]) -> None:
