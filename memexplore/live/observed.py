@@ -5,9 +5,11 @@ Of a tensor, shape, dtype and device stay; of small ones on the CPU, such as len
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ import torch
 from memexplore.knobs.forward import device_of
 from memexplore.live.store import Call
 
+_T = TypeVar("_T")
 _SECONDS = 0.2
 """Least time between two copies of arguments, which take as long as a light step's hooks."""
 _MOST_BYTES = 1 << 16
@@ -54,6 +57,8 @@ class ObservedCall(NamedTuple):
     """Device type and dtype of the autocast around the call, None without one."""
     share: float
     """Share of the batch's samples, as `InLoop.micro_batches` splits it."""
+    keeps_output: bool = False
+    """Whether the loop held the output when its optimizer stepped, as ``outputs = model(**batch)`` does."""
 
 
 class Observer:
@@ -64,6 +69,7 @@ class Observer:
         self.step = 0
         """The last step with such a call."""
         self._seen: tuple[Call, float] | None = None
+        self._output: weakref.ref[Any] | None = None
         self._next = 0.0
 
     def see(self, model: torch.nn.Module, call: Call, step: int, share: float, arguments: tuple[str, Any, Any]) -> None:
@@ -77,6 +83,19 @@ class Observer:
             self.call = ObservedCall(template(args), given, method, cast, share)
             self._seen, self.step = (call, share), step
             self._next = time.monotonic() + _SECONDS
+
+    def returned(self, output: _T) -> _T:
+        """Return the output of a call, noted if it is a tensor or an object such as those of transformers."""
+        self._output = None
+        with contextlib.suppress(TypeError):  # a tuple or a dict
+            self._output = weakref.ref(output)
+        return output
+
+    def before_update(self) -> None:
+        """Note whether the loop still holds the output; the graph, which may hold it too, is gone after backward."""
+        output, self._output = self._output, None
+        if self.call is not None and output is not None and self.call.keeps_output != (output() is not None):
+            self.call = self.call._replace(keeps_output=not self.call.keeps_output)
 
 
 def template(value: Any, depth: int = _DEPTH) -> Any:

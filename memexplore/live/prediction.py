@@ -265,7 +265,11 @@ def _run(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[s
     def run(setting: Knobs, on: str | Gpu | None) -> trial.Trial:
         return trial.run(step, setting, gpu=on, release=release, os=os_of_driver)
 
-    done, outcome = outcome_of(run, knobs, gpu, step.batch_size)
+    try:
+        done, outcome = outcome_of(run, knobs, gpu, step.batch_size)
+    finally:
+        if isinstance(step.compute_loss, step_copy.Replay):
+            step.compute_loss.end()
     if gpu.key == targets.CPU:
         outcome = outcome._replace(peak_allocated=_peak_of_cpu(done.tape))
     return outcome, (*assumed, *step_copy.assumed_in(step))

@@ -109,7 +109,7 @@ def step_of(
     args, kwargs = _mapped(place, call.args), _mapped(place, call.kwargs or {})
     cast = call.autocast if knobs.precision is Precision.AS_WRITTEN else None
     count = min(micro_batches, _MOST_MICRO_BATCHES)
-    replay = _Replay(args, kwargs, call.method, cast, count, knobs.accumulation or 1, buckets)
+    replay = Replay(args, kwargs, call.method, cast, count, knobs.accumulation or 1, buckets, call.keeps_output)
     step = dataclasses.replace(packed, batch=tensors, compute_loss=replay, samples=samples or None)
     return Copied(step, (NO_KEYWORDS,) if call.kwargs is None else ())
 
@@ -154,7 +154,7 @@ def _tensor(value: TensorLike, part: int, samples: int) -> torch.Tensor:
     return torch.ones(shape, dtype=value.dtype).requires_grad_(value.requires_grad)
 
 
-class _Replay:
+class Replay:
     """A `compute_loss` that calls the model as the loop did."""
 
     def __init__(
@@ -166,15 +166,20 @@ class _Replay:
         count: int,
         split: int,
         buckets: Buckets | None,
+        keeps_output: bool,
     ) -> None:
         self._args, self._kwargs, self._method = args, kwargs, method
         self._cast, self._count, self._split = cast, count, split
         self.assumes_loss = False
         self._buckets = buckets
+        self._keeps_output = keeps_output
+        self._output: Any = None
+        """The last output, which the variable of a loop holds until the next one is there."""
         self._held: tuple[Any, Held] | None = None
         """The virtual GPU of the last call, and the buckets there."""
 
     def __call__(self, model: nn.Module, batch: list[torch.Tensor]) -> Any:
+        """Return the loss of a batch, or of each of its parts."""
         if self._buckets is not None:
             gpu = active()
             if self._held is None or self._held[0] is not gpu:
@@ -191,9 +196,18 @@ class _Replay:
         args, kwargs = filled(self._args), filled(self._kwargs)
         call = getattr(model, TRAINING_STEP) if self._method == TRAINING_STEP else model
         if self._cast is None:
-            return self._loss_of(call(*args, **kwargs))
+            return self._loss_of(self._kept(call(*args, **kwargs)))
         with torch.autocast(self._cast[0], dtype=self._cast[1]):
-            return self._loss_of(call(*args, **kwargs))
+            return self._loss_of(self._kept(call(*args, **kwargs)))
+
+    def _kept(self, output: Any) -> Any:
+        if self._keeps_output:
+            self._output = output
+        return output
+
+    def end(self) -> None:
+        """Drop the last output."""
+        self._output = None
 
     def _loss_of(self, output: Any) -> torch.Tensor:
         own = batches.own_loss(output)

@@ -48,8 +48,7 @@ class Watcher:
         schedule: Schedule,
         hides_modules: bool,
     ) -> None:
-        self.counters, self.schedule = counters, schedule
-        self._record = record
+        self.counters, self.schedule, self._record = counters, schedule, record
         self.names = Names()
         self.store = Store(lambda: counters.capacity, schedule, self.names)
         self.layers = LayerMeter(self.names, counters.allocated)
@@ -127,7 +126,7 @@ class Watcher:
             self._fail(error)
             return original(module, *args, **kwargs)
         try:
-            return original(module, *args, **kwargs)
+            return self.control.observer.returned(original(module, *args, **kwargs))
         finally:
             if self._outer == id(module):
                 self._call_ends()
@@ -214,6 +213,7 @@ class Watcher:
     def before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Hook before an optimizer's step."""
         try:
+            self.control.observer.before_update()
             self._in_backward = current_autograd_node() is not None or is_inside_compiled()
             if self.recording is not None:
                 self.recording.optimizer_begins(optimizer, stacks.caller(2), args, kwargs)

@@ -259,3 +259,41 @@ def test_the_batch_of_a_loop_with_micro_batches_is_predicted_whole():
     # The loop holds a loss more, 512 B, and the list of its parts.
     assert found.unchanged_peak == pytest.approx(peaks[3], abs=4096)
     assert found.peak_allocated == pytest.approx(peaks[1], abs=4096)
+
+
+class Named(dict):
+    """An output with names, as models of transformers return it."""
+
+
+class WithLoss(nn.Module):
+    """Returns its loss beside a large output, which the loss does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 256), nn.Linear(256, 4096)
+
+    def forward(self, x: torch.Tensor) -> Named:
+        logits = self.outer(self.inner(x).relu())
+        return Named(loss=logits.sum(), logits=logits)
+
+
+def of_loop(holds: bool) -> Prediction:
+    with mx.virtual("T4"):
+        model = WithLoss().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mx.watch(model, optimizer) as live:
+            for _ in range(4):
+                outputs = model(torch.ones(512, 64, device="cuda"))
+                loss = outputs["loss"]
+                if not holds:
+                    del outputs
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return live.predict(Knobs(), SECONDS)
+
+
+@pytest.mark.parametrize("holds", [True, False], ids=["held", "dropped"])
+def test_an_output_that_the_loop_holds_is_held_in_the_prediction(holds: bool):
+    found = of_loop(holds)
+    assert found.unchanged_peak == found.measured_peak
