@@ -31,7 +31,11 @@ def owner(meta: Meta) -> str:
     >>> owner(meta), owner(limited(meta, 10 << 30))
     ('T4 has', 'this process may use')
     """
-    return "this process may use" if limit_text(meta) else f"{short_name(meta.gpu or meta.device)} has"
+    return (
+        "this process may use"
+        if meta.capacity_without_limit is not None
+        else f"{short_name(meta.gpu or meta.device)} has"
+    )
 
 
 def owner_of(gpu: Gpu) -> str:

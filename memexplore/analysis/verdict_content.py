@@ -242,7 +242,7 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     # There was enough memory, in gaps between blocks, or too little for a new segment.
     free = capacity - int(curve(tape, "active")[row])
     share = f"{in_unit_of(free, capacity)} of {size_text(capacity)}"
-    where = "the limit of this process" if _limit(tape) else _short_name(tape)
+    where = "the limit of this process" if tape.meta.capacity_without_limit is not None else _short_name(tape)
     return f"Does not fit {where}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
 
 

@@ -162,6 +162,7 @@ class Watcher:
                 if self._nested:
                     self._nested -= 1
                 else:
+                    self.control.observer.returned(result)
                     self._call_ends()
         except Exception as error:
             self._fail(error)
@@ -204,8 +205,7 @@ class Watcher:
         self.own_seconds += _clock() - began
 
     def _close_call(self) -> None:
-        self._outer = self._hooked = None
-        self._nested = 0
+        self._outer, self._hooked, self._nested = None, None, 0
         self.layers.close()
 
     # -- hooks of optimizers

@@ -69,6 +69,7 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None, earl
     is_known = np.zeros(len(history), dtype=bool)
     is_known[match[rows]] = True
     older = np.flatnonzero((history.action == Action.PREEXISTING) & ~is_known)
+    # Only the larger size, that of cuBLAS: a temporary may well have the 1 MiB of cuBLASLt.
     tape = _with_categories(
         tape, others._replace(rows=moved[others.rows]), of_op, max(earlier.workspace_sizes, default=-1)
     )

@@ -277,11 +277,11 @@ class WithLoss(nn.Module):
         return Named(loss=logits.sum(), logits=logits)
 
 
-def of_loop(holds: bool) -> Prediction:
+def of_loop(holds: bool, is_named: bool) -> Prediction:
     with mx.virtual("T4"):
         model = WithLoss().cuda()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with mx.watch(model, optimizer) as live:
+        with mx.watch(*((model, optimizer) if is_named else ())) as live:
             for _ in range(4):
                 outputs = model(torch.ones(512, 64, device="cuda"))
                 loss = outputs["loss"]
@@ -293,7 +293,8 @@ def of_loop(holds: bool) -> Prediction:
             return live.predict(Knobs(), SECONDS)
 
 
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "unnamed"])
 @pytest.mark.parametrize("holds", [True, False], ids=["held", "dropped"])
-def test_an_output_that_the_loop_holds_is_held_in_the_prediction(holds: bool):
-    found = of_loop(holds)
+def test_an_output_that_the_loop_holds_is_held_in_the_prediction(holds: bool, is_named: bool):
+    found = of_loop(holds, is_named)
     assert found.unchanged_peak == found.measured_peak
