@@ -5,10 +5,9 @@ Of a tensor, shape, dtype and device stay; of small ones on the CPU, such as len
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -57,8 +56,9 @@ class ObservedCall(NamedTuple):
     """Device type and dtype of the autocast around the call, None without one."""
     share: float
     """Share of the batch's samples, as `InLoop.micro_batches` splits it."""
-    keeps_output: bool = False
-    """Whether the loop held the output when its optimizer stepped, as ``outputs = model(**batch)`` does."""
+    held: tuple[bool, ...] = ()
+    """For each of the `leaves` of the output whether the loop held it when its optimizer stepped, as ``logits, loss =
+    model(x, y)`` does."""
 
 
 class Observer:
@@ -69,7 +69,8 @@ class Observer:
         self.step = 0
         """The last step with such a call."""
         self._seen: tuple[Call, float] | None = None
-        self._output: weakref.ref[Any] | None = None
+        self._output: list[Callable[[], Any]] = []
+        """References to the leaves of the last output."""
         self._next = 0.0
 
     def see(self, model: torch.nn.Module, call: Call, step: int, share: float, arguments: tuple[str, Any, Any]) -> None:
@@ -85,17 +86,35 @@ class Observer:
             self._next = time.monotonic() + _SECONDS
 
     def returned(self, output: _T) -> _T:
-        """Return the output of a call, noted if it is a tensor or an object such as those of transformers."""
-        self._output = None
-        with contextlib.suppress(TypeError):  # a tuple or a dict
-            self._output = weakref.ref(output)
+        """Return the output of a call, which is noted."""
+        self._output = [_reference(leaf) for leaf in leaves(output)]
         return output
 
     def before_update(self) -> None:
-        """Note whether the loop still holds the output; the graph, which may hold it too, is gone after backward."""
-        output, self._output = self._output, None
-        if self.call is not None and output is not None and self.call.keeps_output != (output() is not None):
-            self.call = self.call._replace(keeps_output=not self.call.keeps_output)
+        """Note what the loop still holds of the output; the graph, which may hold it too, is gone after backward."""
+        held, self._output = tuple(leaf() is not None for leaf in self._output), []
+        if self.call is not None and held and self.call.held != held:
+            self.call = self.call._replace(held=held)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Return what tuples, lists and dicts inside of each other have in them, in order.
+
+    >>> list(leaves((1, {"loss": 2, "more": [3]})))
+    [1, 2, 3]
+    """
+    if isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from leaves(part)
+    else:
+        yield value
+
+
+def _reference(leaf: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:  # such as a number
+        return lambda: None
 
 
 def template(value: Any, depth: int = _DEPTH) -> Any:

@@ -18,7 +18,7 @@ from memexplore.knobs.choices import Precision
 from memexplore.knobs.knobs import Knobs
 from memexplore.live.gradient_buckets import Buckets, Held
 from memexplore.live.noted_calls import WATCHED_CALL
-from memexplore.live.observed import ObservedCall, TensorLike
+from memexplore.live.observed import ObservedCall, TensorLike, leaves
 from memexplore.live.parts import parts_of, samples_of
 from memexplore.search.workers import StepPickler, pack_step
 from memexplore.steps import batches
@@ -109,7 +109,7 @@ def step_of(
     args, kwargs = _mapped(place, call.args), _mapped(place, call.kwargs or {})
     cast = call.autocast if knobs.precision is Precision.AS_WRITTEN else None
     count = min(micro_batches, _MOST_MICRO_BATCHES)
-    replay = Replay(args, kwargs, call.method, cast, count, knobs.accumulation or 1, buckets, call.keeps_output)
+    replay = Replay(args, kwargs, call.method, cast, count, knobs.accumulation or 1, buckets, call.held)
     step = dataclasses.replace(packed, batch=tensors, compute_loss=replay, samples=samples or None)
     return Copied(step, (NO_KEYWORDS,) if call.kwargs is None else ())
 
@@ -166,15 +166,15 @@ class Replay:
         count: int,
         split: int,
         buckets: Buckets | None,
-        keeps_output: bool,
+        held: tuple[bool, ...],
     ) -> None:
         self._args, self._kwargs, self._method = args, kwargs, method
         self._cast, self._count, self._split = cast, count, split
         self.assumes_loss = False
         self._buckets = buckets
-        self._keeps_output = keeps_output
-        self._output: Any = None
-        """The last output, which the variable of a loop holds until the next one is there."""
+        self._parts_held = held
+        self._output: list[Any] = []
+        """What variables of a loop hold of the last output until the next one is there."""
         self._held: tuple[Any, Held] | None = None
         """The virtual GPU of the last call, and the buckets there."""
 
@@ -201,13 +201,12 @@ class Replay:
             return self._loss_of(self._kept(call(*args, **kwargs)))
 
     def _kept(self, output: Any) -> Any:
-        if self._keeps_output:
-            self._output = output
+        self._output = [leaf for leaf, is_held in zip(leaves(output), self._parts_held, strict=False) if is_held]
         return output
 
     def end(self) -> None:
         """Drop the last output."""
-        self._output = None
+        self._output = []
 
     def _loss_of(self, output: Any) -> torch.Tensor:
         own = batches.own_loss(output)

@@ -284,9 +284,10 @@ def of_loop(holds: bool, is_named: bool) -> Prediction:
         with mx.watch(*((model, optimizer) if is_named else ())) as live:
             for _ in range(4):
                 outputs = model(torch.ones(512, 64, device="cuda"))
-                loss = outputs["loss"]
+                loss, logits = outputs["loss"], outputs["logits"]
+                del outputs
                 if not holds:
-                    del outputs
+                    del logits
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
