@@ -19,6 +19,7 @@ LEVELS = [
         "tensor_text",
         "ipython_shell",
         "extras",
+        "frame_variables",
         "dropped_prints",
         "result_files",
         "thrift",

@@ -10,6 +10,7 @@
 - `control`: knobs switched at the borders of steps, with `setting` (on the models), `locks` (what cannot be switched)
   and `changes` (their table). `loop`: what `live` hands the loop for precision and accumulation.
 - `forecasts`: what the virtual GPU predicts for a setting, by `prediction` in a process of its own, which gets the last
-  call (`observed`) and a copy of the step (`step_copy`, with the buckets of DDP: `gradient_buckets`).
+  call (`observed`) and a copy of the step (`step_copy`, with the buckets of DDP: `gradient_buckets`; `code_loss`,
+  `code_step`: the loss as the code of the loop computes it).
 - `reasons` and `shapes`: why a peak rose. `leaks` and `holders`: memory that keeps rising, and who holds it.
 """

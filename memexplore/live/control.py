@@ -15,10 +15,12 @@ from torch import nn
 
 from memexplore.knobs.adapters import check_names
 from memexplore.knobs.knobs import Knobs
+from memexplore.knobs.precision import AUTOCAST
 from memexplore.live import changes, locks, setting
 from memexplore.live.changes import Change, ChangeState
 from memexplore.live.compiled import COMPILED
 from memexplore.live.counters import PeakFrom
+from memexplore.live.loss_lines import LossLines
 from memexplore.live.observed import Observer
 from memexplore.live.optimizers import Optimizers
 from memexplore.live.store import Call, Store
@@ -49,6 +51,7 @@ class Control:
         self.text = str(Knobs())
         """The setting in effect as text."""
         self.observer = Observer()
+        self.lines = LossLines()
         self.share = 1.0
         """Share of the samples of the batch in the micro-batch that runs."""
         self._models = [weakref.ref(model) for model in models]
@@ -74,7 +77,14 @@ class Control:
                 return
             if not any(model is each() for each in self._models):
                 self._models = [each for each in self._models if each() is not None] + [weakref.ref(model)]
-        self.observer.see(model, call, step, self.share, arguments)
+        is_cast = self.setting.knobs.precision in AUTOCAST
+        is_new = self.observer.see(model, call, step, self.share, arguments, is_cast)
+        self.lines.see(model, *arguments[1:], is_new)
+
+    def before_update(self) -> None:
+        """Note what holds the last output, and the lines that compute the loss, before an optimizer steps."""
+        self.observer.before_update()
+        self.lines.before_update()
 
     def models(self) -> list[nn.Module]:
         """Return the watched models, those of an unnamed run as far as they were called."""

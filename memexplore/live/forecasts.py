@@ -5,6 +5,7 @@ The step is copied in the thread that trains, at a border of steps, before the f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -95,11 +96,21 @@ class Forecasts:
             model, optimizer = self._parts()
             self._packed, self._buckets = step_copy.pack(inner(model), optimizer), buckets_of(model)
         measured = newest.peak_allocated if newest.step == control.observer.step else None
+        code = self._code(control.models()) if control.observer.is_last else b""
         settings = workers.process_settings(None)
         # Those of the knob are made by the prediction.
         count = max(newest.micro_batches // (control.setting.knobs.accumulation or 1), 1)
-        request = Request(knobs, control.setting.knobs, measured, call, count, self._target, settings, self._buckets)
+        now = control.setting.knobs
+        request = Request(knobs, now, measured, call, count, self._target, settings, self._buckets, code)
         self._predictor.start(self._packed, request, future)
+
+    def _code(self, models: list[torch.nn.Module]) -> bytes:
+        """Return the lines of the loop that compute the loss, packed; nothing where they are not known."""
+        code = self._control.lines.code(models[0]) if len(models) == 1 else None
+        # Such as names that cannot be sent to another process.
+        with contextlib.suppress(Exception):
+            return b"" if code is None else step_copy.pack_code(code)
+        return b""
 
     def _parts(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """Return the one model and the one optimizer of the step, as written."""

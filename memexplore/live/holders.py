@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.analysis.tables import is_users
+from memexplore.frame_variables import variables
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 
 _DEPTH = 8
@@ -193,7 +194,7 @@ def _end_at_variables(ways: Sequence[_Way]) -> None:
         if way.is_open:
             reached.setdefault(id(way.value), []).append(way)
     for frame in _users_frames():
-        for name, local in frame.f_locals.items():
+        for name, local in variables(frame).items():
             for way in reached.pop(id(local), ()):
                 way.end(_Found(frame.f_code.co_filename, name + way.attributes))
 

@@ -68,22 +68,41 @@ class Observer:
         self.call: ObservedCall | None = None
         self.step = 0
         """The last step with such a call."""
+        self.is_last = False
+        """Whether the last call of the model was like `call`."""
         self._seen: tuple[Call, float] | None = None
         self._output: list[Callable[[], Any]] = []
         """References to the leaves of the last output."""
         self._next = 0.0
 
-    def see(self, model: torch.nn.Module, call: Call, step: int, share: float, arguments: tuple[str, Any, Any]) -> None:
-        """Keep a call of a model: its shapes, step and share, and method, `args` and `kwargs`."""
+    def see(
+        self,
+        model: torch.nn.Module,
+        call: Call,
+        step: int,
+        share: float,
+        arguments: tuple[str, Any, Any],
+        is_cast: bool = False,
+    ) -> bool:
+        """Keep a call of a model: shapes, step and share, and method, `args` and `kwargs`; return whether it is new.
+
+        `is_cast` tells that the setting in effect puts an autocast around the call: it is not that of the loop.
+        """
         if self._seen == (call, share):
-            self.step = step
-        elif time.monotonic() >= self._next:
-            device, (method, args, kwargs) = device_of(model).type, arguments
-            cast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-            given = None if kwargs is None else template(kwargs)
-            self.call = ObservedCall(template(args), given, method, cast, share)
-            self._seen, self.step = (call, share), step
-            self._next = time.monotonic() + _SECONDS
+            self.step, self.is_last = step, True
+            return False
+        self.is_last = time.monotonic() >= self._next
+        if not self.is_last:
+            return False
+        device, (method, args, kwargs) = device_of(model).type, arguments
+        cast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+        if is_cast:
+            cast = None if self.call is None else self.call.autocast
+        given = None if kwargs is None else template(kwargs)
+        self.call = ObservedCall(template(args), given, method, cast, share)
+        self._seen, self.step = (call, share), step
+        self._next = time.monotonic() + _SECONDS
+        return True
 
     def returned(self, output: _T) -> _T:
         """Return the output of a call, which is noted."""

@@ -28,6 +28,7 @@ from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.choices import Optimizer, Update
 from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
+from memexplore.live.code_step import CodeLoss
 from memexplore.live.gradient_buckets import Buckets
 from memexplore.live.observed import ObservedCall
 from memexplore.search import workers
@@ -90,6 +91,8 @@ class Request(NamedTuple):
     settings: workers.ProcessSettings
     buckets: Buckets | None = None
     """Gradient buckets of DistributedDataParallel."""
+    code: bytes = b""
+    """The lines of the loop that compute the loss (`step_copy.pack_code`), nothing where they are not known."""
 
 
 class Predictor:
@@ -245,7 +248,7 @@ _MOST_OUTCOMES = 64
 def _outcome(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[str, ...]]:
     key = (
         knobs,
-        cloudpickle.dumps((request.call, request.micro_batches, request.target, request.settings, request.buckets)),
+        cloudpickle.dumps(request._replace(knobs=knobs, unchanged=knobs, measured_peak=None)),
     )
     if key not in _outcomes:
         if len(_outcomes) >= _MOST_OUTCOMES:
@@ -255,7 +258,15 @@ def _outcome(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tup
 
 
 def _run(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[str, ...]]:
-    step, assumed = step_copy.step_of(packed, request.call, request.micro_batches, knobs, request.buckets)
+    if request.code:
+        # Lines may need more of the program than their values, such as a default group of processes.
+        with contextlib.suppress(Exception):
+            return _run_code(packed, request, knobs, pickle.loads(request.code))
+    return _run_code(packed, request, knobs, None)
+
+
+def _run_code(packed: Step, request: Request, knobs: Knobs, code: CodeLoss | None) -> tuple[Outcome, tuple[str, ...]]:
+    step, assumed = step_copy.step_of(packed, request.call, request.micro_batches, knobs, request.buckets, code)
     gpu, release, os_of_driver = request.target
     knobs = knobs.replace(accumulation=None)
     if gpu.key == targets.CPU and _updates_by_default(step, knobs):

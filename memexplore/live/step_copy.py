@@ -1,12 +1,13 @@
 """A copy of the training step for another process: a watched model and its last call go in, a `Step` comes out there.
 
-Of weights and optimizer state only shapes are sent. The loss is the one that the model returns, else a substitute.
+Of weights and optimizer state only shapes are sent. The loss is computed by the lines of the loop where these are
+understood; else it is the one that the model returns, or a substitute.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import io
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import nn
 
 from memexplore.knobs.choices import Precision
 from memexplore.knobs.knobs import Knobs
+from memexplore.live.code_step import CodeLoss, CodeStep
 from memexplore.live.gradient_buckets import Buckets, Held
 from memexplore.live.noted_calls import WATCHED_CALL
 from memexplore.live.observed import ObservedCall, TensorLike, leaves
@@ -75,6 +77,16 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
     )
 
 
+def pack_code(code: CodeLoss) -> bytes:
+    """Return lines and their values as bytes; weights of theirs on a GPU, and large ones, are packed as shapes.
+
+    Raises what cloudpickle raises for a value that cannot be sent.
+    """
+    file = io.BytesIO()
+    ModelPickler(file, {}).dump(code)
+    return file.getvalue()
+
+
 class Copied(NamedTuple):
     """A step that can be run with knobs."""
 
@@ -84,17 +96,24 @@ class Copied(NamedTuple):
 
 
 def step_of(
-    packed: Step, call: ObservedCall, micro_batches: int, knobs: Knobs, buckets: Buckets | None = None
+    packed: Step,
+    call: ObservedCall,
+    micro_batches: int,
+    knobs: Knobs,
+    buckets: Buckets | None = None,
+    code: CodeLoss | None = None,
 ) -> Copied:
     """Return the step of an unpacked model with the inputs of a call, in `micro_batches` as the loop itself makes them.
 
+    `code` calls the model and computes the loss; without it the loss is the one that the model returns.
     The accumulation of the knobs splits the batch, which is on the device, as `InLoop.micro_batches` does.
     The autocast around the call is the loop's own, which counts where the knobs leave the precision as written.
     `buckets` are those of DistributedDataParallel, which is not part of the model.
     """
-    on_device = {each.device for each in _tensors((call.args, call.kwargs))} - {"cpu"}
+    given = {"args": call.args, "kwargs": call.kwargs or {}, "values": {} if code is None else code.values}
+    on_device = {each.device for each in _tensors(given)} - {"cpu"}
     tensors: list[torch.Tensor] = []
-    first = next((each for each in _tensors((call.args, call.kwargs)) if each.shape), None)
+    first = next((each for each in _tensors(given) if each.shape), None)
     part = first.shape[0] if first is not None else 0
     samples = round(part / call.share) if call.share < 1 else part
 
@@ -106,10 +125,11 @@ def step_of(
         tensors.append(tensor)
         return _Placed(len(tensors) - 1)
 
-    args, kwargs = _mapped(place, call.args), _mapped(place, call.kwargs or {})
+    placed = _mapped(place, given)
     cast = call.autocast if knobs.precision is Precision.AS_WRITTEN else None
     count = min(micro_batches, _MOST_MICRO_BATCHES)
-    replay = Replay(args, kwargs, call.method, cast, count, knobs.accumulation or 1, buckets, call.held)
+    run = _Call(call.method, cast, call.held) if code is None else CodeStep(code, cast)
+    replay = Replay(placed, run, count, knobs.accumulation or 1, buckets)
     step = dataclasses.replace(packed, batch=tensors, compute_loss=replay, samples=samples or None)
     return Copied(step, (NO_KEYWORDS,) if call.kwargs is None else ())
 
@@ -154,46 +174,16 @@ def _tensor(value: TensorLike, part: int, samples: int) -> torch.Tensor:
     return torch.ones(shape, dtype=value.dtype).requires_grad_(value.requires_grad)
 
 
-class Replay:
-    """A `compute_loss` that calls the model as the loop did."""
+class _Call:
+    """Calls a model and returns the loss that it returns, else a substitute."""
 
-    def __init__(
-        self,
-        args: Any,
-        kwargs: Any,
-        method: str,
-        cast: tuple[str, torch.dtype] | None,
-        count: int,
-        split: int,
-        buckets: Buckets | None,
-        held: tuple[bool, ...],
-    ) -> None:
-        self._args, self._kwargs, self._method = args, kwargs, method
-        self._cast, self._count, self._split = cast, count, split
+    def __init__(self, method: str, cast: tuple[str, torch.dtype] | None, held: tuple[bool, ...]) -> None:
+        self._method, self._cast, self._parts_held = method, cast, held
         self.assumes_loss = False
-        self._buckets = buckets
-        self._parts_held = held
         self._output: list[Any] = []
         """What variables of a loop hold of the last output until the next one is there."""
-        self._held: tuple[Any, Held] | None = None
-        """The virtual GPU of the last call, and the buckets there."""
 
-    def __call__(self, model: nn.Module, batch: list[torch.Tensor]) -> Any:
-        """Return the loss of a batch, or of each of its parts."""
-        if self._buckets is not None:
-            gpu = active()
-            if self._held is None or self._held[0] is not gpu:
-                self._held = gpu, Held(model, self._buckets)
-            self._held[1].place_gradients()
-        if self._split > 1 and samples_of(batch) > 1:
-            return (self._loss(model, part) * share for part, share in parts_of(batch, self._split))
-        if self._count == 1:
-            return self._loss(model, batch)
-        return (self._loss(model, batch) for _ in range(self._count))
-
-    def _loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        filled = functools.partial(_filled, batch)
-        args, kwargs = filled(self._args), filled(self._kwargs)
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any, values: dict[str, Any]) -> torch.Tensor:
         call = getattr(model, TRAINING_STEP) if self._method == TRAINING_STEP else model
         if self._cast is None:
             return self._loss_of(self._kept(call(*args, **kwargs)))
@@ -218,6 +208,47 @@ class Replay:
             raise TypeError("the model returned no tensor with gradients")
         losses = [nn.functional.mse_loss(each, each.detach()) for each in found]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+class Replay:
+    """A `compute_loss` that calls the model as the loop did."""
+
+    def __init__(
+        self, placed: dict[str, Any], run: _Call | CodeStep, count: int, split: int, buckets: Buckets | None
+    ) -> None:
+        self._placed, self._run = placed, run
+        self._count, self._split = count, split
+        self._buckets = buckets
+        self._held: tuple[Any, Held] | None = None
+        """The virtual GPU of the last call, and the buckets there."""
+
+    @property
+    def assumes_loss(self) -> bool:
+        """Whether the last call took a substitute for the loss."""
+        return isinstance(self._run, _Call) and self._run.assumes_loss
+
+    def __call__(self, model: nn.Module, batch: list[torch.Tensor]) -> Any:
+        """Return the loss of a batch, or of each of its parts."""
+        if self._buckets is not None:
+            gpu = active()
+            if self._held is None or self._held[0] is not gpu:
+                self._held = gpu, Held(model, self._buckets)
+            self._held[1].place_gradients()
+        if self._split > 1 and samples_of(batch) > 1:
+            return (self._loss(model, part) * share for part, share in parts_of(batch, self._split))
+        if self._count == 1:
+            return self._loss(model, batch)
+        return (self._loss(model, batch) for _ in range(self._count))
+
+    def _loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        loss = self._run(model, **_filled(batch, self._placed))
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"the lines of the loop return a {type(loss).__name__} for the loss")
+        return loss
+
+    def end(self) -> None:
+        """Drop what variables of the loop hold."""
+        self._run.end()
 
 
 def _filled(batch: list[torch.Tensor], value: Any) -> Any:

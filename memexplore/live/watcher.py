@@ -213,7 +213,7 @@ class Watcher:
     def before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Hook before an optimizer's step."""
         try:
-            self.control.observer.before_update()
+            self.control.before_update()
             self._in_backward = current_autograd_node() is not None or is_inside_compiled()
             if self.recording is not None:
                 self.recording.optimizer_begins(optimizer, stacks.caller(2), args, kwargs)

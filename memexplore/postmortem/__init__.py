@@ -6,8 +6,7 @@
 - `counterfactual`, `cause`: a tape that ends out of memory, replayed under other conditions, and the cause.
 - `held`, `held_types`, `suggestions`: memory that nothing needs any more, and the change that gives it back.
 - `value`, `sentences`, `text`: the frozen `PostMortem` and its forms.
-- `failed_step`: the step that failed, rebuilt for another process; `code_loss`, `code_step`: the loss that its code
-  computes.
+- `failed_step`: the step that failed, rebuilt for another process.
 - `failed_cell`: the cell that failed, in a copy of its names, where its step cannot be rebuilt.
 - `what_fits`: the search for settings with which it fits.
 - `layout`: a tape of the present layout, where nothing was recorded.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.analysis.tables import is_users
+from memexplore.frame_variables import variables
 from memexplore.postmortem import updates
 from memexplore.postmortem.evidence_types import Evidence, Holder, State, Use
 from memexplore.postmortem.joint_losses import losses_of, terms_until
@@ -224,11 +225,11 @@ def _read_again(frames: _Frames, number: int) -> frozenset[str]:
 
 
 def _lookup(frame: types.FrameType, name: str) -> Any:
-    return frame.f_locals.get(name, frame.f_globals.get(name))
+    return variables(frame).get(name, frame.f_globals.get(name))
 
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
-    names = frame.f_locals if frame.f_code.co_name != "<module>" else frame.f_globals
+    names = variables(frame) if frame.f_code.co_name != "<module>" else frame.f_globals
     return [
         (name, value)
         for name, value in list(names.items())

@@ -5,8 +5,6 @@ The model and its optimizer are packed as shapes, with the last call of the mode
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import pickle
 import sys
 import traceback
@@ -18,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 import torch
 
+from memexplore.frame_variables import variables
 from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
+from memexplore.live.code_loss import loss_in_code, returned_loss
+from memexplore.live.code_step import CodeLoss, tensors_in
 from memexplore.live.observed import ObservedCall, template, unknown_in
-from memexplore.postmortem.code_loss import loss_in_code, returned_loss
-from memexplore.postmortem.code_step import CodeLoss, CodeStep, tensors_in
 from memexplore.search import workers
 from memexplore.steps.step import Step
 
@@ -98,7 +97,7 @@ class SeenCall:
 
 def _keywords(module: torch.nn.Module, frame: FrameType | None) -> dict[str, Any] | None:
     """Return the keyword arguments of a call, which hooks for all modules do not get; None if they are not known."""
-    values = {} if frame is None else frame.f_locals
+    values = {} if frame is None else variables(frame)
     found = values.get("kwargs")
     return found if values.get("self") is module and isinstance(found, dict) else None
 
@@ -134,14 +133,7 @@ class _Rebuilt:
 
 
 def _rebuilt(packed: bytes, call: ObservedCall, code: CodeLoss | None) -> Step:
-    step = pickle.loads(packed)
-    if code is None:
-        return step_copy.step_of(step, call, 1, Knobs()).step
-    run = CodeStep(code, call.autocast)
-    kwargs = {"args": call.args, "kwargs": call.kwargs or {}, "values": code.values}
-    rebuilt = step_copy.step_of(step, call._replace(args=(), kwargs=kwargs, autocast=None), 1, Knobs()).step
-    replay: Any = rebuilt.compute_loss
-    return dataclasses.replace(rebuilt, compute_loss=lambda model, batch: replay(functools.partial(run, model), batch))
+    return step_copy.step_of(pickle.loads(packed), call, 1, Knobs(), code=code).step
 
 
 def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -> FailedStep | str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.analysis.tables import is_users
+from memexplore.frame_variables import variables
 from memexplore.torch_internals.tensors import saved_values, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
@@ -195,8 +196,8 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 def locals_of(frame: types.FrameType, path: str = "", in_graph: bool = False) -> Iterator[tuple[Any, str, bool]]:
     """Yield the local variables of a frame; of a module or cell, whose variables are global, none."""
-    if frame.f_locals is not frame.f_globals and frame.f_code.co_name != "<module>":
-        yield from ((value, f"{path}.{name}" if path else name, in_graph) for name, value in frame.f_locals.items())
+    if (values := variables(frame)) is not frame.f_globals and frame.f_code.co_name != "<module>":
+        yield from ((value, f"{path}.{name}" if path else name, in_graph) for name, value in values.items())
 
 
 def _of_function(value: Any) -> Iterator[Any]:

@@ -51,7 +51,8 @@ def train(kind: str, precision: str) -> None:
     if precision == "all":
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cuda") if precision == "fp16" else None
+    # With the default scale the first gradients overflow: the update is skipped, and there is no optimizer state.
+    scaler = torch.amp.GradScaler("cuda", init_scale=1.0) if precision == "fp16" else None
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     for _ in range(STEPS):
         batch = make("cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import memexplore as mx
+from memexplore.live.holders import holders
 from memexplore.live.leaks import Leaks
 from memexplore.runs.rows import StepRow
 from tests.live.training import Loop, on
@@ -191,3 +193,11 @@ def test_a_holder_in_a_cell_is_named_as_in_a_traceback(monkeypatch):
                 loop.step()
                 losses.append(loop.loss(4096))
     assert live.held_by() == ["Cell, line 3 losses.append(loop.loss(4096))"]
+
+
+def test_the_search_for_holders_keeps_no_variable_of_the_loop_alive():
+    value = torch.zeros(8)
+    seen = weakref.ref(value)
+    assert "value" in holders([[value.untyped_storage()]], 10.0)[0]
+    value = None
+    assert seen() is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import pickle
+import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +186,13 @@ def test_other_models_that_the_program_calls_are_named(tmp_path: Path) -> None:
     _, step = ran(tmp_path / "train.py", source, IN_BACKWARD)
     assert isinstance(step, FailedStep)
     assert failed_step.ONE_OF_SEVERAL.format("Sequential") in step.assumed
+
+
+def test_looking_at_a_function_that_calls_a_model_keeps_none_of_its_variables_alive():
+    model = torch.nn.Linear(4, 1)
+    x = torch.zeros(2, 4)
+    weak, seen = weakref.ref(x), SeenCall()
+    seen.see(model, (x,), sys._getframe())
+    assert seen.call is not None
+    x = None
+    assert weak() is None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from memexplore.allocator import Allocator
+from memexplore.frame_variables import variables
 from memexplore.torch_internals.dispatch import (
     FLATTEN,
     DisableTorchFunction,
@@ -370,7 +371,7 @@ def _builds_module(args: Any, kwargs: dict[str, Any]) -> bool:
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_varnames:
-            instance = frame.f_locals.get(code.co_varnames[0])
+            instance = variables(frame).get(code.co_varnames[0])
             if isinstance(instance, torch.nn.Module):
                 return True
         frame = frame.f_back  # type: ignore[assignment]

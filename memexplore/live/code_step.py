@@ -1,10 +1,11 @@
 """Lines of code that call a model and compute its loss: run for one step after the other, with variables as they hold.
 
-In: a `CodeLoss` and the arguments of a call. Out: the loss.
+In: a `CodeLoss` and the arguments of a call. Out: the loss. Code and tensors come from another process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections.abc import Mapping
@@ -12,10 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memexplore.knobs.forward import device_of
 from memexplore.virtual_gpu.device import active
 
 CALLED, LOSS = "_model_call", "_loss"
 """Names in the lines for the call of the model, and for the loss."""
+IN_LOOP = "memexplore_in_loop"
+"""Attribute of the class of what `watch` hands its loop."""
 
 
 class Held(enum.StrEnum):
@@ -38,6 +42,10 @@ class Model(NamedTuple):
     """The model itself among the values."""
 
 
+class Loop(NamedTuple):
+    """What `watch` hands its loop, among the values."""
+
+
 class CodeLoss(NamedTuple):
     """Lines that call the model and compute its loss."""
 
@@ -56,6 +64,10 @@ class CodeStep:
         """The variables of the lines, which hold tensors during backward."""
         self._gpu: Any = None
 
+    def end(self) -> None:
+        """Drop what the variables hold."""
+        self._names.clear()
+
     def __call__(self, model: Any, args: Any, kwargs: Any, values: dict[str, Any]) -> Any:
         """Return the loss; `values` are those of the code with tensors."""
         if self._code.held is not Held.UNTIL_ASSIGNED or self._gpu is not active():
@@ -63,9 +75,12 @@ class CodeStep:
         self._gpu = active()
         names = self._names
         arguments = tensors_in((args, kwargs))
-        names.update({name: _filled(value, model, arguments) for name, value in values.items()})
+        loop = _InLoop(device_of(model).type)
+        names.update({name: _filled(value, model, arguments, loop) for name, value in values.items()})
         names[CALLED] = functools.partial(self._call_model, model, args, kwargs)
-        exec(compile(self._code.lines, "<step>", "exec", dont_inherit=True), names)
+        follows = any(isinstance(value, Loop) for value in self._code.values.values())
+        with loop.elsewhere() if follows else contextlib.nullcontext():
+            exec(compile(self._code.lines, "<step>", "exec", dont_inherit=True), names)
         loss = names.pop(LOSS)
         # The arguments of the model are the caller's.
         for name in (CALLED, *values) if self._code.held is not Held.UNTIL_RETURN else tuple(names):
@@ -79,19 +94,38 @@ class CodeStep:
             return model(*args, **kwargs)
 
 
-def _filled(value: Any, model: Any, arguments: list[torch.Tensor]) -> Any:
+class _InLoop:
+    """What the lines call instead of `live`: its autocast is that around the step, which has no effect elsewhere."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def autocast(self, written: torch.dtype | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Return the autocast of the step, else that which is written."""
+        dtype = self._dtype or written
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self._device, dtype=dtype)
+
+    def elsewhere(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of lines that are not in its autocast."""
+        return contextlib.nullcontext() if self._dtype is None else torch.autocast(self._device, enabled=False)
+
+
+def _filled(value: Any, model: Any, arguments: list[torch.Tensor], loop: _InLoop) -> Any:
     """Return a value of the code with the arguments and the model in their places."""
     if isinstance(value, Argument):
         return arguments[value.position]
     if isinstance(value, Model):
         return model
+    if isinstance(value, Loop):
+        return loop
     if isinstance(value, torch.nn.Module):
         # Such as the weights of a criterion.
-        return value.to("cuda")
+        return value.to(device_of(model))
     if type(value) is dict:
-        return {key: _filled(part, model, arguments) for key, part in value.items()}
+        return {key: _filled(part, model, arguments, loop) for key, part in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_filled(part, model, arguments) for part in value)
+        return type(value)(_filled(part, model, arguments, loop) for part in value)
     return value
 
 

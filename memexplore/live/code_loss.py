@@ -1,4 +1,4 @@
-"""The loss as the code of a failed step computes it: frames of a traceback go in, lines to run in its place come out.
+"""The loss as the code of a step computes it: frames that call a model go in, lines to run in its place come out.
 
 The lines are those from the call of the model to the start of backward that the loss depends on, so that variables hold
 tensors as long as they do in the program. They are run in a copy of the names that they use.
@@ -15,12 +15,13 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from memexplore.frame_variables import variables
+from memexplore.live.code_step import CALLED, IN_LOOP, LOSS, Argument, CodeLoss, Held, Loop, Model
 from memexplore.live.observed import template, unknown_in
-from memexplore.postmortem.code_step import CALLED, LOSS, Argument, CodeLoss, Held, Model
 
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _REPEATED = (ast.For, ast.While, ast.If, ast.Try, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
@@ -32,15 +33,40 @@ def loss_in_code(error: BaseException, model: torch.nn.Module, arguments: list[t
     `arguments` are the tensors of the call. No code of the program runs.
     """
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_own(frame):
-            continue
-        try:
-            found = _in_frame(frame, line, model, arguments)
-        except (LookupError, SyntaxError):
-            continue
+        found = None if _is_own(frame) else _in_frame(frame, line, model, arguments)
         if found is not None:
             return found
     return None
+
+
+class Place(NamedTuple):
+    """A line that calls a model."""
+
+    code: CodeType
+    line: int
+
+    @property
+    def is_in_function(self) -> bool:
+        """Whether the line is in a function, not in a module or cell."""
+        return bool(self.code.co_flags & inspect.CO_NEWLOCALS)
+
+
+def place_of_call(frame: FrameType | None) -> Place | None:
+    """Return the innermost line of the program in a frame and its callers."""
+    frame = _of_program(frame)
+    return None if frame is None else Place(frame.f_code, frame.f_lineno)
+
+
+def loss_in_loop(
+    frame: FrameType | None, place: Place, model: torch.nn.Module, arguments: list[torch.Tensor]
+) -> CodeLoss | None:
+    """Return the lines of a function that called a model at a place and still runs; `frame` is one that it has called.
+
+    None where it has ended, or its lines are not understood.
+    """
+    while frame is not None and frame.f_code is not place.code:
+        frame = frame.f_back
+    return None if frame is None else _in_frame(frame, place.line, model, arguments)
 
 
 _others: weakref.WeakSet[CodeType] = weakref.WeakSet()
@@ -52,18 +78,20 @@ def returned_loss(frame: FrameType | None, model: torch.nn.Module, arguments: li
 
     Its variables are gone when backward fails. `frame` may be one of torch's, which the function calls.
     """
-    while frame is not None and _is_own(frame):
-        frame = frame.f_back
+    frame = _of_program(frame)
     if frame is None or frame.f_code in _others:
         return None
-    try:
-        found = _in_frame(frame, frame.f_lineno, model, arguments)
-    except (LookupError, SyntaxError):
-        found = None
+    found = _in_frame(frame, frame.f_lineno, model, arguments)
     if found is None or found.held is not Held.UNTIL_RETURN:
         _others.add(frame.f_code)
         return None
     return found
+
+
+def _of_program(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and _is_own(frame):
+        frame = frame.f_back
+    return frame
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -71,6 +99,13 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _in_frame(frame: FrameType, line: int, model: torch.nn.Module, arguments: list[torch.Tensor]) -> CodeLoss | None:
+    try:
+        return _understood(frame, line, model, arguments)
+    except (LookupError, SyntaxError):
+        return None
+
+
+def _understood(frame: FrameType, line: int, model: torch.nn.Module, arguments: list[torch.Tensor]) -> CodeLoss | None:
     code = frame.f_code
     tree = _trees.get(code) or _tree(frame)
     names = _Names(frame)
@@ -200,12 +235,25 @@ def _slice(before: list[ast.stmt], loss: ast.expr, calls: Callable[[ast.AST], li
             needed.update(_names(each, ast.Load))
     for number, each in enumerate(before):
         # Freed before backward, or held by a variable besides.
-        known = set(_names(each, ast.Load)) | set(_names(each, ast.Del)) <= needed
-        if known and isinstance(each, ast.Assign | ast.Delete):
+        deleted = set(_names(each, ast.Del))
+        known = deleted <= needed and (_deletes(each) or set(_names(each, ast.Load)) <= needed)
+        if known and (isinstance(each, ast.Assign) or _deletes(each)):
             kept.add(number)
             needed.update(_names(each, ast.Store))
     last = ast.Assign([ast.Name(LOSS, ast.Store())], loss)
     return [*(before[number] for number in sorted(kept)), last]
+
+
+def _deletes(statement: ast.stmt) -> bool:
+    """Return whether a statement deletes variables and does nothing else, perhaps under a condition that calls nothing.
+
+    >>> _deletes(ast.parse("if last: del x, y").body[0])
+    True
+    """
+    if not isinstance(statement, ast.If):
+        return isinstance(statement, ast.Delete)
+    calls = any(isinstance(each, ast.Call | ast.Await | ast.NamedExpr) for each in ast.walk(statement.test))
+    return not calls and all(map(_deletes, (*statement.body, *statement.orelse)))
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> list[str]:
@@ -219,7 +267,7 @@ class _Names:
     """The names of a frame."""
 
     def __init__(self, frame: FrameType) -> None:
-        self._tables = (frame.f_locals, frame.f_globals, vars(builtins))
+        self._tables = (variables(frame), frame.f_globals, vars(builtins))
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of a name, or of its attribute or item. Raises LookupError for what only code knows."""
@@ -331,4 +379,6 @@ def _packed(value: Any, arguments: list[torch.Tensor]) -> Any:
         return kind(_packed(part, arguments) for part in value)
     if isinstance(value, torch.nn.Module | ModuleType | type) or callable(value):
         return value
+    if hasattr(kind, IN_LOOP):
+        return Loop()
     return template(value)
