@@ -84,6 +84,7 @@ TESTED_UNDER_ONE_TORCH = {
     "live/test_knobs_undone.py",
     "live/test_leaks.py",
     "live/test_long_runs.py",
+    "live/test_predicted_loss.py",
     "live/test_prediction.py",
     "live/test_watch_ended.py",
     "virtual_gpu/test_interrupts.py",

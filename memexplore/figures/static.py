@@ -218,7 +218,7 @@ def _layers(canvas: _Canvas, tape: Tape, row: int, top: int) -> int:
     A line below them counts the rows that are left out.
     """
     rows, others = largest_rows(open_rows(held_layers(tape, row)), _LAYERS)
-    if not any(tape.modules):
+    if not any(tape.modules) or not rows:
         return top
     canvas.text("Layers at the peak", 8, top + 8, size=12, more='font-weight="600"')
     left, total = 320.0, max(each.row.total for each in rows)

@@ -169,6 +169,7 @@ class VirtualGpu:
                 f"a virtual {_active.gpu.name} is already on; turn it off first (%memgpu off, or leave its block)"
             )
         self._reset_tensors()
+        self.mode.is_beside_real_gpu = torch.cuda.is_initialized()
         if self.mode.lane is None:
             # Nothing would follow the writes to tensors of an earlier virtual GPU.
             known_values.forget_all()

@@ -15,7 +15,7 @@ from memexplore.figures.hover import hover_texts
 from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import COLOURS
 from memexplore.figures.timeline import timeline
-from memexplore.tape import Category
+from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
 from tests.sample_tapes import Program, small_tape, training_tape, unwound_tape
 
 # -- empty tapes
@@ -84,6 +84,12 @@ def test_image_has_an_area_for_each_category():
     kinds = [Category.PARAMETER, Category.OPTIMIZER_STATE, Category.GRADIENT, Category.ACTIVATION]
     kinds += [Category.INPUT, Category.TEMPORARY]
     assert fills[::-1] == [COLOURS[kind] for kind in kinds]
+
+
+def test_tape_on_which_layers_hold_nothing_has_an_image_without_layers():
+    rows = {"action": [Action.MARK], "step": [1], "phase": [Phase.FORWARD]}
+    tape = Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cpu"), modules=["", "fc"])
+    assert "Layers at the peak" not in static.svg(tape)
 
 
 def test_top_area_reaches_the_peak():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.dispatch import unsupported
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 from tests.small import on_a_t4
@@ -58,3 +59,14 @@ def test_the_advice_of_torch_to_authors_of_ops_is_left_out() -> None:
         "aten.op.default cannot be simulated on a virtual GPU (NotImplementedError: no kernel was registered); profile "
         "it on a real GPU, or replace it by an op whose output shape does not depend on values"
     )
+
+
+def test_a_tensor_of_the_real_gpu_is_refused_with_what_to_do(monkeypatch):
+    # The tensor stands for one of a real GPU, as after `x.cuda()` in an earlier cell.
+    x = torch.zeros(2, 3)
+    monkeypatch.setattr(unsupported, "is_on_real_gpu", lambda tensor: tensor is x)
+    monkeypatch.setattr(device.active().mode, "is_beside_real_gpu", True)
+    assert x.detach().numpy().sum() == 0
+    with pytest.raises(RuntimeError, match=r"shape \(2, 3\) on the real GPU.*--dry-run"):
+        x + 1
+    assert torch.zeros(2, device="cuda").add(1).is_cuda

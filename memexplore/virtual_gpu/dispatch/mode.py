@@ -82,6 +82,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         """Computes known values; None: every value counts as 1."""
         self._fakes_modules = lane is None or lane.setting is not Values.REAL
         """Whether large CPU tensors that a module's constructor makes take no memory and have no values."""
+        self.is_beside_real_gpu = False
+        """Whether the process has used a real GPU, whose tensors code may have."""
         self._zeros: dict[int, StorageRef | None] = {}
         """Thread -> the storage that its last such op made and filled with zeros."""
         autograd_engine.prepare()
@@ -140,6 +142,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         if kwargs and kwargs.get("pin_memory"):
             # Pinned memory is host memory, and its allocator needs a device.
             kwargs = {**kwargs, "pin_memory": False}
+        if self.is_beside_real_gpu:
+            unsupported.refuse_real_gpu(func, (*args, *(kwargs or {}).values()))
         if host:
             if any(type(value) in _DTYPE_OF for value in args[: traits.tensors_only]):
                 args = tuple(map(_tensor_of_number, args[: traits.tensors_only])) + args[traits.tensors_only :]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import FakeTensor
 from memexplore.virtual_gpu.tensors import values
 
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
@@ -35,6 +36,31 @@ _KINDS = (
     (r"mkldnn|Mkldnn", "a tensor of layout torch._mkldnn", "leave it out: it is for the CPU only"),
 )
 """Pattern of an op or an error, the kind of tensor that it belongs to, and what to use instead."""
+
+
+_MAY_READ_REAL = ("detach", "alias", "view", "_to_copy", "copy_", "_local_scalar_dense", "set_", "clone")
+"""Ops that may have tensors of a real GPU on a virtual one: such as those that copy them to the CPU."""
+
+
+def refuse_real_gpu(func: Any, values_of_op: tuple[Any, ...]) -> None:
+    """Raise RuntimeError for an op that computes with a tensor of the real GPU, which would use its memory."""
+    if func.overloadpacket.__name__ in _MAY_READ_REAL:
+        return
+    for value in values_of_op:
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, torch.Tensor) and is_on_real_gpu(each):
+                frame = values.user_frame()
+                line = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
+                raise RuntimeError(
+                    f"{line}{func} has a tensor of shape {tuple(each.shape)} on the real GPU, and this code runs on a "
+                    "virtual one. Run it on copies with --dry-run (%%memprofile --dry-run --gpu NAME), or make the "
+                    "model and its inputs after the virtual GPU is on (%memgpu NAME)"
+                )
+
+
+def is_on_real_gpu(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory of a real GPU."""
+    return not isinstance(tensor, FakeTensor) and tensor.is_cuda
 
 
 def kind_of(func: Any, error: Exception | str = "") -> tuple[str, str] | None:
