@@ -33,7 +33,7 @@ _OF_BASE = ("batch", "input_size")
 _ROUND = 4
 """Settings run at once: enough for several processes, few enough to learn from each round."""
 _MAX_IDLE_ROUNDS = 2
-"""Rounds without improvement after which the search ends."""
+"""Rounds without improvement after which the search ends, one less where something fits."""
 _IMPROVEMENT = 0.98
 """A round improves on the smallest setting if one needs less than this share of its bytes."""
 _BY_FAR = 1.2
@@ -210,7 +210,7 @@ def _search(log: RunLog, step: Step, single: tuple[Candidate, ...], budget: int)
     too_many = [] if first_count is None else counts[counts.index(first_count) + 1 :]
     every = tuple(one for one in every if one.knobs in log.outcomes or one.knobs not in too_many)
     idle_rounds, best = 0, _best(log)
-    while log.run_count < budget and idle_rounds < _MAX_IDLE_ROUNDS:
+    while log.run_count < budget and idle_rounds < _MAX_IDLE_ROUNDS - bool(best[0]):
         # The whole budget, and the largest batches of the options so far.
         batch_search.expect_searches(log, len(log.options()) + 1, budget)
         points = log.points()

@@ -86,6 +86,18 @@ class SearchPoint(NamedTuple):
     """Peak allocated in forward and backward, 0 if unknown."""
     other: int | None = None
     """`Need.activations`; None for all that is needed beyond the constant bytes."""
+    states: int = 0
+    """Bytes of optimizer state."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights and buffers."""
+        return self.constant - self.gradients - self.states
+
+    @property
+    def of_update(self) -> int:
+        """The most bytes of temporaries of the update."""
+        return max(self.fixed - self.constant, 0)
 
     @property
     def activations(self) -> int:
@@ -128,13 +140,13 @@ def estimated(one: Knobs, need: Need, written: SearchPoint, input_size: int | No
     40
     """
     time, activations, constant, fixed = 1.0, float(need.activations), need.constant, need.fixed
-    gradients = need.gradients
+    gradients, states = need.gradients, need.states
     if "checkpoint" in one.changed():
         time, share = _CHECKPOINTS.get(str(one.checkpoint), (1.05, 0.95))
         activations *= share
     if one.precision is Precision.ALL_BF16:
         time, activations, constant, fixed = _AUTOCAST_TIME * 0.9, activations / 2, constant // 2, fixed // 2
-        gradients //= 2
+        gradients, states = gradients // 2, states // 2
     elif one.precision is not Precision.AS_WRITTEN:
         # Autocast keeps a copy of the weights in 16 bits.
         time, activations = _AUTOCAST_TIME, activations * _AUTOCAST_SHARE + need.weights / 2
@@ -148,19 +160,20 @@ def estimated(one: Knobs, need: Need, written: SearchPoint, input_size: int | No
         gradients = 0
     if one.optimizer is not Optimizer.AS_WRITTEN:
         saved = need.states if one.optimizer in (Optimizer.ADAFACTOR, Optimizer.SGD) else need.states // 2
-        constant, fixed = constant - saved, fixed - saved
+        constant, fixed, states = constant - saved, fixed - saved, states - saved
     if one.lora:
-        constant, fixed, gradients = need.weights, need.weights, 0
+        constant, fixed, gradients, states = need.weights, need.weights, 0, 0
     if one.frozen:
-        saved = (need.gradients + need.states) // 2
-        constant, fixed, gradients = constant - saved, fixed - saved, gradients // 2
+        saved = need.gradients // 2 + need.states // 2
+        constant, fixed = constant - saved, fixed - saved
+        gradients, states = gradients - need.gradients // 2, states - need.states // 2
         time, activations = _FROZEN_TIME, activations * _FROZEN_SHARE
     if one.input_size and input_size:
         time = one.input_size / input_size
         activations *= time
     if "offload" in one.changed():
         time, activations = _OFFLOAD_TIME, activations * _OFFLOAD_SHARE
-    point = SearchPoint(time, 0, False, constant, gradients, fixed, other=int(activations))
+    point = SearchPoint(time, 0, False, constant, gradients, fixed, other=int(activations), states=states)
     return point._replace(needed=int(point.allocated * overhead(written)))
 
 
@@ -176,6 +189,9 @@ def overhead(point: SearchPoint) -> float:
 def combined(base: SearchPoint, single: SearchPoint, written: SearchPoint) -> SearchPoint:
     """Return the estimate of a setting with one more knob changed, from the ratios of that knob by itself.
 
+    Weights, gradients, optimizer state and temporaries of the update have ratios of their own: where LoRA leaves few
+    gradients, no knob saves more of them.
+
     >>> written, half, base = SearchPoint(1.0, 100, False), SearchPoint(0.5, 80, False), SearchPoint(1.3, 60, False)
     >>> combined(base, half, written).needed  # 60 * 0.8
     48
@@ -184,9 +200,11 @@ def combined(base: SearchPoint, single: SearchPoint, written: SearchPoint) -> Se
     def ratio(name: str) -> int:
         return int(getattr(base, name) * getattr(single, name) / max(getattr(written, name), 1))
 
-    constant, gradients, fixed = ratio("constant"), ratio("gradients"), ratio("fixed")
-    time = base.time * single.time
-    point = SearchPoint(time, 0, False, constant, gradients, fixed, other=ratio("activations"))
+    gradients, states = ratio("gradients"), ratio("states")
+    constant = ratio("weights") + gradients + states
+    fixed = constant + ratio("of_update") if base.fixed else 0
+    time, other = base.time * single.time, ratio("activations")
+    point = SearchPoint(time, 0, False, constant, gradients, fixed, other=other, states=states)
     return point._replace(needed=int(point.allocated * overhead(base)))
 
 

@@ -157,7 +157,7 @@ class RunLog:
     def point(self, knobs: Knobs, outcome: Outcome) -> SearchPoint:
         """Return a setting that was run as a point of the search."""
         need, time_ratio = self.need(knobs), slow_down(outcome, self.as_written)
-        parts = (need.constant, need.gradients, need.fixed, need.peak, need.activations)
+        parts = (need.constant, need.gradients, need.fixed, need.peak, need.activations, need.states)
         return SearchPoint(time_ratio, outcome.peak_reserved, outcome.fits, *parts)
 
     def option(self, knobs: Knobs) -> Option:

@@ -99,3 +99,13 @@ def test_fewer_micro_batches_are_estimated_to_be_faster():
     # All of the activations are divided; what is needed is also bounded by the update.
     assert (two.other, four.other) == (found.activations // 2, found.activations // 4)
     assert two.time < four.time
+
+
+def test_what_a_knob_saves_of_gradients_is_at_most_what_another_knob_leaves():
+    whole = Need(weights=30, gradients=30, states=60, activations=10, fixed=120, peak=100)
+    written = SearchPoint(1.0, 130, False, 120, 30, 120, other=10, states=60)
+    knobs = Knobs(update="in backward"), Knobs(lora="0")
+    in_backward, lora = (estimated(one, whole, written, None) for one in knobs)
+    # LoRA leaves the 30 bytes of the weights and no gradients, of which an update in backward saves none.
+    assert combined(lora, in_backward, written).constant == 30
+    assert combined(in_backward, lora, written).constant == 30
