@@ -20,7 +20,7 @@ _REST = "other layers"
 def layer_history(
     sizes: np.ndarray[Any, Any], layers: Sequence[str], steps: Sequence[int], theme: Theme = Theme.ANY
 ) -> go.Figure:
-    """Return the bytes that each layer keeps for backward as a heat map, layers from top to bottom as in the model.
+    """Return the bytes of activations of each layer as a heat map, layers from top to bottom as in the model.
 
     `sizes` has the shape (layers, steps). Of more than `MOST_LAYERS` layers, those with the largest maximum have
     rows of their own, and the last row is the sum of the others. `customdata` of a cell is its step.

@@ -12,7 +12,7 @@ CAPACITY = 512
 
 
 class LayerHistory:
-    """What each layer keeps for backward, of at most `CAPACITY` steps.
+    """Bytes of activations of each layer when the model's call has ended, of at most `CAPACITY` steps.
 
     When there are more, of two neighbours the step with the larger sum stays.
     """

@@ -1,7 +1,8 @@
 """Bytes that each layer keeps for backward: borders of module calls go in, bytes by layer come out.
 
 The counter of the device is read when a call begins and when it ends; what is left of the difference without the calls
-inside belongs to the layer. Reading costs time, so the layers are measured in as many steps as fit into `SHARE`.
+inside belongs to the layer. Reading costs time, so the layers are measured in as many steps as fit into `SHARE`. Of
+micro-batches, whose activations are freed before the next one, the one with the most counts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class LayerMeter:
         self._calls: list[list[int]] = []
         """Open calls: number of the layer, bytes at the begin, bytes kept by calls inside."""
         self._kept: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+        """The bytes of an earlier micro-batch."""
+        self._begin = self._end = 0
+        """Bytes allocated when the first call of a micro-batch began and when the last one ended."""
         self._count = 0
         self._credit = 0.0
         self._cost = 0.0
@@ -55,11 +60,21 @@ class LayerMeter:
 
     def open(self) -> None:
         """Begin to measure the call of a model."""
+        now = self._allocated()  # type: ignore[misc]
+        if not self._kept or now - self._begin < (self._end - self._begin) / 2:
+            self._next_micro_batch()
+            self._begin = now
         self.is_open = True
         self._calls.clear()
 
+    def _next_micro_batch(self) -> None:
+        self._most = max(self._most, self._kept, key=lambda kept: sum(kept.values()))
+        self._kept = {}
+
     def close(self) -> None:
         """End the call of a model."""
+        if self.is_open:
+            self._end = self._allocated()  # type: ignore[misc]
         self.is_open = False
 
     def begin(self, module: Any) -> None:
@@ -82,7 +97,8 @@ class LayerMeter:
     def take(self, seconds: float) -> dict[int, int]:
         """Return the bytes by number of layer of a step that took `seconds`, empty if it was not measured."""
         self._credit += SHARE * seconds
-        kept, self._kept = self._kept, {}
+        self._next_micro_batch()
+        kept, self._most = self._most, {}
         if self._count:
             self._cost = self._count * (call_cost() + 2 * self._read_cost())
             self._credit = min(self._credit, self._cost) - self._cost

@@ -87,9 +87,10 @@ class Live(InLoop):
         return self._store.history.rows()
 
     def layers(self) -> pandas.DataFrame:
-        """Return the bytes that each layer keeps for backward, layers × steps.
+        """Return the bytes of activations of each layer when the model's call has ended, layers × steps.
 
-        They are measured in recorded steps, and on a GPU also in as many light ones as fit into 1 % of the time.
+        They are those of recorded steps, and on a GPU also of as many light ones as fit into 1 % of the time: as in the
+        recorded step with the same calls and setting, else what counters say when each layer's own call ends.
         """
         return self._store.layers.table(self._store.names.table)
 

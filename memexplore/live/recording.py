@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,25 +87,17 @@ class Survivor(NamedTuple):
     step: int
 
 
-class _OpenCalls:
-    """The calls of modules that are open at a row; `ends` has the row at which each call ends."""
+def _outermost_ends(ends: Sequence[int]) -> Iterator[int]:
+    """Yield the rows at which calls end that are inside no other; `ends` has those of all calls in the order of begins.
 
-    def __init__(self, ends: Sequence[int]) -> None:
-        self._ends = ends
-        self._open: list[int] = []
-        self._next = 0
-
-    def begun(self, call: int) -> None:
-        """Note that a call has begun, and with it all of lower numbers."""
-        if call >= self._next:
-            self._open.extend(range(self._next, call + 1))
-            self._next = call + 1
-
-    def innermost(self, row: int) -> int:
-        """Return the innermost call that is open at a row, -1 if none is. Rows are asked for in order."""
-        while self._open and self._ends[self._open[-1]] <= row:
-            self._open.pop()
-        return self._open[-1] if self._open else -1
+    >>> list(_outermost_ends([5, 3, 5, 9]))
+    [5, 9]
+    """
+    last = -1
+    for end in ends:
+        if end > last:
+            last = end
+            yield end
 
 
 class Recording:
@@ -145,7 +137,7 @@ class Recording:
         self.allocator_peaks: tuple[int, int] | None = None
         """Peaks allocated and reserved of the step, from the history of a CUDA device."""
         self.kept_by_layer: dict[str, int] = {}
-        """Name of a layer -> bytes of its activations that were made in forward."""
+        """Name of a layer -> bytes of its activations when a call of the model has ended, the one with the most."""
         self._tape: Tape | None = None
         self._lock = threading.Lock()
         self._watch: Any = None
@@ -270,45 +262,41 @@ class Recording:
     def _sum_up(self) -> None:
         """Set the numbers that are needed in any case from the events, because building the tape takes longer."""
         recorder = self.recorder
-        ends = recorder.call_ends_at
-        older = used = peak = 0
-        kept: dict[int, tuple[int, int, int]] = {}
-        """Row -> layer, size and call of activations that were made in forward, alive when that call ends."""
-        freed: dict[int, int] = {}
-        """Call -> bytes that it freed of what the calls inside of it had kept."""
-        calls = _OpenCalls(ends)
+        ends = iter(_outermost_ends(recorder.call_ends_at))
+        end = next(ends, -1)
+        older = used = peak = held = most = most_at = 0
+        made: dict[int, tuple[int, int]] = {}
+        """Row -> layer and size of an activation that was made in forward."""
+        freed_at: dict[int, int] = {}
         for row, event in enumerate(recorder.events):
+            while row == end:
+                if held > most:
+                    most, most_at = held, row
+                end = next(ends, -1)
             action = event[_ACTION]
             if action == _ALLOC:
-                size, call = event[_SIZE], event[_CALL]
+                size = event[_SIZE]
                 used += size
                 if used > peak:
                     peak = used
-                if call >= 0:
-                    calls.begun(call)
-                    if event[_GRAD] and event[_PHASE] == _FORWARD and event[_CATEGORY] == _UNKNOWN:
-                        kept[row] = event[_MODULE], size, call
+                if event[_CALL] >= 0 and event[_GRAD] and event[_PHASE] == _FORWARD and event[_CATEGORY] == _UNKNOWN:
+                    made[row] = event[_MODULE], size
+                    held += size
             elif action == _FREE:
                 used -= event[_SIZE]
-                block = event[_CALL]
-                if block in kept:
-                    if row < ends[kept[block][2]]:
-                        del kept[block]
-                    elif recorder.tags.get(block) not in _OWNED:
-                        outer = calls.innermost(row)
-                        freed[outer] = freed.get(outer, 0) + event[_SIZE]
+                if event[_CALL] in made:
+                    freed_at[event[_CALL]] = row
+                    held -= event[_SIZE]
             elif action == _PREEXISTING:
                 older += event[_SIZE]
+        if held > most:
+            most_at = len(recorder.events)
         self.peak = older + peak
         self.left = sum(recorder.events[row][_SIZE] for row in recorder.open_rows.values())
-        by_call: dict[tuple[int, int], int] = {}
-        for row, (module, size, call) in kept.items():
-            if recorder.tags.get(row) not in _OWNED:
-                by_call[module, call] = by_call.get((module, call), 0) + size
         sizes: dict[int, int] = {}
-        for (module, call), size in by_call.items():
-            # As `LayerMeter` counts: a layer that frees what a layer inside returned keeps so much less.
-            sizes[module] = sizes.get(module, 0) + max(size - freed.pop(call, 0), 0)
+        for row, (module, size) in made.items():
+            if row < most_at <= freed_at.get(row, most_at) and recorder.tags.get(row) not in _OWNED:
+                sizes[module] = sizes.get(module, 0) + size
         names = recorder.names.table
         self.kept_by_layer = {names[number]: size for number, size in sorted(sizes.items()) if size}
 

@@ -121,6 +121,8 @@ class Store:
         """Calls of earlier steps -> what was measured in the last one, if it was recorded."""
         self._rises: dict[Calls, int] = {}
         """Calls of earlier steps -> bytes by which the last exact peak was above what was kept before the step."""
+        self._layers_of: dict[Calls, dict[int, int]] = {}
+        """Calls of recorded steps -> bytes of activations by number of layer."""
         self._state_size = 0
         self._seen: dict[Call, None] = {}
         self._highest: Facts | None = None
@@ -167,6 +169,7 @@ class Store:
         """Begin another setting: what was measured for inputs before says nothing about the next steps."""
         self._known.clear()
         self._rises.clear()
+        self._layers_of.clear()
         self._seen.clear()
         self._schedule.ask(Cause.SWITCHED)
 
@@ -187,10 +190,14 @@ class Store:
             self._remember(step.calls, Reading())
         if recording is not None:
             # Without the workspaces that the counters include.
-            kept = recording.kept_by_layer
-            self.layers.add(row.step, {self.names.intern(name): size for name, size in kept.items()})
+            kept = {self.names.intern(name): size for name, size in recording.kept_by_layer.items()}
+            self._layers_of[step.calls] = kept
+            if len(self._layers_of) > _KNOWN_INPUTS:
+                del self._layers_of[next(iter(self._layers_of))]
+            self.layers.add(row.step, kept)
         elif step.layers:
-            self.layers.add(row.step, step.layers)
+            # Counters say what a layer has kept when its own call ends; it may be freed later in the forward pass.
+            self.layers.add(row.step, self._layers_of.get(step.calls, step.layers))
         self.leaks.add(row, recording.survivors if recording is not None else ())
         row = self._marked(row, step, state_size, recording is not None)
         self.history.add(row)

@@ -32,7 +32,7 @@ def test_a_thread_that_trains_is_watched_from_another(device, recwarn):
     assert live.steps()["recorded"].tolist()[:2] == ["first steps", "first steps"]
     assert live.steps()["peak_allocated"].notna().all()
     # The layers kept as much as where the thread of the block trains.
-    assert live.layers()[1].tolist() == [8 * 128 * 4, 8 * 128 * 4, 8 * 10 * 4]
+    assert live.layers()[1].tolist() == [8 * 128 * 4, 8 * 10 * 4]
     assert not [each for each in recwarn if "memexplore" in str(each.message)]
 
 
