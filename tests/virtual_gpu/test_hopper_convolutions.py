@@ -15,7 +15,7 @@ from memexplore.virtual_gpu.kernels import rnn
 from memexplore.virtual_gpu.kernels.hopper_convolutions import Convolution, Pass, Precision, workspace
 
 MEASURED = json.loads(gzip.decompress((pathlib.Path(__file__).parents[1] / "data" / "h100_cudnn.json.gz").read_bytes()))
-PRECISIONS = {"tf32": Precision.TF32, "fp32": Precision.FP32, "fp16": Precision.HALF, "bf16": Precision.HALF}
+PRECISIONS = {"tf32": Precision.TF32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 DTYPES = {"tf32": torch.float32, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MODES = {"RNN": rnn.TANH, "LSTM": rnn.LSTM, "GRU": rnn.GRU}
 
@@ -44,7 +44,7 @@ def test_most_workspaces_are_the_measured_ones(of: Pass, column: int, share: flo
 
 def test_aligned_channels_last_need_no_conversion() -> None:
     shapes = (8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56)
-    assert workspace(Convolution(*shapes, 1, Precision.HALF, channels_last=True), Pass.RESULT) == 0
+    assert workspace(Convolution(*shapes, 1, Precision.FP16, channels_last=True), Pass.RESULT) == 0
 
 
 def test_windows_that_do_not_overlap_are_converted() -> None:
