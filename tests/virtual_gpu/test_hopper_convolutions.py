@@ -28,18 +28,24 @@ def convolution(row: list[Any]) -> Convolution:
         (images, outputs) + (result,) * dims,
         stride,
         PRECISIONS[precision],
-        last,
+        last and inputs > 1,  # one channel is in both formats
     )
 
 
+def measured_and_predicted(of: Pass) -> np.ndarray:
+    column = {Pass.RESULT: 10, Pass.INPUT_GRADIENT: 11, Pass.WEIGHT_GRADIENT: 12}[of]
+    return np.array([(row[column], workspace(convolution(row), of)) for row in MEASURED["convolutions"]], float).T
+
+
 @pytest.mark.parametrize(
-    ("of", "column", "share"),
-    [(Pass.RESULT, 10, 0.75), (Pass.INPUT_GRADIENT, 11, 0.75), (Pass.WEIGHT_GRADIENT, 12, 0.2)],
+    ("of", "share", "error"),
+    [(Pass.RESULT, 0.87, 0.1), (Pass.INPUT_GRADIENT, 0.87, 0.06), (Pass.WEIGHT_GRADIENT, 0.54, 0.11)],
 )
-def test_most_workspaces_are_the_measured_ones(of: Pass, column: int, share: float) -> None:
+def test_most_workspaces_are_the_measured_ones(of: Pass, share: float, error: float) -> None:
+    measured, predicted = measured_and_predicted(of)
     # A block of the allocator has a multiple of 512 bytes.
-    equal = [abs(workspace(convolution(row), of) - row[column]) <= 600 for row in MEASURED["convolutions"]]
-    assert np.mean(equal) >= share
+    assert np.mean(abs(predicted - measured) <= 600) >= share
+    assert abs(predicted - measured).sum() / measured.sum() <= error
 
 
 def test_aligned_channels_last_need_no_conversion() -> None:
