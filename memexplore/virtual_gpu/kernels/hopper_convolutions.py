@@ -61,6 +61,8 @@ def _half_result(convolution: Convolution) -> int:
     if image and not convolution.channels_last:
         if convolution.pixels <= 30_000 or reduction <= 27 or (convolution.is_patchwise and reduction <= 104):
             return 0
+        if convolution.is_first_layer:
+            return convolution.for_first_layer
     elif reduction <= 104:
         # Channels last that are not aligned are read as they are: any number for float16, few or large windows else.
         pads = image and not is_fp16 and convolution.inputs > 1 and not convolution.is_patchwise

@@ -136,6 +136,18 @@ class Convolution(NamedTuple):
         return sum(counts) * self.precision.itemsize + _CONVERTED if any(counts) else 0
 
     @property
+    def is_first_layer(self) -> bool:
+        """Whether it is the first layer of a ResNet in float16, contiguous, which cuDNN has a kernel for."""
+        window = self.side == 7 and self.stride == 2 and self.inputs <= 4 and len(self.weight) == 4
+        return window and self.precision is Precision.FP16 and not self.channels_last
+
+    @property
+    def for_first_layer(self) -> int:
+        """Bytes of the operands for the kernel of a first layer, with four channels of the input."""
+        pixels = self.source[0] * math.prod(self.source[2:]) + self.outputs * self.window
+        return (4 * pixels + math.prod(self.result)) * self.precision.itemsize + _CONVERTED
+
+    @property
     def for_tensor_cores(self) -> int:
         """Bytes of the operands that are converted for tensor cores: those that are not aligned and channels last."""
         if not self.channels_last:

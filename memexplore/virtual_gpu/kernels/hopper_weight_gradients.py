@@ -80,6 +80,8 @@ def _half(convolution: Convolution) -> int:
             return 0
         if convolution.precision is Precision.BF16 and convolution.is_square and convolution.side in (3, 5):
             return _winograd(convolution)
+    if convolution.is_first_layer and pixels > 150_000:
+        return convolution.for_first_layer + 8 * 4 * convolution.outputs * convolution.window * _SUM + 600
     return converted + _weight_sums(convolution)
 
 
