@@ -39,7 +39,7 @@ def measured_and_predicted(of: Pass) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("of", "share", "error"),
-    [(Pass.RESULT, 0.87, 0.1), (Pass.INPUT_GRADIENT, 0.87, 0.06), (Pass.WEIGHT_GRADIENT, 0.54, 0.11)],
+    [(Pass.RESULT, 0.87, 0.1), (Pass.INPUT_GRADIENT, 0.87, 0.06), (Pass.WEIGHT_GRADIENT, 0.55, 0.105)],
 )
 def test_most_workspaces_are_the_measured_ones(of: Pass, share: float, error: float) -> None:
     measured, predicted = measured_and_predicted(of)

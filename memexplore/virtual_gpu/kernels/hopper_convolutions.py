@@ -82,9 +82,9 @@ def _tf32_result(convolution: Convolution) -> int:
             return 0
         return convolution.operands - math.prod(convolution.result) * convolution.precision.itemsize
     if convolution.reduction <= 268:
-        if outputs <= 16 and convolution.reduction > 104 and convolution.pixels > 25_000:
+        if inputs > 8 and outputs <= 16 and convolution.pixels > 25_000:
             return convolution.for_tensor_cores
-        return convolution.operands if side > 5 and convolution.stride > 1 else 0
+        return convolution.operands if side > 5 and convolution.stride > 1 and convolution.result[0] > 2 else 0
     small = convolution.products <= 477_000_000
     if small and (side > 9 or (inputs <= 40 and convolution.pixels <= 10_000)):
         return 0

@@ -108,7 +108,7 @@ def _tf32_large_window(convolution: Convolution) -> int:
     if convolution.products <= 27_000_000:
         return 0
     # Fourier transforms of whole images, as long as these are not many.
-    transforms = convolution.largest <= 1_100_000 and convolution.inputs >= 32 and convolution.reduction <= 1_130
+    transforms = convolution.pixels <= 40_000 and convolution.inputs >= 32 and convolution.reduction <= 1_130
     if transforms and convolution.is_square and _transform_side(convolution) <= 128:
         return _fourier(convolution)
     many = convolution.outputs > 64 and convolution.pixels > 16_000
@@ -178,7 +178,7 @@ def _weight_sums(convolution: Convolution) -> int:
     inputs, outputs = (-(-channels // elements) * elements for channels in (convolution.inputs, convolution.outputs))
     tiles = -(-outputs // 64) * -(-inputs * convolution.window // 64)
     steps = -(-convolution.pixels // (64 if convolution.is_half else 32))
-    parts = max(min(2 * _PROCESSORS // tiles, steps // 5), 1)
+    parts = max(min(2 * _PROCESSORS // tiles, steps // 8), 1)
     return parts * inputs * outputs * convolution.window * _SUM + 128
 
 
