@@ -65,6 +65,27 @@ def test_small_weight_gradients_have_no_workspace() -> None:
     assert workspace(Convolution(*shapes, 1, Precision.TF32, channels_last=False), Pass.WEIGHT_GRADIENT) == 0
 
 
+def test_fourier_transforms_of_a_large_window_are_the_measured_ones() -> None:
+    # Golden scenario cnn_sgd: nine times what the converted operands take.
+    shapes = (32, 32, 32, 32), (64, 32, 5, 5), (32, 64, 32, 32)
+    assert workspace(Convolution(*shapes, 1, Precision.TF32, channels_last=False), Pass.WEIGHT_GRADIENT) == 112_197_632
+
+
+def test_windows_with_gaps_are_not_transformed() -> None:
+    shapes = (2, 256, 28, 28), (256, 256, 3, 3), (2, 256, 28, 28)
+    made = [
+        workspace(Convolution(*shapes, 1, Precision.TF32, False, dilation), Pass.WEIGHT_GRADIENT) for dilation in (1, 2)
+    ]
+    assert made == [16_662_528, 5_570_576]
+
+
+def test_an_empty_batch_has_no_workspace() -> None:
+    shapes = (0, 64, 56, 56), (64, 64, 3, 3), (0, 64, 56, 56)
+    for precision in Precision:
+        for of in Pass:
+            assert workspace(Convolution(*shapes, 1, precision, channels_last=False), of) == 0
+
+
 def sizes(row: list[Any]) -> rnn.Sizes:
     mode, hidden, inputs, layers, both, batch, length, precision, dropout = row[:9]
     source = torch.empty(batch, length, inputs, dtype=DTYPES[precision], device="meta")

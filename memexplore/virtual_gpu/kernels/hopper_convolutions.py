@@ -28,6 +28,8 @@ def workspace(convolution: Convolution, of: Pass) -> int:
     >>> workspace(Convolution(*shapes, 1, Precision.TF32, channels_last=True), Pass.RESULT)
     0
     """
+    if not convolution.products:
+        return 0
     if of is Pass.WEIGHT_GRADIENT:
         return weight_gradient(convolution)
     if convolution.precision is Precision.FP32:
