@@ -119,7 +119,12 @@ def batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """cuDNN's kernel where its conditions hold: _batch_norm_impl_index in Normalization.cpp."""
+    """cuDNN's kernel where its conditions hold: _select_batch_norm_backend in Normalization.cpp."""
+    if not tensor.numel():
+        return decomposed(
+            _aten._batch_norm_impl_index.default,
+            *(tensor, weight, bias, mean, variance, training, momentum, eps, cudnn),
+        )
     if cudnn and _uses_cudnn_batch_norm(tensor, weight, bias, mean, variance, training, eps):
         assert weight is not None
         tensor = tensor.contiguous(memory_format=_suggested_format(tensor))
@@ -145,9 +150,8 @@ def _uses_cudnn_batch_norm(
         return False
     if tensor.dtype is torch.bfloat16 or weight.dtype is torch.bfloat16 or tensor.numel() >= 2**31 - 1:
         return False
-    # CUDNN_PER_ACTIVATION_BATCH_MAX, CUDNN_SPATIAL_BATCH_MAX and CUDNN_BATCH_MAX in cudnn.h.
-    if tensor.dim() == 2:
-        return training and tensor.shape[0] <= 131_070
+    if tensor.dtype is torch.float16 and weight.dtype is not torch.float32:
+        return False
     return tensor.dim() > 2 and tensor.shape[0] <= (880_801 if training else 65_535)
 
 

@@ -20,11 +20,16 @@ _MEAN = 1
 
 
 def pointwise(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """mse_loss and smooth_l1_loss: the unreduced loss is a temporary (mse_loss_out, smooth_l1_loss_out in Loss.cpp)."""
+    """mse_loss and smooth_l1_loss: the unreduced loss is a temporary (mse_loss_out, smooth_l1_loss_out in Loss.cpp).
+
+    The result gets the memory of an unreduced loss too and keeps it: the meta functions in Loss.cpp build it with the
+    shape of the inputs and then resize it to one number, which leaves its storage as it is.
+    """
     if argument(args, kwargs, 2, "reduction", _MEAN) == 0:
         return None
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     unreduced = math.prod(shape) * outputs[0].dtype.itemsize
+    outputs[0] = outputs[0]._replace(size=unreduced)
     return [*new_outputs(outputs), Scratch(unreduced), *_full_reduction(shape)]
 
 

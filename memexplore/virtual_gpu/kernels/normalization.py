@@ -1,4 +1,4 @@
-"""Memory of normalization kernels: batch, group and RMS norm.
+"""Memory of normalization kernels: group and RMS norm.
 
 In: the op's arguments. Out: `Requests` or `Plan`, as table.py says. Sources are below aten/src/ATen/native.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels import reductions
 from memexplore.virtual_gpu.kernels.plan import Constant, Output, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new, new_outputs
 
@@ -34,19 +33,10 @@ def group_norm_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests 
     channel, group = samples * channels * item, samples * groups * item
     requests: Requests = [*new_outputs(outputs), Scratch(channel), Scratch(channel)]
     if mask[0]:
-        requests += [Scratch(channel)] if weight is not None else []
+        # The factors of the channels begin empty and get their memory when they are computed, after the others.
         requests += [Scratch(group), Scratch(group)]
+        requests += [Scratch(channel)] if weight is not None else []
     return requests
-
-
-def batch_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """native_batch_norm in training: one reduction for mean and variance of contiguous input, cuda/Normalization.cu."""
-    source = args[0]
-    training = argument(args, kwargs, 5, "training")
-    if not training or not source.is_contiguous():
-        return None
-    reduced = [dim for dim in range(source.dim()) if dim != 1]
-    return reductions.after_outputs(outputs, reductions.requests(source, reduced, 16))
 
 
 def rms_norm(args: Any, kwargs: Any) -> Plan:

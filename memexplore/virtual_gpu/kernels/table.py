@@ -19,6 +19,7 @@ import torch
 from memexplore.virtual_gpu.kernels import (
     attention,
     attention_memory,
+    batch_norm,
     bitsandbytes,
     collectives,
     composites,
@@ -139,7 +140,10 @@ _REQUESTS: _Rows = [
     (attention_memory.safe_softmax, "transformers/attention.cpp", [_aten._safe_softmax.default]),
     (normalization.group_norm, "cuda/group_norm_kernel.cu", [_aten.native_group_norm.default]),
     (normalization.group_norm_backward, "cuda/group_norm_kernel.cu", [_aten.native_group_norm_backward.default]),
-    (normalization.batch_norm, "cuda/Normalization.cu", [_aten.native_batch_norm.default]),
+    (batch_norm.forward, "cuda/Normalization.cu", [_aten.native_batch_norm.default]),
+    (batch_norm.backward, "cuda/Normalization.cu", [_aten.native_batch_norm_backward.default]),
+    (batch_norm.cudnn_forward, "cudnn/BatchNorm.cpp", [_aten.cudnn_batch_norm.default]),
+    (batch_norm.cudnn_backward, "cudnn/BatchNorm.cpp", [_aten.cudnn_batch_norm_backward.default]),
     (random_numbers.dropout, "cuda/Dropout.cu", [_aten.native_dropout.default]),
     (random_numbers.multinomial, "Distributions.cpp", [_aten.multinomial.default]),
     # Losses
