@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.kernels import cuda_build
+from memexplore.virtual_gpu.kernels import cuda_build, reductions
 from memexplore.virtual_gpu.kernels import hopper_convolutions as hopper
 from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OptionalScratch, Output, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import nbytes
+from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, nbytes
 from memexplore.virtual_gpu.tensors import values
 
 HOPPER_NOTE = (
@@ -177,7 +177,10 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     gradient, source, weight = args[:3]
     groups, mask = args[9], args[10]
     if not _uses_cudnn(source, weight, groups):
-        return None
+        # As measured, PyTorch's depthwise kernels allocate the gradient of the weight first.
+        order = (1, 0) if gradient.dim() == 4 else (0, 1)
+        without: Requests = [Output(number) for number in order if type(outputs[number]) is NewTensor]
+        return without + (_bias_gradient(gradient) if mask[2] else [])
     values.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     requests = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
@@ -191,6 +194,10 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             requests.append(Output(index))
             if size:
                 requests += [OptionalScratch(size, Category.WORKSPACE), Free(number)]
-    if mask[2]:
-        requests.append(Output(2))
-    return requests
+    return requests + (_bias_gradient(gradient) if mask[2] else [])
+
+
+def _bias_gradient(gradient: torch.Tensor) -> Requests:
+    """The sum of the result's gradient over all dimensions but the channels: convolution_backward in Convolution.cpp."""
+    reduced = [dim for dim in range(gradient.dim()) if dim != 1]
+    return [Output(2), *reductions.requests(gradient, reduced, accumulator_bytes(gradient.dtype))]
