@@ -11,30 +11,12 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels import cuda_build
+from memexplore.virtual_gpu.kernels import cub, cuda_build
 from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
 
 _BY_MAXIMUM = 2
 """EmbeddingBagMode::MAX."""
-
-
-def sort_size(count: int, value: int) -> int:
-    """Return the bytes of cub's scratch for sorting `count` pairs of 64-bit keys and values of `value` bytes.
-
-    Up to 2304 pairs fit one tile (1 byte, recorded for 2048); beyond, copies of both, the bins of eight passes, those
-    of each tile, and a counter, each rounded to 256 bytes (measured for 4096 pairs). Source:
-    cub/device/dispatch/dispatch_radix_sort.cuh, tuning for compute capability 6.0 and later; the pairs of a tile are an
-    estimate.
-
-    >>> sort_size(2048, 8), sort_size(4096, 8)
-    (1, 83455)
-    """
-    if count <= 2304:
-        return 1
-    tiles = -(-count // 4608)
-    parts = count * 8, count * value, 8 * 256 * 8, tiles * 256 * 4, 256
-    return sum(-(-part // 256) * 256 for part in parts) + 255
 
 
 def read(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
@@ -85,6 +67,7 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     written = [index for index in indices if index is not None and index.dtype is not torch.bool]
     if not written:
         return None
+    sync = cuda_build.current().release < (2, 11)
     count = math.prod(torch.broadcast_shapes(*(index.shape for index in written)))
     size = count * 8
     requests = first
@@ -103,8 +86,12 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             scaled = take(size)
         else:
             if not unsafe:
-                requests += [Scratch(8), Free(number), Scratch(8), Free(number + 1)]
-                number += 2
+                for _ in range(2):
+                    extreme = take(8)
+                    if not sync:
+                        # Compared on the GPU: _assert_async, as measured with torch 2.11.
+                        requests.append(Free(take(1)))
+                    requests.append(Free(extreme))
             wrapped = take(size)
             scaled = take(size)
             requests.append(Free(wrapped))
@@ -112,12 +99,13 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             requests.append(Free(scaled))  # added to the first index in place
     requests += [Free(number) for number in converted]
     slices = max(target.numel() // max(math.prod(target.shape[: len(indices)]), 1), 1)
+    largest = max(target.numel() - 1, 0) // slices
     if source.numel() < count * slices or not source.is_contiguous():
         take(count * slices * source.dtype.itemsize)
     for _ in range(2):
         take(size)
     order = take(size)
-    scratch = take(sort_size(count, 8))
+    scratch = take(cub.radix_sort(count, 8, 8, max(largest.bit_length(), 1)))
     return [*requests, Free(scratch), Free(order)]
 
 
@@ -159,31 +147,28 @@ def _summed_by_row(gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_
     requests: Requests = [] if gradient.is_contiguous() else [Scratch(nbytes(gradient))]
     start = len(requests)
     requests += [Scratch(count * item) for _ in range(3)]
-    requests += [Scratch(sort_size(count, item)), Free(start + 3), Free(start + 2)]
+    requests += [Scratch(cub.radix_sort(count, item, item)), Free(start + 3), Free(start + 2)]
     if by_frequency:
         requests.append(Scratch(count * item))
+        if cuda_build.current().release >= (2, 11):
+            for _ in range(2):
+                requests += [Scratch(cub.scan_by_key(count, item)), Free(sum(type(e) is Scratch for e in requests))]
     after = sum(type(entry) is Scratch for entry in requests)
     requests += [Output(0), Scratch(count * item), Scratch(8)]
     if cuda_build.current().release >= (2, 11):
         # unique_by_key of cub writes the unique keys too, as measured with torch 2.11.
-        requests += [Scratch(count * item), Scratch(_scan_size(count)), Free(after + 3), Free(after + 2)]
+        requests += [Scratch(count * item), Scratch(cub.unique_by_key(count)), Free(after + 3), Free(after + 2)]
         after += 1
     else:
-        requests += [Scratch(_scan_size(count)), Free(after + 2)]
+        requests += [Scratch(_old_scan_size(count)), Free(after + 2)]
     requests += [Scratch(segments * item), Scratch(segments * item)]
-    requests += [Scratch(_scan_size(segments)), Free(after + 5), Scratch(8), Scratch(partial * item)]
+    release = cuda_build.current().release
+    scan = cub.scan(segments, item) if release >= (2, 11) else _old_scan_size(segments)
+    requests += [Scratch(scan), Free(after + 5), Scratch(8), Scratch(partial * item)]
     requests.append(Scratch(partial * width * accumulator_bytes(gradient.dtype)))
     return requests
 
 
-def _scan_size(count: int) -> int:
-    """Return the bytes of cub's scratch for a scan or a selection.
-
-    16 bytes for each tile of 1920 values, rounded, as recorded with torch 2.6. With torch 2.11 (CUDA 13) 1279 bytes
-    were measured for 256 to 4096 values: 16 bytes for each tile and for 32 more, and a counter, in parts of 256 bytes.
-
-    """
-    if cuda_build.current().release < (2, 11):
-        return 767 + 16 * (count // 1920)
-    tiles = -(-count // 1920)
-    return -(-16 * (tiles + 32) // 256) * 256 + 256 + 255
+def _old_scan_size(count: int) -> int:
+    """Return the bytes of cub's scratch for a scan or a selection before CUDA 13, as recorded with torch 2.6."""
+    return 767 + 16 * (count // 1920)

@@ -89,14 +89,6 @@ def foreach_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     return [Scratch(len(tensors) * chunks * accumulator_bytes(tensors[0].dtype)), *new_outputs(outputs)]
 
 
-def cumulative(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """cumsum and cumprod work on a copy in the result's dtype: impl_func_cum_ops in ReduceOps.cpp."""
-    source = args[0]
-    if source.dtype is outputs[0].dtype:
-        return None
-    return [*new_outputs(outputs), Scratch(nbytes(source, outputs[0].dtype))]
-
-
 # --- bytes of buffer and semaphores: cuda/Reduce.cuh ------------------------------------------------------------------
 
 

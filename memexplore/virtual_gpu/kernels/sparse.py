@@ -19,7 +19,7 @@ from memexplore.torch_internals.dispatch import (
     make_subclass,
     schema_of,
 )
-from memexplore.virtual_gpu.kernels.indexing import sort_size
+from memexplore.virtual_gpu.kernels import cub
 from memexplore.virtual_gpu.kernels.plan import OpRunner
 from memexplore.virtual_gpu.tensors import known_values, real_tensors, values
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
@@ -212,7 +212,7 @@ def _coalesce(func: Any, tensor: Any) -> Any:
     found = count if whole is None else whole[0].shape[1]
     flat = indices.new_empty(count)
     order, offsets = torch.empty_like(flat), torch.empty_like(flat)
-    sorting = indices.new_empty(sort_size(count, 8), dtype=torch.uint8)
+    sorting = indices.new_empty(cub.radix_sort(count, 8, 8), dtype=torch.uint8)
     del sorting
     made = contents.new_empty((found, *contents.shape[1:]))
     dims = indices.shape[0]

@@ -1,0 +1,137 @@
+"""Ops whose CUDA implementation calls other ops, written as those calls, and ops that keep a buffer of another size.
+
+In: the op's arguments. Out: its result, or `Requests`. Sources are below aten/src/ATen/native.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memexplore.virtual_gpu.kernels import cub
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OpRunner, Output, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import argument, nbytes, new_outputs
+from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+
+_aten = torch.ops.aten
+_MOST_ROWS = 25
+"""Rows of both operands from which `cdist` uses a matrix product (cdist_impl in Distance.cpp)."""
+
+
+def _on_gpu(*tensors: Any) -> bool:
+    return all(isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors)
+
+
+def logsumexp(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """Maxima, exponentials of the differences, their sum: logsumexp_out_impl in ReduceOps.cpp."""
+    source, dims = args[:2]
+    keepdim = argument(args, kwargs, 2, "keepdim", False)
+    if not _on_gpu(source) or not source.numel() or not source.dtype.is_floating_point:
+        return NotImplemented
+    with runner:
+        maxima = _aten.amax.default(source, dims, True)
+        if keepdim:
+            squeezed = maxima
+        else:
+            squeezed = maxima.squeeze(tuple(dims)) if dims else maxima.squeeze()
+        size = _aten.abs.default(squeezed)
+        infinite = _aten.eq.Scalar(size, float("inf"))
+        squeezed.masked_fill_(infinite, 0)
+        del infinite, size
+        exponentials = (source - maxima).exp_()
+        result = _aten.sum.dim_IntList(exponentials, dims, keepdim)
+        del exponentials
+        return result.log_().add_(squeezed)
+
+
+def euclidean_distance(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """Distances as one matrix product of rows with their norms: _euclidean_dist in Distance.cpp."""
+    first, second = args[:2]
+    if not _on_gpu(first, second) or not first.numel() or not second.numel():
+        return NotImplemented
+    with runner:
+        norms, ones = [], []
+        for each in (first, second):
+            norms.append(_aten.pow.Tensor_Scalar(each, 2).sum(-1, True))
+            ones.append(torch.ones_like(norms[-1], memory_format=torch.contiguous_format))
+        left = torch.cat([first.mul(-2), norms[0], ones[0]], -1)
+        right = torch.cat([second, ones[1], norms[1]], -1)
+        del norms, ones
+        return left.matmul(right.mT).clamp_min_(0).sqrt_()
+
+
+def distances(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_cdist_forward with a matrix product where it pays: cdist_impl in Distance.cpp."""
+    first, second, p, mode = args[:4]
+    many = max(first.shape[-2], second.shape[-2]) > _MOST_ROWS
+    if p != 2 or not (mode == 1 or (mode in (0, None) and many)):
+        return NotImplemented
+    batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    with runner:
+        operands = [each.expand((*batch, *each.shape[-2:])) for each in (first, second)]
+        return euclidean_distance(runner, func, operands, {})
+
+
+def roll(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A copy for each dimension but the last, until the end: roll_common in TensorTransformations.h."""
+    count = len(argument(args, kwargs, 1, "shifts"))
+    if count < 2 or not args[0].numel():
+        return None
+    return [*(Scratch(nbytes(args[0])) for _ in range(count - 1)), *new_outputs(outputs)]
+
+
+def begins_like_input(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """im2col, col2im: the result begins with the input's size and is resized, which keeps a larger storage.
+
+    Source: im2col_cuda in cuda/Im2Col.cu and col2im_cuda in cuda/Col2Im.cu, `at::empty_like(input)`.
+    """
+    size = nbytes(args[0])
+    if type(outputs[0]) is not NewTensor or not size:
+        return None
+    if outputs[0].size > size:
+        return [Scratch(size), Output(0), Free(0)]
+    outputs[0] = outputs[0]._replace(size=size)
+    return None
+
+
+def complex_to_real(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """abs and angle of complex values: a complex result, copied (unary_op_impl_with_complex_to_float_out, UnaryOps.cpp)."""
+    if not args[0].dtype.is_complex or not outputs[0].size:
+        return None
+    return [*new_outputs(outputs), Scratch(nbytes(args[0]))]
+
+
+_FFT_DIMS = 3
+"""cufft_max_ndim in cuda/SpectralOps.cpp."""
+
+
+def _in_one_transform(dims: Any) -> bool:
+    """Return whether cuFFT transforms all dimensions at once: use_optimized_cufft_path in cuda/SpectralOps.cpp."""
+    return len(dims) <= _FFT_DIMS and not (len(dims) >= 2 and list(dims[:2]) == [0, 1])
+
+
+def real_to_complex(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """_fft_r2c: a second buffer for transforms of further dimensions (_fft_r2c_cufft in cuda/SpectralOps.cpp)."""
+    if _in_one_transform(args[1]) or not outputs[0].size:
+        return None
+    return [*new_outputs(outputs), Scratch(outputs[0].size)]
+
+
+def complex_to_real_transform(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """_fft_c2r: a copy of the input, which cuFFT overwrites (_fft_c2r_cufft in cuda/SpectralOps.cpp)."""
+    copy = nbytes(args[0])
+    if not copy:
+        return None
+    if _in_one_transform(args[1]):
+        return [*new_outputs(outputs), Scratch(copy)]
+    # Transforms of the other dimensions come first.
+    return [Scratch(copy), *new_outputs(outputs), Scratch(copy)] if len(args[1]) > 1 else [Output(0), Scratch(copy)]
+
+
+def masked_scatter(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """Positions of the mask's elements by a scan: launch_masked_scatter_kernel in cuda/IndexKernel.cu."""
+    target, mask = args[:2]
+    count = target.numel()
+    copy = [Scratch(count)] if mask.shape != target.shape or not mask.is_contiguous() else []
+    return [*new_outputs(outputs), Scratch(8 * count), *copy, Scratch(cub.scan(count, 8))]
