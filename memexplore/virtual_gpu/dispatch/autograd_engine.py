@@ -106,7 +106,7 @@ def called_from_engine(depth: int) -> bool:
 def in_place_op(func: Any, rule: InPlace, args: Any) -> Any:
     """Return the in-place op that the running node's formula calls on a real GPU; `func` itself if it calls none."""
     node = current_autograd_node()
-    if node is None or node.name() != rule.node:
+    if node is None or node.name() not in rule.nodes:
         return func
     uses, storage_uses = _reference_counts(args[0])
     sole_uses, sole_storage_uses = sole_owner_counts()

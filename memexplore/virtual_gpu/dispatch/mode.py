@@ -162,7 +162,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                     if self.lane is not None:
                         self.lane.add_in_place(args[0], args[1])
                     return args[0]
-            elif traits.in_place.node is not None:
+            elif traits.in_place.nodes:
                 func = autograd_engine.in_place_op(func, traits.in_place, args)
                 traits = self._traits_of(func)
             elif _is_storage_of(self._zeros.get(get_ident()), args[0]):
@@ -287,6 +287,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             sent_values.read(tensors)
         flat = computed if isinstance(computed, list | tuple) else (computed,)
         if not any(isinstance(value, torch.Tensor) for value in flat):
+            if func in data_dependent.COMPARISONS:
+                traits.handler(self, func, args, kwargs)
             return computed
         on_host = data_dependent.HOST_RESULTS.get(func, ())
         outputs: list[PlannedOutput] = [
@@ -294,7 +296,8 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             for number, value in enumerate(flat)
             if number not in on_host
         ]
-        results = self.run_plan(Plan(outputs, list), func, args, tensors)
+        requests = data_dependent.requests(func, args, kwargs, outputs)
+        results = self.run_plan(Plan(outputs, list, requests), func, args, tensors)
         for number in on_host:
             results.insert(number, flat[number])
         for result, value in zip(results, flat, strict=True):

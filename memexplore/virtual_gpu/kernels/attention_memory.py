@@ -157,7 +157,7 @@ def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Te
     inner, keys = value.shape[-1], key.shape[2]
     half = query.dtype in _HALF
     modern = cuda_build.current().compute_capability >= (8, 0)
-    side = 128 if half and modern and 64 < max(width, inner) <= 128 else 64
+    side = 128 if modern and 64 < max(width, inner) <= 128 else 64
     floats = -(-length // side) * -(-width // 64) * (side * 64 + 4)
     if half and max(width, inner) > side:
         aligned = -(-keys // 64) * 64
@@ -193,6 +193,9 @@ def cudnn_backward(args: Any, kwargs: Any) -> Plan:
     )
     batch, heads, length, width = query.shape
     workspace = 4 * batch * heads * length * (width + 1) + _CUDNN_STATE
+    if key.shape[1] < heads:
+        # Gradients of key and value for each head of the query, as measured with torch 2.11.
+        workspace += batch * heads * key.shape[2] * (width + value.shape[-1]) * key.dtype.itemsize
     requests: Requests = [Output(0), Output(1), Output(2), Scratch(workspace, Category.WORKSPACE)]
     return Plan([like(query), like(key), like(value)], tuple, requests)
 

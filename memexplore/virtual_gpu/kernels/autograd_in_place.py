@@ -20,10 +20,10 @@ class InPlace(NamedTuple):
     op: Any
     arguments: tuple[Any, ...] = ()
     """Arguments beyond those of the out-of-place op."""
-    node: str | None = None
-    """Name of the autograd node whose formula works in the memory of its first intermediate result.
+    nodes: tuple[str, ...] = ()
+    """Names of the autograd nodes whose formulas work in the memory of an intermediate result.
 
-    None: any formula that writes into zeros which it has just made.
+    Empty: any formula that writes into zeros which it has just made.
     """
 
 

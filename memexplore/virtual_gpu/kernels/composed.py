@@ -5,6 +5,7 @@ In: the op's arguments. Out: its result, or `Requests`. Sources are below aten/s
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -73,6 +74,64 @@ def distances(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         return euclidean_distance(runner, func, operands, {})
 
 
+def is_infinite(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """isinf: magnitudes, compared (TensorCompare.cpp)."""
+    source = args[0]
+    if not _on_gpu(source) or not source.dtype.is_floating_point:
+        return NotImplemented
+    with runner:
+        return _aten.eq.Scalar(_aten.abs.default(source), float("inf"))
+
+
+def is_close(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """isclose: errors against the allowed ones where they are finite (TensorCompare.cpp)."""
+    first, second = args[:2]
+    rtol, atol = argument(args, kwargs, 2, "rtol", 1e-05), argument(args, kwargs, 3, "atol", 1e-08)
+    plain = not argument(args, kwargs, 4, "equal_nan", False) and (rtol or atol)
+    if not _on_gpu(first, second) or not first.dtype.is_floating_point or not plain:
+        return NotImplemented
+    with runner:
+        close = first.eq(second)
+        scaled = second.mul(rtol)
+        size = scaled.abs()
+        allowed = size.add(atol)
+        del size, scaled
+        error = first.sub(second).abs()
+        below_infinity = error.abs().ne(float("inf"))
+        finite = error.eq(error).mul(below_infinity)
+        del below_infinity
+        return close.logical_or_(finite.logical_and_(error.le(allowed)))
+
+
+def count_nonzero(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """count_nonzero: comparisons, summed (TensorAdvancedIndexing.cpp)."""
+    source = args[0]
+    dims = argument(args, kwargs, 1, "dim")
+    dims = [] if dims is None else [dims] if isinstance(dims, int) else dims
+    if not _on_gpu(source):
+        return NotImplemented
+    with runner:
+        compared = source if source.dtype is torch.bool else _aten.ne.Scalar(source, 0)
+        return _aten.sum.dim_IntList(compared, dims)
+
+
+def distance(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """dist: the norm of the difference (Distance.cpp)."""
+    first, second = args[:2]
+    if not _on_gpu(first, second):
+        return NotImplemented
+    with runner:
+        return _aten.norm.Scalar(first - second, argument(args, kwargs, 2, "p", 2))
+
+
+def check_errors(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """_linalg_check_errors: whether any matrix of a solver failed (LinearAlgebra.cpp)."""
+    if _on_gpu(args[0]):
+        with runner:
+            _aten.any.default(args[0])
+    return NotImplemented
+
+
 def roll(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """A copy for each dimension but the last, until the end: roll_common in TensorTransformations.h."""
     count = len(argument(args, kwargs, 1, "shifts"))
@@ -113,9 +172,12 @@ def _in_one_transform(dims: Any) -> bool:
 
 def real_to_complex(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """_fft_r2c: a second buffer for transforms of further dimensions (_fft_r2c_cufft in cuda/SpectralOps.cpp)."""
-    if _in_one_transform(args[1]) or not outputs[0].size:
+    if not outputs[0].size:
         return None
-    return [*new_outputs(outputs), Scratch(outputs[0].size)]
+    further = _rearranged(args[0], args[1] if _in_one_transform(args[1]) else args[1][-1:])
+    if not _in_one_transform(args[1]):
+        further.append(Scratch(outputs[0].size))
+    return [*new_outputs(outputs), *further] if further else None
 
 
 def complex_to_real_transform(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
@@ -123,15 +185,32 @@ def complex_to_real_transform(args: Any, kwargs: Any, outputs: list[Any]) -> Req
     copy = nbytes(args[0])
     if not copy:
         return None
-    if _in_one_transform(args[1]):
-        return [*new_outputs(outputs), Scratch(copy)]
-    # Transforms of the other dimensions come first.
-    return [Scratch(copy), *new_outputs(outputs), Scratch(copy)] if len(args[1]) > 1 else [Output(0), Scratch(copy)]
+    return [*new_outputs(outputs), Scratch(copy), *_rearranged(args[0], args[1])]
+
+
+def _rearranged(source: torch.Tensor, dims: Any) -> Requests:
+    """A copy with the transformed dimensions last, where they are not: _exec_fft in cuda/SpectralOps.cpp."""
+    rank = source.dim()
+    last = [dim % rank for dim in dims]
+    others = sorted((dim for dim in range(rank) if dim not in last), key=lambda dim: (-source.stride(dim), dim))
+    ordered = torch.empty_strided(source.shape, source.stride(), device="meta").permute(*others, *last)
+    try:
+        ordered.view(-1, *(source.shape[dim] for dim in last))
+    except RuntimeError:
+        return [Scratch(nbytes(source))]
+    return []
+
+
+def complex_transform(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """_fft_c2c: a copy of input whose dimensions are in another order (_fft_c2c_cufft in cuda/SpectralOps.cpp)."""
+    copy = _rearranged(args[0], args[1][-_FFT_DIMS:]) if args[1] and outputs[0].size else []
+    return [*new_outputs(outputs), *copy] if copy else None
 
 
 def masked_scatter(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """Positions of the mask's elements by a scan: launch_masked_scatter_kernel in cuda/IndexKernel.cu."""
     target, mask = args[:2]
-    count = target.numel()
-    copy = [Scratch(count)] if mask.shape != target.shape or not mask.is_contiguous() else []
+    shape = torch.broadcast_shapes(target.shape, mask.shape)
+    count = math.prod(shape)
+    copy = [Scratch(count)] if mask.shape != shape or not mask.is_contiguous() else []
     return [*new_outputs(outputs), Scratch(8 * count), *copy, Scratch(cub.scan(count, 8))]

@@ -81,17 +81,22 @@ def loss(  # type: ignore[no-untyped-def]
     else:
         if not batched and targets.dim() == 1:
             targets = targets.unsqueeze(0)
-        targets = targets.to(log_probs.device, torch.int64)
+        if not _virtual(targets) or targets.dtype is not torch.int64:
+            targets = targets.to(log_probs.device, torch.int64)
         input_lengths, target_lengths = _input_and_target_lengths(log_probs, targets, input_lengths, target_lengths)
         losses = _aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
     if zero_infinity:
-        losses = torch.where(losses == float("inf"), torch.zeros((), dtype=losses.dtype, device=losses.device), losses)
+        zero = torch.zeros((), dtype=losses.dtype, device=losses.device)
+        losses = torch.where(losses == float("inf"), zero, losses)
+        del zero
     if reduction == 1:
         if isinstance(target_lengths, torch.Tensor):
             lengths = target_lengths.to(losses.device)
         else:
             lengths = real_tensors.tensor(target_lengths).to(losses.device, losses.dtype)
-        return (losses / lengths.clamp_min(1)).mean()
+        divisors = lengths.clamp_min(1)
+        del lengths
+        return (losses / divisors).mean()
     if reduction == 2:
         return losses.sum()
     return losses if batched else losses.squeeze(0)
@@ -130,7 +135,7 @@ def backward(args: Any, kwargs: Any) -> Plan:
     log_probs, log_alpha = args[1], args[6]
     lengths: Requests = [Scratch(8 * log_probs.shape[1]) for _ in range(3)]
     outputs: list[Any] = [new(tuple(log_probs.shape), log_probs.dtype)]
-    return Plan(outputs, None, [Scratch(nbytes(log_alpha)), Output(0), *lengths])
+    return Plan(outputs, None, [*lengths, Scratch(nbytes(log_alpha)), Output(0)])
 
 
 def _forward_variables(longest: int, log_probs: torch.Tensor) -> int:

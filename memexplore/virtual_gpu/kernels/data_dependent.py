@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.virtual_gpu.kernels.plan import NewTensor, OpRunner, Output, Plan, Requests, Scratch
+from memexplore.virtual_gpu.kernels import cub, indexing
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OpRunner, Output, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import argument
 from memexplore.virtual_gpu.tensors import known_values, real_tensors, value_hints, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
@@ -22,6 +23,8 @@ _MASKS = (torch.bool, torch.uint8)
 WITHOUT_KNOWN_VALUES = frozenset({_aten.index.Tensor, _aten._nested_tensor_from_mask_left_aligned.default})
 """Ops that their rules run also if all values are known: masks among indices become known indices, with the memory that
 this takes on a GPU; the encoder of `nn.TransformerEncoder` makes no nested tensor."""
+COMPARISONS = frozenset({_aten.equal.default, _aten.allclose.default})
+"""Ops without a tensor as result that take memory on a GPU."""
 HOST_RESULTS: dict[Any, tuple[int, ...]] = {
     _aten._pack_padded_sequence.default: (1,),
     _aten._pad_packed_sequence.default: (1,),
@@ -29,13 +32,102 @@ HOST_RESULTS: dict[Any, tuple[int, ...]] = {
 """Numbers of the results that are on the CPU."""
 
 
-def _new(runner: OpRunner, func: Any, args: Any, host: bool, *shapes: tuple[tuple[int, ...], torch.dtype]) -> list[Any]:
+def _new(
+    runner: OpRunner,
+    func: Any,
+    args: Any,
+    host: bool,
+    *shapes: tuple[tuple[int, ...], torch.dtype],
+    kwargs: Any = None,
+) -> list[Any]:
     """Allocate and return new contiguous tensors of given shapes and dtypes."""
     outputs: list[Any] = []
     for shape, dtype in shapes:
         meta = torch.empty(shape, dtype=dtype, device="meta")
         outputs.append(NewTensor(shape, meta.stride(), 0, dtype, meta.numel() * dtype.itemsize, host))
-    return runner.run_plan(Plan(outputs, list), func, args, [])
+    return runner.run_plan(Plan(outputs, list, requests(func, args, kwargs or {}, outputs)), func, args, [])
+
+
+def _nonzero_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """nonzero, after a contiguous copy: nonzero_cuda_out_impl in cuda/Nonzero.cu."""
+    tensor = args[0]
+    copy: Requests = [] if tensor.is_contiguous() else [Scratch(tensor.numel() * tensor.dtype.itemsize)]
+    result: Requests = [Output(0)] if outputs[0].size else []
+    return [*copy, *indexing.nonzero(tensor.numel(), result, len(copy), tensor.dim() > 0)]
+
+
+def _masked_select_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """The mask's indices, then the elements: masked_select_out_cuda_impl in cuda/IndexKernel.cpp."""
+    tensor, mask = args
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    count = outputs[0].shape[0]
+    copy: Requests = [] if mask.shape == shape and mask.is_contiguous() else [Scratch(math.prod(shape))]
+    positions: Requests = [Scratch(count * max(len(shape), 1) * 8)] if count else []
+    found = indexing.nonzero(math.prod(shape), positions, len(copy))
+    return [*copy, *found, *([Free(0)] if copy else []), *([Output(0)] if count else [])]
+
+
+def _repeat_interleave_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """Sums of the counts, whether one is negative, the indices: repeat_interleave_common in Repeat.h."""
+    count = args[0].numel()
+    found: Requests = [Output(0)] if outputs[0].size else []
+    if not count:
+        return found
+    first: Requests = [Scratch(count * 8), Scratch(cub.scan(count, 8)), Free(1)]
+    if kwargs.get("output_size") is None:
+        first += [Scratch(count), Scratch(1), Free(3), Free(2)]
+    return [*first, *found]
+
+
+def _bincount_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """The smallest and the largest value, then the counts: _bincount_cuda in cuda/SummaryOps.cu."""
+    if not args[0].numel():
+        return None
+    item = args[0].dtype.itemsize
+    return [Scratch(item), Free(0), Scratch(item), Free(1), *([Output(0)] if outputs[0].size else [])]
+
+
+def _unique_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """_unique2 of the values alone: they are sorted, then distinct ones selected, in a result of the input's size.
+
+    Source: unique_cuda_template in cuda/Unique.cu and compute_unique in cuda/UniqueCub.cu.
+    """
+    tensor = args[0]
+    count, item = tensor.numel(), tensor.dtype.itemsize
+    if not count or len(outputs) < 3 or any(outputs[number].size for number in (1, 2)):
+        return None
+    outputs[0] = outputs[0]._replace(size=count * item)
+    copy: Requests = [] if tensor.is_contiguous() else [Scratch(count * item)]
+    first = len(copy)
+    sort: Requests = [Scratch(count * item), Scratch(cub.radix_sort(count, item)), Free(first + 1)]
+    select: Requests = [Scratch(8), Scratch(cub.select(count, item)), Free(first + 3)]
+    return [*copy, *sort, Output(0), *select]
+
+
+def _consecutive_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """unique_consecutive of the values alone: a selection, as in `_unique_requests` (cuda/UniqueCub.cu)."""
+    tensor = args[0]
+    count, item = tensor.numel(), tensor.dtype.itemsize
+    if not count or argument(args, kwargs, 3, "dim") is not None or any(outputs[number].size for number in (1, 2)):
+        return None
+    outputs[0] = outputs[0]._replace(size=count * item)
+    return [Output(0), Scratch(8), Scratch(cub.select(count, item))]
+
+
+_REQUESTS: dict[Any, Any] = {
+    _aten.unique_consecutive.default: _consecutive_requests,
+    _aten.bincount.default: _bincount_requests,
+    _aten._unique2.default: _unique_requests,
+    _aten.nonzero.default: _nonzero_requests,
+    _aten.masked_select.default: _masked_select_requests,
+    _aten.repeat_interleave.Tensor: _repeat_interleave_requests,
+}
+
+
+def requests(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Return the requests of an op whose result's shape depends on values, None for those of its outputs."""
+    rule = _REQUESTS.get(func)
+    return rule(args, kwargs, outputs) if rule is not None and not args[0].host else None
 
 
 def _count_true(mask: torch.Tensor, assumption: str) -> int:
@@ -79,7 +171,13 @@ def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         count = choices
     else:
         values.assume("unique finds every value different")
-    sizes = [((count,), tensor.dtype), (tuple(tensor.shape), torch.int64), ((count,), torch.int64)]
+    # Results that are not asked for are empty.
+    inverse, counts = argument(args, kwargs, 2, "return_inverse", False), argument(args, kwargs, 3, "return_counts", False)
+    sizes = [
+        ((count,), tensor.dtype),
+        (tuple(tensor.shape) if inverse else (0,), torch.int64),
+        ((count,) if counts else (0,), torch.int64),
+    ]
     return tuple(_new(runner, func, args, tensor.host, *sizes[: len(schema_of(func).returns)]))
 
 
@@ -98,7 +196,7 @@ def unique_along_dim(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any
         (inverse if arguments.get("return_inverse") else (0,), torch.int64),
         ((count,) if arguments.get("return_counts") else (0,), torch.int64),
     ]
-    return tuple(_new(runner, func, args, tensor.host, *sizes))
+    return tuple(_new(runner, func, args, tensor.host, *sizes, kwargs=kwargs))
 
 
 def pack_padded_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
@@ -133,7 +231,7 @@ def repeat_interleave(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> An
     if size is None:
         values.assume("repeat_interleave repeats every element once")
         size = repeats.numel()
-    return _new(runner, func, args, repeats.host, ((size,), torch.int64))[0]
+    return _new(runner, func, args, repeats.host, ((size,), torch.int64), kwargs=kwargs)[0]
 
 
 def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
@@ -177,8 +275,24 @@ def scalar(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def equal(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
-    """equal and allclose: tensors of equal shapes count as equal, if no value hint says that they differ."""
+    """equal: tensors of equal shapes count as equal, if no value hint says that they differ."""
     first, second = args[:2]
+    if first.shape == second.shape and first.numel() and _on_gpu(first) and _on_gpu(second):
+        with runner:
+            first.eq(second).all()
+    return first.shape == second.shape and value_hints.of(first).value == value_hints.of(second).value
+
+
+def _on_gpu(tensor: Any) -> bool:
+    return isinstance(tensor, VirtualTensor) and not tensor.host
+
+
+def all_close(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """allclose: as `equal`; it compares with tolerances (TensorCompare.cpp)."""
+    first, second = args[:2]
+    if _on_gpu(first) and _on_gpu(second):
+        with runner:
+            torch.isclose(*args[:4], **kwargs).all()
     return first.shape == second.shape and value_hints.of(first).value == value_hints.of(second).value
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels.plan import Constant, Plan, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.plan import Constant, Free, Plan, Requests, Scratch
+from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
 
 
 def power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
@@ -41,14 +41,44 @@ def upsample_nearest3d(args: Any, kwargs: Any, outputs: list[Any]) -> Requests |
     return [*new_outputs(outputs), *copies] if copies else None
 
 
-def softmax_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+def softmax_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """The product of gradient and result, after the gradient of the input: softmax_backward_cuda_out in SoftMax.cu.
 
     As measured with torch 2.11 on an H100.
     """
     gradient, result = args[:2]
+    if not gradient.numel():
+        return None
     dtype = torch.promote_types(gradient.dtype, result.dtype)
     return [*new_outputs(outputs), Scratch(gradient.numel() * dtype.itemsize)]
+
+
+def renorm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+    """The norm of each slice, after the result: renorm_out in Normalization.cpp; of half precision in float32."""
+    source, dim = args[0], args[2]
+    each = source.shape[dim]
+    item = accumulator_bytes(source.dtype)
+    further: Requests = [Scratch(each * item)]
+    if item != source.dtype.itemsize:
+        further.append(Scratch(each * source.dtype.itemsize))
+    return [*new_outputs(outputs), *further]
+
+
+def unfold_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """The positions of the dimension where windows overlap: unfold_backward_cuda_kernel in cuda/UnfoldBackwardKernel.cu."""
+    _, shape, dim, size, step = args[:5]
+    if step >= size or not shape:
+        return None
+    return [*new_outputs(outputs), Scratch(8 * shape[dim])]
+
+
+def histogram(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """histc without limits reads the smallest and the largest value: _histc_cuda in cuda/SummaryOps.cu."""
+    source = args[0]
+    if not source.numel() or argument(args, kwargs, 2, "min", 0) != argument(args, kwargs, 3, "max", 0):
+        return None
+    item = source.dtype.itemsize
+    return [*new_outputs(outputs), Scratch(item), Free(0), Scratch(item), Free(1)]
 
 
 def fused_sgd(args: Any, kwargs: Any) -> Plan:

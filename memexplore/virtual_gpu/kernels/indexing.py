@@ -19,6 +19,19 @@ _BY_MAXIMUM = 2
 """EmbeddingBagMode::MAX."""
 
 
+def nonzero(count: int, result: Requests, first: int = 0, found: bool = True) -> Requests:
+    """Return the requests for the indices of nonzero elements among `count`: how many there are, then a selection.
+
+    `result` is the request for the indices, `first` the number of the first scratch, `found` whether there is one.
+    Source: nonzero_cuda_out_impl in cuda/Nonzero.cu.
+    """
+    requests: Requests = [Scratch(4), Scratch(cub.reduce(count)), Free(first + 1), *result]
+    if not found:
+        return [*requests, Free(first)]
+    number = first + 2 + sum(type(entry) is Scratch for entry in result)
+    return [*requests, Scratch(cub.select(count, flagged=True)), Free(number), Free(first)]
+
+
 def read(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """index: indices on the CPU or of int32 are copied before the result is allocated."""
     copies = _copies(args[1])
@@ -60,6 +73,9 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """
     target, indices, source = args[:3]
     first: Requests = [*new_outputs(outputs)]
+    masks = [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
+    if masks and all(not _is_on_cpu(mask) for mask in masks):
+        return [*first, *_indices_of(masks, target, source)]
     if not argument(args, kwargs, 3, "accumulate", False):
         copies = _copies(indices)
         return [*first, *copies] if copies else None
@@ -107,6 +123,20 @@ def put(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     order = take(size)
     scratch = take(cub.radix_sort(count, 8, 8, max(largest.bit_length(), 1)))
     return [*requests, Free(scratch), Free(order)]
+
+
+def _indices_of(masks: list[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> Requests:
+    """Indices of masks: expandTensors in IndexingUtils.h. As many elements as there are values, all for one value."""
+    requests: Requests = []
+    number = 0
+    for mask in masks:
+        size = mask.numel()
+        each = max(target.numel() // max(size, 1), 1)
+        found = min(source.numel() // each, size) if source.numel() > each else size
+        result: Requests = [Scratch(8 * found * mask.dim())] if found and mask.dim() else []
+        requests += nonzero(size, result, number)
+        number += 3 + len(result)
+    return requests
 
 
 def embedding(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:

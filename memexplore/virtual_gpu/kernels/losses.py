@@ -40,6 +40,14 @@ def _full_reduction(shape: Sequence[int]) -> Requests:
     return [] if buffer is None else [Scratch(size) for size in buffer]
 
 
+def multi_margin(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """multi_margin_loss: a loss for each row before they are reduced (multi_margin_loss_cuda_out)."""
+    source = args[0]
+    if source.dim() < 2 or argument(args, kwargs, 5, "reduction", _MEAN) == 0:
+        return None
+    return [*new_outputs(outputs), Scratch(source.shape[0] * source.dtype.itemsize)]
+
+
 def huber(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """huber_loss allocates the unreduced loss before the result: Loss.cpp."""
     if argument(args, kwargs, 2, "reduction", _MEAN) == 0:

@@ -6,6 +6,7 @@ aten/src/ATen/native unless they say otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,19 @@ def with_bias(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         return added(args, kwargs, outputs)
     copies = _copies(args[1:3], outputs) or new_outputs(outputs)
     return [*copies, Scratch(1024**2, Category.WORKSPACE)]
+
+
+def triangular_solve(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Pointers to the matrices of a batch, but for few large ones: triangular_solve_kernel.
+
+    Source: cuda/linalg/BatchLinearAlgebra.cpp.
+    """
+    # linalg_solve_triangular has the matrix first and `upper` by name, triangular_solve the matrix second.
+    matrix = args[0] if "upper" in kwargs else args[1]
+    count = math.prod(matrix.shape[:-2])
+    if not matrix.numel() or (count <= 8 and matrix.shape[-1] >= 64):
+        return None
+    return [*new_outputs(outputs), Scratch(8 * count), Scratch(8 * count)]
 
 
 def libraries_of_addmm(

@@ -1,13 +1,17 @@
-"""Memory of kernels that draw random numbers: dropout and multinomial.
+"""Memory of kernels that draw random numbers: dropout, multinomial, randperm.
 
 In: the op's arguments. Out: `Requests`. Sources are below aten/src/ATen/native.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from memexplore.virtual_gpu.kernels.plan import Free, Output, Requests, Scratch
+import torch
+
+from memexplore.virtual_gpu.kernels import cub, cuda_build, reductions
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import argument, nbytes
 
 
@@ -25,6 +29,61 @@ def multinomial(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     weights, samples = args[:2]
     if samples != 1 and argument(args, kwargs, 2, "replacement", False):
         return None
+    if cuda_build.current().release >= (2, 11):
+        return _checked_on_gpu(weights, samples)
     # Each of the three checks of the weights makes masks and one flag; the noise is divided by in place.
     size = weights.numel()
     return [Scratch(size), Scratch(size), Free(0), Free(1), Scratch(nbytes(weights)), Output(0)]
+
+
+def _checked_on_gpu(weights: torch.Tensor, samples: int) -> Requests:
+    """The result, checks of the largest, the smallest and the sums of the weights, noise, and the largest values of it.
+
+    The checks run on the GPU, as measured with torch 2.11.
+    """
+    item = weights.dtype.itemsize
+    requests: Requests = [Output(0)]
+    count = 0
+
+    def take(*sizes: int) -> list[int]:
+        nonlocal count
+        requests.extend(Scratch(size) for size in sizes)
+        count += len(sizes)
+        return list(range(count - len(sizes), count))
+
+    extremes = []
+    for _ in range(2):
+        extremes += take(item)
+        buffer = take(*(request.size for request in reductions.requests(weights, None, item)))  # type: ignore[union-attr]
+        requests.extend(Free(number) for number in reversed(buffer))
+        extremes += take(1)
+    take(1)
+    requests.extend(Free(number) for number in reversed(extremes))
+    rows = weights.numel() // weights.shape[-1]
+    sums = take(rows * item, rows)
+    if weights.dim() > 1:
+        take(1)
+    requests.extend(Free(number) for number in reversed(sums))
+    requests.extend(Free(number) for number in take(1))
+    take(nbytes(weights))
+    if samples > 1:
+        take(rows * samples * item)
+    return requests
+
+
+def permutation(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """randperm: indices in order and random keys, sorted together: randperm_out_cuda in cuda/Randperm.cu.
+
+    Keys have as many bits as make two equal ones unlikely. Fewer than 30 000 indices were permuted on the CPU in
+    earlier releases than those measured (2.11).
+    """
+    count = args[0]
+    if not isinstance(count, int) or not count or type(outputs[0]) is not NewTensor:
+        return None
+    if cuda_build.current().release < (2, 11) and count < 30_000:
+        return None
+    bits = min(64, math.ceil(math.log2(count - (6 * count * count + 1) / (12 * math.log(0.9)))))
+    key, item = 4 if bits <= 32 else 8, outputs[0].dtype.itemsize
+    requests: Requests = [Output(0), Scratch(8), Free(0), Scratch(count * item)]
+    requests += [Scratch(count * key), Scratch(count * key)]
+    return [*requests, Scratch(cub.radix_sort(count, key, item, bits))]

@@ -59,10 +59,17 @@ def total(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 
 
 def extreme(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """amax, amin, max, min, any, all: a thread keeps one element."""
+    """amax, amin, max, min: a thread keeps one element."""
     dims = args[1] if len(args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     return after_outputs(outputs, requests(args[0], dims, outputs[0].dtype.itemsize))
+
+
+def truth(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """any, all: of one element, a copy as a truth value (allany_impl in ReduceOps.cpp)."""
+    if args[0].numel() == 1 and args[0].dtype is not torch.bool:
+        return after_outputs(outputs, [Scratch(1)])
+    return extreme(args, kwargs, outputs)
 
 
 def extreme_with_index(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:

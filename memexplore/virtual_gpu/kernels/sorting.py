@@ -51,7 +51,7 @@ def sort(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     it in cuda/SortStable.cu, sortKeyValueInplace in cuda/Sort.cu.
     """
     source, dim = _sort_of(args, kwargs)
-    if not source.dim() or source.numel() <= 1:
+    if not source.dim() or not source.numel():
         return None
     length, key = source.shape[dim], source.dtype.itemsize
     requests = _Requests(outputs)

@@ -103,6 +103,11 @@ _REQUESTS: _Rows = [
     (products.two_operands, "cuda/Blas.cpp", [_aten.mm.default, _aten.bmm.default]),
     (products.with_bias, "cuda/Blas.cpp", [_aten.addmm.default, _aten._addmm_activation.default]),
     (products.added, "cuda/Blas.cpp", [_aten.baddbmm.default]),
+    (
+        products.triangular_solve,
+        "cuda/linalg/BatchLinearAlgebra.cpp",
+        [_aten.linalg_solve_triangular.default, _aten.triangular_solve.default],
+    ),
     # Convolutions
     (convolutions.forward, "cudnn/ConvShared.cpp", [_aten.convolution.default]),
     (convolutions.backward, "Convolution.cpp", [_aten.convolution_backward.default]),
@@ -120,6 +125,12 @@ _REQUESTS: _Rows = [
         "cuda/Reduce.cuh",
         [
             *(_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default),
+        ],
+    ),
+    (
+        reductions.truth,
+        "cuda/Reduce.cuh",
+        [
             *(_aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim),
             *(_aten._is_any_true.default, _aten._is_all_true.default),
         ],
@@ -145,6 +156,7 @@ _REQUESTS: _Rows = [
     (composed.begins_like_input, "cuda/Col2Im.cu", [_aten.col2im.default]),
     (composed.complex_to_real, "UnaryOps.cpp", [_aten.abs.default, _aten.angle.default]),
     (composed.real_to_complex, "cuda/SpectralOps.cpp", [_aten._fft_r2c.default]),
+    (composed.complex_transform, "cuda/SpectralOps.cpp", [_aten._fft_c2c.default]),
     (composed.complex_to_real_transform, "cuda/SpectralOps.cpp", [_aten._fft_c2r.default]),
     (
         composed.masked_scatter,
@@ -164,6 +176,7 @@ _REQUESTS: _Rows = [
     (random_numbers.multinomial, "Distributions.cpp", [_aten.multinomial.default]),
     # Losses
     (losses.pointwise, "Loss.cpp", [_aten.mse_loss.default, _aten.smooth_l1_loss.default]),
+    (losses.multi_margin, "cuda/MultiMarginLoss.cu", [_aten.multi_margin_loss.default]),
     (losses.huber, "Loss.cpp", [_aten.huber_loss.default]),
     (losses.binary_with_logits, "Loss.cpp", [_aten.binary_cross_entropy_with_logits.default]),
     (losses.negative_log_likelihood_2d, "cuda/NLLLoss2d.cu", [_aten.nll_loss2d_forward.default]),
@@ -198,6 +211,10 @@ _REQUESTS: _Rows = [
         "cuda/UpSampleNearest3d.cu",
         [_aten.upsample_nearest3d.default, _aten._upsample_nearest_exact3d.default],
     ),
+    (elementwise.histogram, "cuda/SummaryOps.cu", [_aten.histc.default]),
+    (random_numbers.permutation, "cuda/Randperm.cu", [_aten.randperm.default, _aten.randperm.generator]),
+    (elementwise.renorm, "Normalization.cpp", [_aten.renorm.default]),
+    (elementwise.unfold_backward, "UnfoldBackward.cpp", [_aten.unfold_backward.default]),
     *without_fake_kernel.REQUESTS,
     # Copies between devices
     (transfers.copy_into, "cuda/Copy.cu", [_aten.copy_.default]),
@@ -278,6 +295,11 @@ _OPS: _Rows = [
     (collectives.run, "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp", collectives.OPS),
     (ctc.answer_use_cudnn, "cudnn/LossCTC.cpp", [_aten._use_cudnn_ctc_loss.default, _aten._use_cudnn_ctc_loss.Tensor]),
     (ctc.with_tensor_lengths, "LossCTC.cpp", [_aten._ctc_loss.Tensor, _aten._ctc_loss_backward.Tensor]),
+    (composed.is_infinite, "TensorCompare.cpp", [_aten.isinf.default]),
+    (composed.is_close, "TensorCompare.cpp", [_aten.isclose.default]),
+    (composed.count_nonzero, "TensorAdvancedIndexing.cpp", [_aten.count_nonzero.dim_IntList, _aten.count_nonzero.default]),
+    (composed.distance, "Distance.cpp", [_aten.dist.default]),
+    (composed.check_errors, "LinearAlgebra.cpp", [_aten._linalg_check_errors.default]),
     (composed.logsumexp, "ReduceOps.cpp", [_aten.logsumexp.default]),
     (composed.euclidean_distance, "Distance.cpp", [_aten._euclidean_dist.default]),
     (composed.distances, "Distance.cpp", [_aten._cdist_forward.default]),
@@ -319,7 +341,7 @@ _DATA_DEPENDENT: _Rows = [
     (data_dependent.scalar, "cuda/CUDAScalar.cu", [_aten._local_scalar_dense.default]),
     (data_dependent.scalar, "TensorCompare.cpp", [_aten.is_nonzero.default]),
     (data_dependent.equal, "cuda/Equal.cpp", [_aten.equal.default]),
-    (data_dependent.equal, "TensorCompare.cpp", [_aten.allclose.default]),
+    (data_dependent.all_close, "TensorCompare.cpp", [_aten.allclose.default]),
     (
         data_dependent.mask_is_left_aligned,
         "nested/NestedTensorMath.cpp",
@@ -360,7 +382,8 @@ _SETTINGS: _Rows = [
 ]
 
 _FORMULAS = "torch/csrc/autograd/FunctionsManual.cpp"
-_WITH_LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
+_WITH_LOGITS = ("BinaryCrossEntropyWithLogitsBackward0",)
+_EXTREMES = ("MedianBackward0", "NanmedianBackward0", "MaxBackward1", "MinBackward1")
 _IN_PLACE: _Rows = [
     # index_backward; the indices were checked in the forward pass (`unsafe`).
     (InPlace(_aten._index_put_impl_.default, (True,)), _FORMULAS, [_aten.index_put.default]),
@@ -370,11 +393,20 @@ _IN_PLACE: _Rows = [
     # gather_backward, index_select_backward
     (InPlace(_aten.scatter_add_.default), "TensorAdvancedIndexing.cpp", [_aten.scatter_add.default]),
     (InPlace(_aten.index_add_.default), "TensorAdvancedIndexing.cpp", [_aten.index_add.default]),
+    # masked_select_backward, take_backward
+    (InPlace(_aten.masked_scatter_.default), "TensorAdvancedIndexing.cpp", [_aten.masked_scatter.default]),
+    (InPlace(_aten.put_.default), "TensorAdvancedIndexing.cpp", [_aten.put.default]),
+    # evenly_distribute_backward, clamp_backward
+    (
+        InPlace(_aten.logical_and_.default, nodes=(*_EXTREMES, "ClampBackward0", "ClampBackward1")),
+        _FORMULAS,
+        [_aten.logical_and.default],
+    ),
     # binary_cross_entropy_with_logits_backward
-    (InPlace(_aten.sub_.Tensor, node=_WITH_LOGITS), _FORMULAS, [_aten.sub.Tensor]),
-    (InPlace(_aten.mul_.Tensor, node=_WITH_LOGITS), _FORMULAS, [_aten.mul.Tensor]),
-    (InPlace(_aten.div_.Scalar, node=_WITH_LOGITS), _FORMULAS, [_aten.div.Scalar]),
-    (InPlace(_aten.div_.Tensor, node=_WITH_LOGITS), _FORMULAS, [_aten.div.Tensor]),
+    (InPlace(_aten.sub_.Tensor, nodes=_WITH_LOGITS), _FORMULAS, [_aten.sub.Tensor]),
+    (InPlace(_aten.mul_.Tensor, nodes=_WITH_LOGITS), _FORMULAS, [_aten.mul.Tensor]),
+    (InPlace(_aten.div_.Scalar, nodes=_WITH_LOGITS), _FORMULAS, [_aten.div.Scalar]),
+    (InPlace(_aten.div_.Tensor, nodes=_WITH_LOGITS), _FORMULAS, [_aten.div.Tensor]),
 ]
 
 
