@@ -155,7 +155,10 @@ def begins_like_input(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | 
 
 
 def complex_to_real(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """abs and angle of complex values: a complex result, copied (unary_op_impl_with_complex_to_float_out, UnaryOps.cpp)."""
+    """abs and angle of complex values: a complex result, copied.
+
+    Source: unary_op_impl_with_complex_to_float_out in UnaryOps.cpp.
+    """
     if not args[0].dtype.is_complex or not outputs[0].size:
         return None
     return [*new_outputs(outputs), Scratch(nbytes(args[0]))]
@@ -192,7 +195,7 @@ def _rearranged(source: torch.Tensor, dims: Any) -> Requests:
     """A copy with the transformed dimensions last, where they are not: _exec_fft in cuda/SpectralOps.cpp."""
     rank = source.dim()
     last = [dim % rank for dim in dims]
-    others = sorted((dim for dim in range(rank) if dim not in last), key=lambda dim: (-source.stride(dim), dim))
+    others = sorted((dim for dim in range(rank) if dim not in last), key=lambda dim: (-source.stride()[dim], dim))
     ordered = torch.empty_strided(source.shape, source.stride(), device="meta").permute(*others, *last)
     try:
         ordered.view(-1, *(source.shape[dim] for dim in last))

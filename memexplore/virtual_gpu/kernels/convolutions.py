@@ -198,6 +198,6 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 
 
 def _bias_gradient(gradient: torch.Tensor) -> Requests:
-    """The sum of the result's gradient over all dimensions but the channels: convolution_backward in Convolution.cpp."""
+    """The sum of the result's gradient over all dimensions but channels: convolution_backward in Convolution.cpp."""
     reduced = [dim for dim in range(gradient.dim()) if dim != 1]
     return [Output(2), *reductions.requests(gradient, reduced, accumulator_bytes(gradient.dtype))]

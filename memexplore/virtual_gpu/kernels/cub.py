@@ -65,7 +65,7 @@ def segmented_sort(count: int, key: int, value: int) -> int:
 
 
 def _tile_states(tiles: int, word: int, payload: int = 0) -> int:
-    """Return the scratch for states of tiles: tile_state_allocation_size in cub/agent/single_pass_scan_operators.cuh."""
+    """Return the scratch for states of tiles: tile_state_allocation_size in agent/single_pass_scan_operators.cuh."""
     states = tiles + _PADDING
     return _request(_request(states * word, states * payload, states * payload))
 
@@ -83,9 +83,9 @@ def scan(count: int, item: int, primitive: bool = True) -> int:
 
 
 def select(count: int, item: int = 8, flagged: bool = False) -> int:
-    """Return the scratch of a selection among values of `item` bytes, by flags or of distinct ones (tuning_select_if.cuh).
+    """Return the scratch of a selection among values of `item` bytes, by flags or of distinct ones.
 
-    Measured: indices of 1 000 000 flags.
+    Tiles are those of tuning_select_if.cuh. Measured: indices of 1 000 000 flags.
 
     >>> from unittest import mock
     >>> with mock.patch.object(cuda_build, "_current", cuda_build.Build((2, 11), (9, 0), 132)):

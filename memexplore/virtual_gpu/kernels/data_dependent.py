@@ -172,7 +172,10 @@ def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         values.assume("unique finds every value different")
     # Results that are not asked for are empty.
-    inverse, counts = argument(args, kwargs, 2, "return_inverse", False), argument(args, kwargs, 3, "return_counts", False)
+    inverse, counts = (
+        argument(args, kwargs, 2, "return_inverse", False),
+        argument(args, kwargs, 3, "return_counts", False),
+    )
     sizes = [
         ((count,), tensor.dtype),
         (tuple(tensor.shape) if inverse else (0,), torch.int64),

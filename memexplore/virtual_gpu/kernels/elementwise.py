@@ -65,7 +65,7 @@ def renorm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
 
 
 def unfold_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """The positions of the dimension where windows overlap: unfold_backward_cuda_kernel in cuda/UnfoldBackwardKernel.cu."""
+    """The positions along the dimension where windows overlap: cuda/UnfoldBackwardKernel.cu."""
     _, shape, dim, size, step = args[:5]
     if step >= size or not shape:
         return None

@@ -297,7 +297,11 @@ _OPS: _Rows = [
     (ctc.with_tensor_lengths, "LossCTC.cpp", [_aten._ctc_loss.Tensor, _aten._ctc_loss_backward.Tensor]),
     (composed.is_infinite, "TensorCompare.cpp", [_aten.isinf.default]),
     (composed.is_close, "TensorCompare.cpp", [_aten.isclose.default]),
-    (composed.count_nonzero, "TensorAdvancedIndexing.cpp", [_aten.count_nonzero.dim_IntList, _aten.count_nonzero.default]),
+    (
+        composed.count_nonzero,
+        "TensorAdvancedIndexing.cpp",
+        [_aten.count_nonzero.dim_IntList, _aten.count_nonzero.default],
+    ),
     (composed.distance, "Distance.cpp", [_aten.dist.default]),
     (composed.check_errors, "LinearAlgebra.cpp", [_aten._linalg_check_errors.default]),
     (composed.logsumexp, "ReduceOps.cpp", [_aten.logsumexp.default]),
