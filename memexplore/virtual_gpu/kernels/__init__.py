@@ -8,8 +8,9 @@ order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the to
 - cublas_workspace.py: size and lifetime of workspaces that libraries keep, by compute capability and torch release.
 - hopper_convolutions.py: workspaces of convolutions on Hopper GPUs, fitted on measured ones.
 - One file per subject: products, grouped_mm, convolutions, attention (choice of the kernel) and attention_memory,
-  reductions, normalization, losses, indexing, elementwise, random_numbers, rnn, ctc, sampling (grid_sample), transfers,
-  collectives (of torch.distributed; collective_values has their values).
+  reductions, normalization, batch_norm, losses, indexing, sorting, elementwise, random_numbers, rnn, ctc, sampling
+  (grid_sample), transfers, collectives (of torch.distributed; collective_values has their values).
+- composed.py: ops that call other ops in C++; cub.py: scratch of cub's sorts, scans and selections.
 - sparse.py: sparse tensors and their ops.
 - without_fake_kernel.py: ops for which torch has no fake kernel, and the note on solvers.
 - composites.py: composite ops that branch on the device in C++; composite_dispatch.py registers them with torch.

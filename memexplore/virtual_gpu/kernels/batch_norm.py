@@ -14,6 +14,8 @@ from memexplore.virtual_gpu.kernels import reductions
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Output, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, new_outputs
 
+_aten = torch.ops.aten
+
 _MAX_BLOCK, _TILE, _PER_THREAD, _MAX_GRID = 512, 32, 16, 128
 """MAX_BLOCK_SIZE, OPTIMAL_TILE_W, ELEMENTS_PER_THREAD and MAX_H_BLOCK in cuda/Normalization.cuh."""
 _32_BIT = 2**31 - 1
@@ -35,8 +37,8 @@ def staging(values: int, channels: int, each: int) -> Requests:
 
     `each` is the bytes for each channel and block. Source: flexible_launch_configs in cuda/Normalization.cuh.
 
-    >>> staging(2 * 64 * 64, 320, 16)
-    [Scratch(size=163840, category=<Category.TEMPORARY: 4>), Scratch(size=40, category=<Category.TEMPORARY: 4>)]
+    >>> [request[0] for request in staging(2 * 64 * 64, 320, 16)]
+    [163840, 40]
     """
     width = min(_last_power_of_two(channels), _TILE)
     height = min(_last_power_of_two(-(-values // _PER_THREAD)), _MAX_BLOCK // width)
@@ -146,3 +148,12 @@ def cudnn_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | Non
     across, down = _in_blocks(source, 96)
     size = _COUNTERS + 4 * across + 8 * _CHANNELS * across * down
     return [*new_outputs(outputs), Scratch(size, Category.WORKSPACE)]
+
+
+REQUESTS: list[tuple[Any, str, list[Any]]] = [
+    (forward, "cuda/Normalization.cu", [_aten.native_batch_norm.default]),
+    (backward, "cuda/Normalization.cu", [_aten.native_batch_norm_backward.default]),
+    (cudnn_forward, "cudnn/BatchNorm.cpp", [_aten.cudnn_batch_norm.default]),
+    (cudnn_backward, "cudnn/BatchNorm.cpp", [_aten.cudnn_batch_norm_backward.default]),
+]
+"""Rows of kind REQUESTS for the table of kernels."""

@@ -217,3 +217,36 @@ def masked_scatter(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     count = math.prod(shape)
     copy = [Scratch(count)] if mask.shape != shape or not mask.is_contiguous() else []
     return [*new_outputs(outputs), Scratch(8 * count), *copy, Scratch(cub.scan(count, 8))]
+
+
+REQUESTS: list[tuple[Any, str, list[Any]]] = [
+    (roll, "TensorTransformations.h", [_aten.roll.default]),
+    (begins_like_input, "cuda/Im2Col.cu", [_aten.im2col.default]),
+    (begins_like_input, "cuda/Col2Im.cu", [_aten.col2im.default]),
+    (complex_to_real, "UnaryOps.cpp", [_aten.abs.default, _aten.angle.default]),
+    (real_to_complex, "cuda/SpectralOps.cpp", [_aten._fft_r2c.default]),
+    (complex_transform, "cuda/SpectralOps.cpp", [_aten._fft_c2c.default]),
+    (complex_to_real_transform, "cuda/SpectralOps.cpp", [_aten._fft_c2r.default]),
+    (
+        masked_scatter,
+        "cuda/IndexKernel.cu",
+        [_aten.masked_scatter.default, _aten.masked_scatter_.default],
+    ),
+]
+"""Rows of kind REQUESTS for the table of kernels."""
+
+OPS: list[tuple[Any, str, list[Any]]] = [
+    (is_infinite, "TensorCompare.cpp", [_aten.isinf.default]),
+    (is_close, "TensorCompare.cpp", [_aten.isclose.default]),
+    (
+        count_nonzero,
+        "TensorAdvancedIndexing.cpp",
+        [_aten.count_nonzero.dim_IntList, _aten.count_nonzero.default],
+    ),
+    (distance, "Distance.cpp", [_aten.dist.default]),
+    (check_errors, "LinearAlgebra.cpp", [_aten._linalg_check_errors.default]),
+    (logsumexp, "ReduceOps.cpp", [_aten.logsumexp.default]),
+    (euclidean_distance, "Distance.cpp", [_aten._euclidean_dist.default]),
+    (distances, "Distance.cpp", [_aten._cdist_forward.default]),
+]
+"""Rows of kind OPS."""

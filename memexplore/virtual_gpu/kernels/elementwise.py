@@ -12,6 +12,8 @@ import torch
 from memexplore.virtual_gpu.kernels.plan import Constant, Free, Plan, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
 
+_aten = torch.ops.aten
+
 
 def power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """A number to the power of a tensor: the number becomes a tensor on the device (pow_Scalar_out in Pow.cpp).
@@ -84,3 +86,26 @@ def histogram(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 def fused_sgd(args: Any, kwargs: Any) -> Plan:
     """No outputs and no requests: cuda/FusedSgdKernel.cu. torch has no fake kernel for it."""
     return Plan([Constant(None)], None)
+
+
+REQUESTS: list[tuple[Any, str, list[Any]]] = [
+    (power_of_number, "Pow.cpp", [_aten.pow.Scalar]),
+    (
+        reflection_pad,
+        "cuda/ReflectionPad.cu",
+        [
+            *(_aten.reflection_pad1d.default, _aten.reflection_pad1d_backward.default),
+            *(_aten.reflection_pad2d.default, _aten.reflection_pad2d_backward.default),
+            *(_aten.reflection_pad3d.default, _aten.reflection_pad3d_backward.default),
+        ],
+    ),
+    (
+        upsample_nearest3d,
+        "cuda/UpSampleNearest3d.cu",
+        [_aten.upsample_nearest3d.default, _aten._upsample_nearest_exact3d.default],
+    ),
+    (histogram, "cuda/SummaryOps.cu", [_aten.histc.default]),
+    (renorm, "Normalization.cpp", [_aten.renorm.default]),
+    (unfold_backward, "UnfoldBackward.cpp", [_aten.unfold_backward.default]),
+]
+"""Rows of kind REQUESTS for the table of kernels."""

@@ -147,3 +147,11 @@ def median(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
             return torch.where(last.isnan(), last, ordered[(source.numel() - 1) // 2])
         position = (source.numel() - 1 - ordered.isnan().sum()) / 2
         return ordered.index_select(0, position.to(torch.int64).reshape(1)).squeeze(0)
+
+
+REQUESTS: list[tuple[Any, str, list[Any]]] = [
+    (sort, "cuda/Sort.cpp", [_aten.sort.default, _aten.sort.stable]),
+    (topk, "cuda/TensorTopK.cu", [_aten.topk.default]),
+    (cumulative, "cuda/ScanUtils.cuh", [_aten.cumsum.default, _aten.cumprod.default]),
+]
+"""Rows of kind REQUESTS for the table of kernels."""
