@@ -96,10 +96,12 @@ def _sample(marks: Marks, op: Any, name: str, sample: Any) -> None:
 
 def _op(marks: Marks, op: Any, chosen: Callable[[str], bool]) -> None:
     for dtype in [dtype for dtype in _SAMPLES if dtype in op.dtypes]:
+        names = [f"{op.name}.{op.variant_test_name} {str(dtype)[6:]} {number}" for number in range(_SAMPLES[dtype])]
+        last = max((number for number, name in enumerate(names) if chosen(name)), default=-1)
         torch.manual_seed(0)
-        samples = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd)
-        for number, sample in enumerate(itertools.islice(samples, _SAMPLES[dtype])):
-            name = f"{op.name}.{op.variant_test_name} {str(dtype)[6:]} {number}"
+        samples = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd) if last >= 0 else ()
+        for number, sample in enumerate(itertools.islice(samples, last + 1)):
+            name = names[number]
             if not chosen(name):
                 continue
             torch.manual_seed(number)

@@ -11,7 +11,7 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels import reductions
-from memexplore.virtual_gpu.kernels.plan import NewTensor, Output, Requests, Scratch
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, new_outputs
 
 _aten = torch.ops.aten
@@ -99,7 +99,9 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             elif kernel_of_channels_last and weight is not None:
                 requests.append(Scratch(channels * weight.dtype.itemsize))
         if kernel_of_channels_last:
-            requests += staging(source.numel() // channels, channels, 2 * item)
+            buffer = staging(source.numel() // channels, channels, 2 * item)
+            number = sum(type(entry) is Scratch for entry in requests)
+            requests += [*buffer, *(Free(number + each) for each in reversed(range(len(buffer))))]
     return [*requests, Output(0)] if mask[0] else requests
 
 

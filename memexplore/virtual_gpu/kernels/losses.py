@@ -65,7 +65,10 @@ def binary_with_logits(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     first = Output(0) if reduction == 0 else Scratch(size)
     scratch = int(reduction != 0)
     if pos_weight is None:
-        requests: Requests = [first, Scratch(size), Free(scratch)]
+        requests: Requests = [first, Scratch(size)]
+        if cuda_build.current().release < (2, 11):
+            # Later the logarithm stays until the end, as measured with torch 2.11.
+            requests.append(Free(scratch))
     else:
         weight = math.prod(torch.broadcast_shapes(pos_weight.shape, target.shape)) * source.dtype.itemsize
         requests = [Scratch(nbytes(pos_weight)), Scratch(weight), Free(0), first, Scratch(size)]
