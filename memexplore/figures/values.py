@@ -7,6 +7,7 @@ the page.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -199,6 +200,15 @@ def sparkline(tape: Tape, width: int = 560, height: int = 72, top: int = 0) -> s
     )
 
 
+def unbroken(detail: str) -> str:
+    """Return the line below the headline of a verdict, of which no line on a page is to begin with a version alone.
+
+    >>> unbroken("Peak 2 GiB · predicted, torch 2.13")
+    'Peak 2 GiB · predicted, torch\\xa02.13'
+    """
+    return re.sub(r", torch (?=\d)", ", torch\xa0", detail)
+
+
 def tape_html(tape: Tape) -> str:
     """Return a tape as HTML: its verdict, a sparkline, and the categories at the peak; of one not placed a line."""
     try:
@@ -219,9 +229,10 @@ def tape_html(tape: Tape) -> str:
         for kind in sorted(Category, key=lambda kind: -sizes[kind])
         if sizes[kind]
     ]
-    lines = [f"{place.text}: {place.code}" if place.code else place.text for place in verdict.where[:1]]
+    lines = [unbroken(verdict.detail)]
+    lines += [f"{place.text}: {place.code}" if place.code else place.text for place in verdict.where[:1]]
     titles = ("at the peak", f"allocated, {unit}", "share", "")
-    return form([verdict.headline, verdict.detail, *lines], sparkline(drawn), table(titles, rows) if rows else "")
+    return form([verdict.headline, *lines], sparkline(drawn), table(titles, rows) if rows else "")
 
 
 def changes_html(code: str, changed: Sequence[tuple[str, str, str]], unchanged: Sequence[str]) -> str:

@@ -74,7 +74,7 @@ export class VerdictBar {
     this.root.dataset.level = verdict.level;
     this.mark.textContent = MARKS[verdict.level];
     setText(this.headline, verdict.headline);
-    setText(this.detail, verdict.detail.replaceAll(" · ", "\u00a0· ")); // no line begins with a dot
+    setText(this.detail, detailText(verdict.detail));
     this.showProblem("");
     fill(this.where, "Where", verdict.where.map(whereEntry));
     const kind = notes.every((note) => note.startsWith("assumed: ")) ? "assumption" : "note";
@@ -152,6 +152,14 @@ export class VerdictBar {
   showGone(text) {
     this.gone.textContent = text;
   }
+}
+
+/**
+ * Return the line below the headline, of which no line on the page begins with a dot or with a version alone.
+ * @param {string} detail
+ */
+export function detailText(detail) {
+  return detail.replaceAll(" · ", "\u00a0· ").replace(/, torch (?=\d)/, ", torch\u00a0");
 }
 
 /**

@@ -8,7 +8,7 @@ import { valueText } from "../../../memexplore/notebook/frontend/knob.js";
 import { hiddenText } from "../../../memexplore/notebook/frontend/knobs.js";
 import { durationText, progressText } from "../../../memexplore/notebook/frontend/search.js";
 import { buttonAfterKey } from "../../../memexplore/notebook/frontend/toolbar.js";
-import { appliedTitle, barShares, problemText } from "../../../memexplore/notebook/frontend/verdict.js";
+import { appliedTitle, barShares, detailText, problemText } from "../../../memexplore/notebook/frontend/verdict.js";
 
 test("a slider says its value with the unit", () => {
   const samples = { options: ["1", "64"], unit: "samples", unit_of_one: "sample" };
@@ -16,6 +16,10 @@ test("a slider says its value with the unit", () => {
   assert.equal(valueText(samples, 0), "1 sample");
   assert.equal(valueText({ options: ["off", "on"], unit: "", unit_of_one: "" }, 0), "off");
   assert.equal(valueText({ options: [], unit: "", unit_of_one: "" }, -1), "");
+});
+
+test("no line of the verdict begins with a dot or with a version alone", () => {
+  assert.equal(detailText("Peak 2 GiB · predicted, torch 2.13"), "Peak 2 GiB\u00a0· predicted, torch\u00a02.13");
 });
 
 test("why a request failed stays beside why a setting was not applied", () => {
