@@ -311,7 +311,7 @@ class OutOfMemoryWatch:
         return text
 
     def free(self, outputs: bool = False) -> str:
-        """Free what failed cells hold, with `outputs` what `Out` holds too; return what came back as a sentence."""
+        """Free what failed cells hold, with `outputs` what `Out` holds too; return what came back in two lines."""
         from memexplore.postmortem.release import release
 
         shell = self._shell

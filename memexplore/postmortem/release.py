@@ -27,16 +27,16 @@ class Freed(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What came back as one sentence.
+        """What came back, in two lines: one would be broken inside a word on a narrow page.
 
-        >>> Freed(2048, 2 << 20, 512, 0).text
-        'Freed 2,048 bytes (2.00 KiB): 512 B are allocated now. 2.00 MiB of cached memory went back to the GPU, 0 B \
-are reserved now.'
+        >>> print(Freed(2048, 2 << 20, 512, 0).text)
+        Freed 2,048 bytes (2.00 KiB): 512 B are allocated now.
+        2.00 MiB of cached memory went back to the GPU, 0 B are reserved now.
         """
         freed = f"Freed {self.allocated:,} bytes ({size_text(self.allocated)})"
         now = f"{size_text(self.allocated_now)} are allocated now"
         cached = f"{size_text(self.reserved)} of cached memory went back to the GPU"
-        return f"{freed}: {now}. {cached}, {size_text(self.reserved_now)} are reserved now."
+        return f"{freed}: {now}.\n{cached}, {size_text(self.reserved_now)} are reserved now."
 
 
 def release(errors: Iterable[BaseException | None], drop: Callable[[], object] | None = None) -> Freed:
