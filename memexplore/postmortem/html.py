@@ -23,7 +23,7 @@ def html(found: PostMortem) -> str:
     if found.suggestions:
         items = "".join(
             f"<li>{_with_code(each.text)}"
-            + (f" <i>{escape(size_text(each.frees))}</i>" if each.frees else "")
+            + (f" It saves {escape(size_text(each.frees))}." if each.frees else "")
             + (" The request then fits (replayed)." if each.fits else "")
             + (f"<br><code style='white-space:pre-wrap'>{escape(each.code)}</code>" if each.code else "")
             + "</li>"

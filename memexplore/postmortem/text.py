@@ -26,7 +26,7 @@ def text(found: PostMortem) -> str:
     if found.suggestions:
         lines += ["", "What to change:"]
         for number, each in enumerate(found.suggestions, 1):
-            frees = f" [{size_text(each.frees)}]" if each.frees else ""
+            frees = f" It saves {size_text(each.frees)}." if each.frees else ""
             fits = " The request then fits (replayed)." if each.fits else ""
             lines.append(f"  {number}. {each.text}{frees}{fits}")
             if each.code:
