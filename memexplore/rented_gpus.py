@@ -57,7 +57,7 @@ class RentedSet(NamedTuple):
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu}"
-        return f"{gpus if self.name == gpus else f'{self.name} with {gpus}'} for {self.dollars:.2f} $ an hour"
+        return f"{gpus if self.name == gpus else f'{self.name} with {gpus}'} for ${self.dollars:.2f} an hour"
 
 
 def rented_sets(prices: Mapping[str, float] | None = None) -> list[RentedSet]:
@@ -66,9 +66,9 @@ def rented_sets(prices: Mapping[str, float] | None = None) -> list[RentedSet]:
     `prices` maps instance types of that list, or numbers and names of GPUs, to dollars an hour.
 
     >>> print(rented_sets()[0])
-    g4dn.xlarge with 1 × T4 for 0.53 $ an hour
+    g4dn.xlarge with 1 × T4 for $0.53 an hour
     >>> [str(each) for each in rented_sets({"8xH100": 20, "p4d.24xlarge": 12.5})]
-    ['p4d.24xlarge with 8 × A100 40GB for 12.50 $ an hour', '8 × H100 SXM for 20.00 $ an hour']
+    ['p4d.24xlarge with 8 × A100 40GB for $12.50 an hour', '8 × H100 SXM for $20.00 an hour']
 
     Raises ValueError for a name that is neither, and for a price that is no positive number.
     """

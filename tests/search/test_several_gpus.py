@@ -43,7 +43,7 @@ def test_the_fewest_gpus_that_fit_are_an_option():
 
 def test_the_cheapest_set_to_rent_is_named_with_its_price():
     assert large().rented.knobs == Knobs(gpus=4, strategy="fsdp2")
-    assert "The cheapest set to rent on which it fits: 4 × T4 for 2.00 $ an hour (prices as given)." in str(large())
+    assert "The cheapest set to rent on which it fits: 4 × T4 for $2.00 an hour (prices as given)." in str(large())
 
 
 def test_checkpointing_that_is_not_enough_for_one_gpu_may_be_enough_for_two():
