@@ -39,6 +39,8 @@ DEFAULT_WIDTH = 640
 MARGINS = {"l": 76, "r": 24, "t": 48, "b": 56}
 PEAK_LABEL = "peak"
 """Name of the annotation beside the marker of the peak."""
+_FROM_LINE_PIXELS = 11.0
+"""From the middle of that annotation, which has a ground on a page, to the line of the capacity."""
 _STRIP_PIXELS = 16
 _BUTTONS_PIXELS = 150
 """Width at the right end of the axes that lies below plotly's buttons."""
@@ -156,9 +158,10 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
     lines_here.append(Box(0, plot.y(heights.highest) - 1, plot.width, plot.y(heights.highest) + 1))
     if plot.first <= heights.row <= plot.last and heights.allocated:
         # Above the height of its marker, where no area is.
-        x, y = plot.x(heights.row), plot.y(heights.allocated) - 9
-        beside = (Spot(x + 8, y, "left"), Spot(x - 8, y, "right"), Spot(x, y - 6, "center"))
-        labels.append(Label(f"peak {size_text(heights.allocated)}", beside, 12))
+        x, y = plot.x(heights.row), plot.y(heights.allocated)
+        beside, above = _clear_of_capacity(plot, heights, y - 9), _clear_of_capacity(plot, heights, y - 15)
+        of_peak = (Spot(x + 8, beside, "left"), Spot(x - 8, beside, "right"), Spot(x, above, "center"))
+        labels.append(Label(f"peak {size_text(heights.allocated)}", of_peak, 12))
     for row in failed_rows(plot):
         x, lines = plot.x(row), [10.0 + 16 * number for number in range(4)]
         # In a narrow plot neither side of the line has room.
@@ -178,6 +181,13 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
     ]
 
 
+def _clear_of_capacity(plot: Plot, heights: Scale, y: float) -> float:
+    """Return the height of a label, or one above the line of the capacity if the label would lie on it."""
+    if heights.capacity is None or abs(plot.y(heights.capacity) - y) >= _FROM_LINE_PIXELS:
+        return y
+    return plot.y(heights.capacity) - _FROM_LINE_PIXELS
+
+
 def _add_labels(plot: Plot, heights: Scale, shapes: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> None:
     """Add capacity, peak and failed request: lines and labels."""
     for row in failed_rows(plot):
@@ -194,7 +204,8 @@ def _add_labels(plot: Plot, heights: Scale, shapes: list[dict[str, Any]], annota
         if is_peak:
             shift = {"left": 8, "right": -8, "center": 0}[anchor]
             at = float(plot.places.x([heights.row])[0])
-            place = {"x": at, "xshift": shift, "y": heights.allocated, "yshift": 9 if shift else 15, "name": PEAK_LABEL}
+            place = {"x": at, "xshift": shift, "y": heights.allocated, "name": PEAK_LABEL}
+            place["yshift"] = plot.y(heights.allocated) - y
         shown = f"<b>{text}</b>" if size == 12 else text
         annotations.append(_note(shown, colour=colour, size=size, **{"xanchor": anchor, **place}))
 
@@ -330,7 +341,7 @@ def timeline_layout(
             **window_parts["xaxis"],
         },
         "yaxis": {
-            "title": {"text": f"allocated, {tape.meta.source}"},
+            "title": {"text": f"allocated, {tape.meta.source}", "standoff": 6},
             "gridcolor": GRID,
             "zerolinecolor": GRID,
             "fixedrange": True,

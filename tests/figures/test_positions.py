@@ -135,6 +135,9 @@ def test_labels_do_not_overlap(width: int, ratio: float, fits: bool) -> None:
     plot = Plot(tape, 0, len(tape) - 1, positions(tape), *inner, heights.ceiling * 1.2)
     boxes = [box_of(each.label, each.spot) for each in plot_labels(plot, heights)]
     assert len(boxes) == (2 if fits else 3)
+    if heights.capacity is not None:
+        line = plot.y(heights.capacity)
+        assert boxes[0].overlap(Box(0, line - 1, inner[0], line + 1)) == 0  # of the label of the peak
     assert all(one.overlap(other) == 0 for one, other in itertools.combinations(boxes, 2))
     assert all(box.overlap(Box(0, 0, *inner)) > 0.99 * box.overlap(box) for box in boxes)
 
