@@ -76,6 +76,7 @@ def history_figure(
             marker={"symbol": symbol, "color": colour, "size": 8, "line": {"width": 1.5, "color": colour}},
             hovertemplate="%{text}<extra></extra>",
             showlegend=bool(of_kind),
+            cliponaxis=False,  # a mark of the first step is on the border
         )
     figure.update_layout(_layout(columns, capacity, theme))
     return figure
@@ -123,6 +124,7 @@ def _layout(columns: Columns, capacity: int | None, theme: Theme) -> dict[str, A
             "range": [0, highest * HEADROOM],
             "tickvals": ticks,
             "ticktext": texts,
+            "ticklabelstandoff": 6,  # beside a mark on the border
         },
     }
 

@@ -47,6 +47,13 @@ def test_marks_stand_at_the_peak_and_unmarked_kinds_are_not_in_the_legend():
     assert not trace(figure, SYMBOLS["skipped"][2]).showlegend
 
 
+def test_a_mark_of_the_first_step_is_whole_and_beside_the_numbers_of_the_axis():
+    figure = history_figure(columns([MIB, MIB]), [{"step": 1, "kind": "rise", "text": "first step"}])
+    rise = trace(figure, SYMBOLS["rise"][2])
+    assert rise.cliponaxis is False
+    assert figure.layout.yaxis.ticklabelstandoff > rise.marker.size / 2 + rise.marker.line.width / 2
+
+
 @pytest.mark.parametrize(("capacity", "drawn"), [(5 * MIB, True), (6 * MIB, False)])
 def test_a_capacity_far_above_the_curves_is_not_drawn(capacity: int, drawn: bool):
     # 2.5 times the highest curve, which is 2 MiB reserved, are 5 MiB
