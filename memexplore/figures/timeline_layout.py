@@ -163,7 +163,7 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
         of_peak = (Spot(x + 8, beside, "left"), Spot(x - 8, beside, "right"), Spot(x, above, "center"))
         labels.append(Label(f"peak {size_text(heights.allocated)}", of_peak, 12))
     for row in failed_rows(plot):
-        x, lines = plot.x(row), [10.0 + 16 * number for number in range(4)]
+        x, lines = plot.x(row), [8.0 + 16 * number for number in range(4)]
         # In a narrow plot neither side of the line has room.
         ends = ((x + 5, "left"), (x - 5, "right"), (plot.width - 2, "right"), (2.0, "left"))
         spots = tuple(Spot(at, y, anchor) for y in lines for at, anchor in ends)
