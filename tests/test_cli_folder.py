@@ -24,13 +24,13 @@ def test_a_run_is_followed_to_its_end(tmp_path):
     running = write_rank(tmp_path, 0, 10 * MIB, 12 * MIB, state="watching")
     running.status = lambda: {
         "growth": "Memory grows by 1.00 MiB a step since step 1.",
-        "held_by": ["train.py:3 history.append(loss)"],
+        "held_by": ["train.py:3: history.append(loss)"],
         "overhead": 0.0123,
     }
     running.describe("watching", "")
     with terminal("open", tmp_path) as screen:
         screen.wait_for("● step 2 · 100 ms/step · cuda:0 · watching costs 1.2 %")
-        screen.wait_for("held by train.py:3 history.append(loss)")
+        screen.wait_for("held by train.py:3: history.append(loss)")
         running.add(row(3, 40))
         running.flush()
         screen.wait_for("● step 3 · ")

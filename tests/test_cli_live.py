@@ -205,7 +205,7 @@ def test_growth_names_its_holder_at_the_end(write):
     """)
     done = memexplore("run", path, "--live", "--gpu", "T4", cwd=path.parent)
     assert "⚠ Memory grows by 4.00 MiB a step since step " in done.stdout
-    assert "held by train.py:18 history.append(torch.zeros(1 << 20, device=device))" in done.stdout
+    assert "held by train.py:18: history.append(torch.zeros(1 << 20, device=device))" in done.stdout
 
 
 def test_a_failure_on_the_cpu_is_reported_with_the_recorded_step_of_the_highest_peak(write):

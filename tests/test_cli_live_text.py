@@ -45,9 +45,9 @@ def test_a_sampled_peak_is_a_lower_bound():
 )
 def test_growth_says_when_the_device_is_full(full_at, left):
     # 145 steps of 0.412 s are one minute, 17 476 are two hours, 10**6 are 4.8 days.
-    shown = text(STATUS._replace(growth="Memory grows.", full_at=full_at, held_by=("train.py:57 history.append(x)",)))
+    shown = text(STATUS._replace(growth="Memory grows.", full_at=full_at, held_by=("train.py:57: history.append(x)",)))
     assert f"⚠ Memory grows. That is in about {left}." in shown
-    assert "  held by train.py:57 history.append(x)" in shown
+    assert "  held by train.py:57: history.append(x)" in shown
 
 
 def test_long_warnings_are_wrapped_and_other_lines_cut():

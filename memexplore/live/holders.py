@@ -58,7 +58,7 @@ class _Way:
 
 
 def holders(groups: Sequence[Sequence[Any]], seconds: float) -> list[str]:
-    """Return texts such as ``train.py:57 history.append(loss)``, found within `seconds` of processor time.
+    """Return texts such as ``train.py:57: history.append(loss)``, found within `seconds` of processor time.
 
     They hold the storages of the first group for which any is found: a storage without a tensor of Python is held by an
     autograd graph, whose result, such as the loss, is in a later group. If the time was not enough, the last text says
@@ -233,5 +233,5 @@ def _with_line(found: _Found) -> str:
         stored = re.compile(rf"\b{re.escape(name)}{_STORED}")
         for number, line in enumerate(linecache.getlines(found.filename), 1):
             if stored.search(line):
-                return f"{found.filename}:{number} {line.strip()}"
+                return f"{found.filename}:{number}: {line.strip()}"
     return f"{found.name} in {found.filename}" if found.filename else found.name

@@ -37,14 +37,14 @@ def found(tensor: torch.Tensor) -> list[str]:
 def test_a_global_variable_is_named_with_the_line_that_stores_in_it():
     KEPT["last"] = torch.ones(1000)
     storages = [KEPT["last"].untyped_storage()]
-    assert holders([storages], 60) == [f'{__file__}:{line_of("= torch.ones(1000)")} KEPT["last"] = torch.ones(1000)']
+    assert holders([storages], 60) == [f'{__file__}:{line_of("= torch.ones(1000)")}: KEPT["last"] = torch.ones(1000)']
 
 
 def test_a_list_of_an_object_is_named_by_its_attribute():
     trainer = Trainer()
     trainer.keep(torch.ones(1001))
     storages = [trainer.history[0].untyped_storage()]
-    assert holders([storages], 60) == [f"{__file__}:{line_of('self.history.append')} self.history.append(tensor)"]
+    assert holders([storages], 60) == [f"{__file__}:{line_of('self.history.append')}: self.history.append(tensor)"]
 
 
 def test_a_holder_that_is_older_than_the_search_is_named():
@@ -53,7 +53,7 @@ def test_a_holder_that_is_older_than_the_search_is_named():
     trainer.keep(torch.ones(1003))
     gc.collect()
     storages = [trainer.history[0].untyped_storage()]
-    assert holders([storages], 60) == [f"{__file__}:{line_of('self.history.append')} self.history.append(tensor)"]
+    assert holders([storages], 60) == [f"{__file__}:{line_of('self.history.append')}: self.history.append(tensor)"]
 
 
 def test_a_local_variable_without_a_line_that_stores_is_named():
@@ -104,7 +104,7 @@ def test_no_walk_is_begun_that_would_end_too_late(monkeypatch):
     # One walk finds the tensor. tensor < history < trainer < list < box: four more find the local variable. The first
     # of them is expected to take half as long again as the walk before it.
     walks = Walks(monkeypatch, 2.0)
-    assert holders([storages], 10.0) == [f"{__file__}:{line_of('self.history.append')} self.history.append(tensor)"]
+    assert holders([storages], 10.0) == [f"{__file__}:{line_of('self.history.append')}: self.history.append(tensor)"]
     assert (walks.count, walks.now) == (5, 10.0)
     # With 9 s the fourth walk ends after 8 s, and a fifth one would end after 10 s.
     walks = Walks(monkeypatch, 2.0)
@@ -125,7 +125,7 @@ def test_one_walk_follows_the_tensors_of_all_groups(monkeypatch):
     groups = [[tensor.untyped_storage() for tensor in trainer.history] for trainer in trainers]
     del trainer
     walks = Walks(monkeypatch, 1.0)
-    assert holders(groups, 60.0) == [f"{__file__}:{line_of('self.history.append')} self.history.append(tensor)"]
+    assert holders(groups, 60.0) == [f"{__file__}:{line_of('self.history.append')}: self.history.append(tensor)"]
     assert walks.count == 4  # 6 tensors < 2 histories < 2 trainers < the list `trainers`
 
 

@@ -45,7 +45,7 @@ def test_outputs_that_are_kept_are_a_leak_of_their_layer_and_line(device):
     assert leak.bytes_per_step == 256 * 128 * 4
     assert leak.layer == "1"
     assert leak.line == f"{__file__}:{line_of('hidden = loop.model[:2]')}"
-    assert holders == [f"{__file__}:{line_of('kept.append(hidden)')} kept.append(hidden)"]
+    assert holders == [f"{__file__}:{line_of('kept.append(hidden)')}: kept.append(hidden)"]
     assert "Memory grows by 128 KiB a step" in leak.text
 
 
@@ -135,7 +135,7 @@ def test_who_holds_a_graph_is_found_by_its_result(device):
             for _ in range(STEPS):
                 loop.step()
                 losses.append(loop.loss(4096))
-    assert live.held_by(60) == [f"{__file__}:{line_of('losses.append(')} losses.append(loop.loss(4096))"]
+    assert live.held_by(60) == [f"{__file__}:{line_of('losses.append(')}: losses.append(loop.loss(4096))"]
 
 
 @BOTH
@@ -152,7 +152,7 @@ def test_a_loss_that_holds_a_graph_of_many_layers_is_found(device):
                 optimizer.step()
                 optimizer.zero_grad()
                 history.append(loss)
-    assert live.held_by(60) == [f"{__file__}:{line_of('history.append(loss)')} history.append(loss)"]
+    assert live.held_by(60) == [f"{__file__}:{line_of('history.append(loss)')}: history.append(loss)"]
 
 
 def row(step: int, allocated: int) -> StepRow:
@@ -184,7 +184,7 @@ def test_growth_that_exceeds_the_variation_is_found():
 
 
 def test_a_holder_in_a_cell_is_named_as_in_a_traceback(monkeypatch):
-    found = ["/tmp/ipykernel_12/34.py:3 losses.append(loop.loss(4096))"]
+    found = ["/tmp/ipykernel_12/34.py:3: losses.append(loop.loss(4096))"]
     monkeypatch.setattr("memexplore.live.leaks.holders.holders", lambda groups, seconds: found)
     with on("cuda"):
         loop, losses = Loop("cuda"), []
@@ -192,7 +192,7 @@ def test_a_holder_in_a_cell_is_named_as_in_a_traceback(monkeypatch):
             for _ in range(STEPS):
                 loop.step()
                 losses.append(loop.loss(4096))
-    assert live.held_by() == ["Cell, line 3 losses.append(loop.loss(4096))"]
+    assert live.held_by() == ["Cell, line 3: losses.append(loop.loss(4096))"]
 
 
 def test_the_search_for_holders_keeps_no_variable_of_the_loop_alive():
