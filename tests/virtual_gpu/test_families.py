@@ -232,6 +232,8 @@ def test_checkpoints_do_not_change_gradients(name, precision):
 _FLOAT16_ONLY = {
     # Depthwise convolutions: use_cudnn_depthwise in Convolution.cpp
     "efficientnet": {"convolution", "convolution_backward"},
+    # Batch norm of channels_last: cuDNN's is not for bfloat16, Normalization.cpp
+    "segformer": {"cudnn_batch_norm", "cudnn_batch_norm_backward", "native_batch_norm", "native_batch_norm_backward"},
     # float16 to float32 within one softmax kernel: SoftMax.cpp
     # Recurrent layers run in float16 under any autocast: cudnn/RNN.cpp
     "lstm": {"_to_copy", "_cudnn_rnn_backward"},
