@@ -328,11 +328,21 @@ def _modules(frames: _Frames) -> tuple[str, str]:
         if isinstance(value, torch.nn.Module) and (not modules or modules[-1] is not value):
             modules.append(value)
     if not modules:
-        return "", ""
+        return "", _evaluating(frames)
     root, innermost = modules[0], modules[-1]
     name = next((name for name, each in root.named_modules() if each is innermost and name), type(innermost).__name__)
-    evaluates = not root.training and any(each.requires_grad for each in root.parameters())
-    return name, type(root).__name__ if evaluates else ""
+    if not any(each.requires_grad for each in root.parameters()):
+        # Such as a criterion.
+        return name, _evaluating(frames)
+    return name, "" if root.training else type(root).__name__
+
+
+def _evaluating(frames: _Frames) -> str:
+    """Return the model that evaluates where the failing call is outside of it, as in a loss: all others do as well."""
+    users = [frame for frame, _, _ in frames if is_users(frame.f_code.co_filename)]
+    found = [value for frame in users for _, value in _variables(frame) if isinstance(value, torch.nn.Module)]
+    models = [model for model in found if any(each.requires_grad for each in model.parameters())]
+    return "" if not models or any(model.training for model in models) else type(models[0]).__name__
 
 
 def _phase(frames: _Frames) -> Phase:

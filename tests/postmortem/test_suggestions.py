@@ -110,7 +110,16 @@ def test_a_forward_pass_without_gradients_is_not_to_be_checkpointed() -> None:
     assert not any("checkpoint" in text or "optimizer" in text for text in texts)
 
 
-@pytest.mark.parametrize("update", ["total += F.mse_loss(model(x), x)", "total = total + F.mse_loss(model(x), x)"])
+# The first two fail in the loss, the last one in the model.
+@pytest.mark.parametrize(
+    "update",
+    [
+        "total += F.mse_loss(model(x), x)",
+        "total = total + F.mse_loss(model(x), x)",
+        "total = total + nn.MSELoss()(model(x), x)",
+        "total = total + model(x).sum()",
+    ],
+)
 def test_a_variable_that_the_failing_statement_reads_is_not_to_be_deleted(update: str) -> None:
     source = f"""
 def validate():

@@ -115,18 +115,18 @@ def test_all_bf16_runs_where_fp32_weights_do_not_fit() -> None:
     assert [Action.OOM in tape.action for tape in tapes.values()] == [True, False]
 
 
-SCALARS = 4 + 4
-"""The loss, and the gradient of 1 with which backward begins."""
+SQUARES, ONE = 4 * 64 * 512, 4
+"""The loss, which mse_loss computes in the memory of all squares, and the gradient of 1 with which backward begins."""
 
 
 def test_bf16_autocast_saves_half_of_the_activations() -> None:
     plain, lower = (run(virtual_step(rows=64), Knobs(precision=p)).tape for p in ("as written", "bf16"))
     # ReLU's result, and the output of 64 x 512 that mse_loss saves.
-    assert at_end_of_forward(plain, Category.ACTIVATION) == 4 * 64 * 2048 + 4 * 64 * 512 + SCALARS
+    assert at_end_of_forward(plain, Category.ACTIVATION) == 4 * 64 * 2048 + 4 * 64 * 512 + SQUARES + ONE
     # ReLU's result in bf16, the output back in fp32 for mse_loss; the cast input, for the gradient of the first weight,
     # and the cast second weight, for the gradient of ReLU's result.
     halves = 2 * 64 * 2048 + 2 * 64 * 1024 + 2 * SECOND
-    assert at_end_of_forward(lower, Category.ACTIVATION) == halves + 4 * 64 * 512 + SCALARS
+    assert at_end_of_forward(lower, Category.ACTIVATION) == halves + 4 * 64 * 512 + SQUARES + ONE
 
 
 def test_fp16_has_a_scaler() -> None:
@@ -140,16 +140,16 @@ def test_fp16_has_a_scaler() -> None:
 def test_micro_batches_divide_activations_and_inputs() -> None:
     whole, parts = (run(virtual_step(rows=64), Knobs(accumulation=n)).tape for n in (1, 4))
     assert highest(parts, Category.INPUT) * 4 == highest(whole, Category.INPUT) == 4 * 64 * (1024 + 512)
-    assert at_end_of_forward(whole, Category.ACTIVATION) == 4 * 64 * (2048 + 512) + SCALARS
-    # A micro-batch has a quarter of the samples.
-    assert at_end_of_forward(parts, Category.ACTIVATION) == 64 * (2048 + 512) + SCALARS
+    assert at_end_of_forward(whole, Category.ACTIVATION) == 4 * 64 * (2048 + 512) + SQUARES + ONE
+    # A micro-batch has a quarter of the samples. Its loss over 4 is a number of its own, and the squares are gone.
+    assert at_end_of_forward(parts, Category.ACTIVATION) == 64 * (2048 + 512) + 4 + ONE
 
 
 def test_offload_leaves_no_activation_at_the_end_of_forward() -> None:
     step = virtual_step(rows=64)
     tape = run(step, Knobs(offload="saved tensors on the CPU")).tape
     # The output, which mse_loss saves outside the model; ReLU's result is on the CPU.
-    assert at_end_of_forward(tape, Category.ACTIVATION) == 4 * 64 * 512 + SCALARS
+    assert at_end_of_forward(tape, Category.ACTIVATION) == 4 * 64 * 512 + SQUARES + ONE
 
 
 def test_frozen_layers_have_neither_gradients_nor_state() -> None:

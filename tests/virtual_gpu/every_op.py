@@ -41,7 +41,7 @@ def database() -> list[Any]:
 
     The module also forbids assignments to `torch.backends.cudnn` in the whole process; here they stay allowed.
     """
-    if importlib.util.find_spec("expecttest") is None:
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         sys.modules["expecttest"] = _stand_in()
     with mock.patch.object(torch.backends, "disable_global_flags", lambda: None):
         from torch.testing._internal.common_methods_invocations import op_db
