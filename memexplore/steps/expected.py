@@ -8,6 +8,7 @@ picture until the run has ended, never a result: ops may take another path from 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,13 @@ from memexplore.gpu_catalogue import Gpu
 from memexplore.knobs.knobs import Knobs
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import TracedSetting, record_of
-from memexplore.steps.trace_reuse import Trace
+from memexplore.steps.trace_reuse import ACTION, BLOCK, CODE, PHASE, FirstStep, Trace
 from memexplore.steps.trial import target_of, virtual_gpu
-from memexplore.tape import Os, Tape
+from memexplore.tape import Action, Category, Os, Tape
 from memexplore.tensor_text import dtype_of, shape_of, tensor_text
 
+_OF_OP = slice(PHASE, CODE.stop)
+"""Columns of `FirstStep.compared` that name the op of a request: phase, step, op, layer and stack."""
 _NEAREST = 4
 """Batches among which two are sought that make the same requests but for their sizes."""
 
@@ -76,16 +79,66 @@ def _between(by_batch: dict[int, TracedSetting], batch: int, near: int, other: i
 def extrapolated(one: Trace, other: Trace, share: float) -> Trace | None:
     """Return the trace whose sizes and shapes are those of `one` plus a share of the difference to `other`.
 
-    None where the traces differ in more than sizes and shapes, and where a size would be negative.
+    Scratch memory of an op that takes it more or less often in the other trace, as sums over many samples do, is as in
+    `one`. None where the traces differ in more than that, and where a size would be negative.
     """
     first, second = one.first, other.first
-    if first.compared.shape != second.compared.shape or not np.array_equal(first.compared, second.compared):
+    rows, others = _common_rows(first, second)
+    if len(rows) != len(others) or not np.array_equal(_compared(first, rows), _compared(second, others)):
         return None
-    size = np.rint(first.size + share * (second.size - first.size)).astype(np.int64)
+    size, tensor = first.size.copy(), first.tensor.copy()
+    size[rows] = np.rint(first.size[rows] + share * (second.size[others] - first.size[rows])).astype(np.int64)
     if (size < 0).any():
         return None
-    tensor = _extrapolated_texts(first.tensor, second.tensor, share)
-    return None if tensor is None else one.resized(first._replace(size=size, tensor=tensor))
+    texts = _extrapolated_texts(first.tensor[rows], second.tensor[others], share)
+    if texts is None:
+        return None
+    tensor[rows] = texts
+    return one.resized(first._replace(size=size, tensor=tensor))
+
+
+def _common_rows(first: FirstStep, second: FirstStep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of two first steps without the scratch of ops that do not take it equally often in both."""
+    scratch = [_scratch(each) for each in (first, second)]
+    counts = [Counter(_codes(each, rows)) for each, rows in zip((first, second), scratch, strict=True)]
+    unequal = {code for code in counts[0].keys() | counts[1].keys() if counts[0][code] != counts[1][code]}
+    return _rows_without(first, scratch[0], unequal), _rows_without(second, scratch[1], unequal)
+
+
+def _scratch(first: FirstStep) -> list[int]:
+    """Return the rows of requests that the op itself frees: no other op requests memory in between."""
+    action, block = first.compared[:, ACTION], first.compared[:, BLOCK]
+    allocs = np.flatnonzero(action == Action.ALLOC)
+    codes = first.compared[allocs, CODE]
+    call = np.append(0, np.cumsum((codes[1:] != codes[:-1]).any(axis=1)))
+    frees = np.flatnonzero((action == Action.FREE_REQUESTED) & (block >= 0))
+    freed_in = call[np.searchsorted(allocs, frees) - 1]
+    made_in = call[np.searchsorted(allocs, block[frees])]
+    rows = block[frees[freed_in == made_in]]
+    return [int(row) for row in rows if first.category[row] in (Category.TEMPORARY, Category.WORKSPACE)]
+
+
+def _codes(first: FirstStep, rows: list[int]) -> list[tuple[int, ...]]:
+    return list(map(tuple, first.compared[rows, _OF_OP].tolist()))
+
+
+def _rows_without(first: FirstStep, scratch: list[int], unequal: set[tuple[int, ...]]) -> NDArray[np.int64]:
+    left_out = {row for row, code in zip(scratch, _codes(first, scratch), strict=True) if code in unequal}
+    if not left_out:
+        return np.arange(len(first.size))
+    block = first.compared[:, BLOCK]
+    of_scratch = np.isin(block, list(left_out)) & (first.compared[:, ACTION] == Action.FREE_REQUESTED)
+    of_scratch[list(left_out)] = True
+    return np.flatnonzero(~of_scratch)
+
+
+def _compared(first: FirstStep, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the compared columns of rows, with blocks by their number among these."""
+    compared = first.compared[rows]
+    block = compared[:, BLOCK]
+    is_free = (compared[:, ACTION] == Action.FREE_REQUESTED) & (block >= 0)
+    compared[is_free, BLOCK] = np.searchsorted(rows, block[is_free])
+    return compared
 
 
 def _extrapolated_texts(

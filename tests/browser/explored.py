@@ -31,13 +31,12 @@ DRAWN = f"""() => {{ const bytes = name => {GRAPH}.figure.data.find(trace => tra
 def small_step() -> Step:
     """A step of milliseconds, with images, so that every knob has an effect."""
     torch.manual_seed(0)
-
-    def convolution(channels: int) -> nn.Conv2d:
-        # The gradient of a bias takes scratch memory from some batch on, and then no picture is expected.
-        return nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-
-    blocks = [nn.Sequential(convolution(16), nn.ReLU(), convolution(16)) for _ in range(4)]
-    model = nn.Sequential(convolution(3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    blocks = [
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)) for _ in range(4)
+    ]
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    )
     batch = torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.long)
     return Step(model, batch, loss=nn.functional.cross_entropy, optimizer=torch.optim.AdamW)
 

@@ -138,3 +138,17 @@ def test_a_second_step_with_other_requests_has_none():
     # DistributedDataParallel makes its buckets anew after the first backward.
     step = after_runs(Knobs(gpus=2), Knobs(gpus=2, batch=128))
     assert expected_tape(step, Knobs(gpus=2, batch=256), gpu=GPU) is None
+
+
+def test_scratch_that_a_sum_takes_from_some_batch_on_is_as_in_the_nearest_run():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    step = Step(model, torch.zeros(64, 3, 32, 32), loss=torch.mean, optimizer=torch.optim.SGD)
+    counts = []
+    for batch in (64, 128):
+        tape = run(step, Knobs(batch=batch), gpu="T4").tape
+        counts.append(int((tape.action == Action.ALLOC).sum()))
+    # The gradient of the bias is a sum over 64 or 128 images of 1024 pixels: the larger one is made in parts.
+    assert counts[0] < counts[1]
+    expected = expected_tape(step, Knobs(batch=256), gpu="T4")
+    assert expected is not None
+    assert peak(expected) == peak(run(step, Knobs(batch=256), gpu="T4").tape)
