@@ -18,6 +18,8 @@ from memexplore.virtual_gpu.device import active
 
 CALLED, LOSS = "_model_call", "_loss"
 """Names in the lines for the call of the model, and for the loss."""
+_DEPTH = 8
+"""As that of `observed.template`."""
 IN_LOOP = "memexplore_in_loop"
 """Attribute of the class of what `watch` hands its loop."""
 
@@ -129,7 +131,7 @@ def _filled(value: Any, model: Any, arguments: list[torch.Tensor], loop: _InLoop
     return value
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
     """Return the tensors in arguments of a model, in the order of their templates.
 
     >>> [each.item() for each in tensors_in(((torch.tensor(1), {"x": [torch.tensor(2)]}), {"y": torch.tensor(3)}))]
@@ -137,5 +139,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """
     if isinstance(value, torch.Tensor):
         return [value]
+    if not depth:
+        return []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return [each for part in parts for each in tensors_in(part)]
+    return [each for part in parts for each in tensors_in(part, depth - 1)]

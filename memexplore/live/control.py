@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from memexplore.knobs.adapters import check_names
+from memexplore.knobs.choices import Precision
 from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.precision import AUTOCAST
 from memexplore.live import changes, locks, setting
 from memexplore.live.changes import Change, ChangeState
 from memexplore.live.compiled import COMPILED
@@ -77,7 +77,7 @@ class Control:
                 return
             if not any(model is each() for each in self._models):
                 self._models = [each for each in self._models if each() is not None] + [weakref.ref(model)]
-        is_cast = self.setting.knobs.precision in AUTOCAST
+        is_cast = self.setting.knobs.precision is not Precision.AS_WRITTEN
         is_new = self.observer.see(model, call, step, self.share, arguments, is_cast)
         self.lines.see(model, *arguments[1:], is_new)
 

@@ -22,6 +22,7 @@ _SECONDS = 0.2
 _MOST_BYTES = 1 << 16
 """Size up to which values on the CPU are copied."""
 _DEPTH = 8
+"""Depth to which arguments and outputs are read: one may contain itself."""
 _OF_NUMPY = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), slice, torch.dtype, torch.device, torch.Size)
 
@@ -86,7 +87,7 @@ class Observer:
     ) -> bool:
         """Keep a call of a model: shapes, step and share, and method, `args` and `kwargs`; return whether it is new.
 
-        `is_cast` tells that the setting in effect puts an autocast around the call: it is not that of the loop.
+        `is_cast` tells that the setting in effect decides about autocast: what is around the call is not the loop's.
         """
         if self._seen == (call, share):
             self.step, self.is_last = step, True
@@ -116,15 +117,15 @@ class Observer:
             self.call = self.call._replace(held=held)
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Return what tuples, lists and dicts inside of each other have in them, in order.
+def leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """Return what tuples, lists and dicts inside of each other, down to a depth, have in them, in order.
 
     >>> list(leaves((1, {"loss": 2, "more": [3]})))
     [1, 2, 3]
     """
-    if isinstance(value, tuple | list | dict):
+    if depth and isinstance(value, tuple | list | dict):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from leaves(part)
+            yield from leaves(part, depth - 1)
     else:
         yield value
 

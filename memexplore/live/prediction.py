@@ -258,11 +258,15 @@ def _outcome(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tup
 
 
 def _run(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[str, ...]]:
-    if request.code:
-        # Lines may need more of the program than their values, such as a default group of processes.
-        with contextlib.suppress(Exception):
-            return _run_code(packed, request, knobs, pickle.loads(request.code))
-    return _run_code(packed, request, knobs, None)
+    if not request.code:
+        return _run_code(packed, request, knobs, None)
+    try:
+        return _run_code(packed, request, knobs, pickle.loads(request.code))
+    except Exception as error:
+        # Lines may need more of the program than their values. An error of the setting is raised again.
+        outcome, assumed = _run_code(packed, request, knobs, None)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return outcome, (step_copy.LINES_FAILED.format(reason), *assumed)
 
 
 def _run_code(packed: Step, request: Request, knobs: Knobs, code: CodeLoss | None) -> tuple[Outcome, tuple[str, ...]]:

@@ -38,6 +38,7 @@ LOSS_ASSUMED = (
     "The loss is not known: the mean squared error of the model's outputs stands for it, which keeps no tensor of its "
     "own for backward."
 )
+LINES_FAILED = "The lines of the loop that compute the loss cannot be run ({}): the model's output is taken instead."
 NO_KEYWORDS = "The model's keyword arguments are not known: name the model in mx.watch(model)."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import weakref
 from typing import Any
 
@@ -188,3 +189,49 @@ def test_a_prediction_keeps_no_variable_of_the_loop_alive():
                     live.predict(Knobs(), SECONDS)
                 x = y = None
                 assert seen() is None
+
+
+def only_here(loss: torch.Tensor) -> torch.Tensor:
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError("another process")
+    return loss
+
+
+def loss_of_one_process(model: nn.Module, optimizer: torch.optim.Optimizer, live: Any) -> None:
+    for _ in range(4):
+        x, y = batch_of()
+        loss = only_here(nn.functional.cross_entropy(model(x), y))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_lines_that_cannot_be_run_are_named_with_their_error():
+    found = of_classifier(loss_of_one_process)
+    assert found.assumed == (step_copy.LINES_FAILED.format("RuntimeError: another process"), step_copy.LOSS_ASSUMED)
+
+
+class ReturnsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 4)
+
+    def forward(self, parts: list[Any]) -> list[Any]:
+        found: list[Any] = [self.inner(parts[0])]
+        found.append(found)
+        return found
+
+
+def test_lists_that_contain_themselves_are_watched():
+    with mx.virtual("T4"):
+        model = ReturnsItself().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mx.watch(model, optimizer) as live:
+            for _ in range(3):
+                given: list[Any] = [torch.ones(8, 64, device="cuda")]
+                given.append(given)
+                model(given)[0].sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert live.steps()["step"].tolist() == [1, 2, 3]
+    assert not live.notes
