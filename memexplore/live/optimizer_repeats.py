@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -66,6 +67,21 @@ class _Place(NamedTuple):
     address: int
 
 
+class Repeat(NamedTuple):
+    """A step that was not recorded, and how its rows, which `complete` writes, follow from those of a recorded one."""
+
+    requests: list[_Request]
+    places: list[_Place]
+    first: int
+    """Its first row."""
+    begin: int
+    """Its beginning on the clock of the recording."""
+    took: int
+    shift: int
+    """What to add to the addresses."""
+    step: int
+
+
 class _Steps:
     """The recorded steps of one optimizer with one key."""
 
@@ -75,6 +91,8 @@ class _Steps:
         """The tables of the stacks of `requests`."""
         self.requests: list[_Request] = []
         self.places: list[_Place] = []
+        self.rows: list[tuple[int, ...]] = []
+        """The rows of a step that repeats, until `complete` writes the missing numbers."""
         self.used: list[tuple[int, int]] = []
         """The ranges of addresses of these places."""
         self.equal = 0
@@ -113,27 +131,49 @@ class OptimizerRepeats:
         self._began = steps, repeats, len(recorder.events), _clock()
         return repeats
 
-    def end(self, recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the optimizer has stepped: keep the rows of its step, or write those of the step it repeats."""
+    def end(self, recorder: Recorder, optimizer: torch.optim.Optimizer) -> Repeat | None:
+        """Note that the optimizer has stepped, and keep the rows of its step.
+
+        Return the step for `complete` where it repeats another one.
+        """
         began, self._began = self._began, None
         if began is None:
-            return
+            return None
         steps, repeats, first, start = began
         if repeats:
             steps.repeats += 1
-            _write(recorder, steps, start)
-            return
+            return _repeat(recorder, steps, start)
         recorder.settle()
         read = _read(recorder, first, start)
         if read is None:
             steps.equal = 0
-            return
+            return None
         if steps.equal and read[0] != steps.requests:
             self._differ.add(optimizer)
         steps.requests, steps.places = read
         pairs = zip(steps.requests, steps.places, strict=True)
         steps.used = _united((place.address, place.address + request.size) for request, place in pairs)
+        steps.rows = [
+            (0, each.action, 0, each.size, each.phase, 0, -1, -1, each.stack, each.grad, -1, each.category)
+            for each in steps.requests
+        ]
         steps.equal, steps.repeats = steps.equal + 1, 0
+        return None
+
+
+def complete(recorder: Recorder, repeats: Iterable[Repeat]) -> None:
+    """Write the rows of steps that were not recorded."""
+    events, ops, tensors = recorder.events, recorder.ops, recorder.tensors
+    for requests, places, first, begin, took, shift, step in repeats:
+        for row, request, place in zip(itertools.count(first), requests, places):
+            action, size, block, phase, op, module, stack, grad, category, tensor = request
+            if action == _ALLOC:
+                tensors[row] = tensor
+            number = ops.setdefault(op, len(ops)) if op else -1
+            owner = recorder.names.intern(module) if module else -1
+            now, address = begin + int(place.part * took), place.address + shift
+            freed = first + block if action == _FREE else -1
+            events[row] = (now, action, address, size, phase, step, number, owner, stack, grad, freed, category)
 
 
 def _is_known(optimizer: torch.optim.Optimizer, mode: Any) -> bool:
@@ -215,20 +255,12 @@ def _read(recorder: Recorder, first: int, start: int) -> tuple[list[_Request], l
     return None if alive else (requests, places)
 
 
-def _write(recorder: Recorder, steps: _Steps, start: int) -> None:
-    """Write the rows of a step that began at a time."""
-    events, ops, tensors, step = recorder.events, recorder.ops, recorder.tensors, recorder.step
-    took, first, shift = _clock() - start, len(events), _shift(recorder, steps)
-    start -= recorder.epoch
-    for request, place in zip(steps.requests, steps.places, strict=True):
-        action, size, block, phase, op, module, stack, grad, category, tensor = request
-        if action == _ALLOC:
-            tensors[len(events)] = tensor
-        number = ops.setdefault(op, len(ops)) if op else -1
-        owner = recorder.names.intern(module) if module else -1
-        now, address = start + int(place.part * took), place.address + shift
-        freed = first + block if action == _FREE else -1
-        events.append((now, action, address, size, phase, step, number, owner, stack, grad, freed, category))
+def _repeat(recorder: Recorder, steps: _Steps, start: int) -> Repeat:
+    """Add the rows of a step that began at a time; `complete` writes what differs from the recorded one."""
+    began, took = start - recorder.epoch, _clock() - start
+    first, shift = len(recorder.events), _shift(recorder, steps)
+    recorder.events += steps.rows
+    return Repeat(steps.requests, steps.places, first, began, took, shift, recorder.step)
 
 
 def _shift(recorder: Recorder, steps: _Steps) -> int:

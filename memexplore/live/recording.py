@@ -18,7 +18,7 @@ import torch
 from memexplore.analysis.curves import peak
 from memexplore.capture import predicted, versions
 from memexplore.live.older import Older
-from memexplore.live.optimizer_repeats import OptimizerRepeats
+from memexplore.live.optimizer_repeats import OptimizerRepeats, Repeat, complete
 from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda, earlier_blocks, endings, tape_builder
 from memexplore.recorder.allocator_history import AllocatorHistory, History
@@ -117,6 +117,7 @@ class Recording:
         """`older` has the storages that are older than the watched run, `repeats` its recorded optimizer steps."""
         self.step = step
         self._repeats = repeats if virtual is None and device.type == "cpu" else None
+        self._repeated: list[Repeat] = []
         self._older = older
         self._virtual = virtual
         self.recorder: Any
@@ -200,7 +201,9 @@ class Recording:
         """Note that an optimizer has stepped."""
         self._see_ops()
         if self._repeats is not None:
-            self._repeats.end(self.recorder, optimizer)
+            repeat = self._repeats.end(self.recorder, optimizer)
+            if repeat is not None:
+                self._repeated.append(repeat)
         self.recorder.optimizer_ends(optimizer)
 
     def _see_ops(self) -> None:
@@ -318,6 +321,7 @@ class Recording:
         return len(self.recorder.events) if self._tape is None else len(self._tape)
 
     def _build(self) -> Tape:
+        complete(self.recorder, self._repeated)
         tape = tape_builder.build(self.recorder, self._meta)
         if tape.meta.capacity is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=self.recorder.training.models(tape)))

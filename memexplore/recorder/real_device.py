@@ -51,6 +51,8 @@ _STORAGE = torch.UntypedStorage(1)
 _ALONE = storage_use_count(storage_key(_STORAGE)) + 1
 """Use count of a storage with one tensor, while Python has the storage: no other tensor is in it."""
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_PLAIN = (_Tensor,)
+"""Types with which the ops of AccumulateGrad come."""
 _STRIDED = torch.strided
 _OPS: dict[int, tuple[Callable[..., Any], bool, Any]] = {}
 """Id of an op -> what runs it, whether the recorder notes it, and the op, whose own hash takes longer."""
@@ -87,7 +89,7 @@ class RealMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(hasattr(kind, FLATTEN) for kind in types):
+        if types and types != _PLAIN and any(hasattr(kind, FLATTEN) for kind in types):
             # A tensor around others, such as DTensor: its own code runs, and calls ops on the tensors inside.
             return NotImplemented
         if self._dead:

@@ -25,6 +25,8 @@ KEEP_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": s
 """glibc keeps freed memory. Otherwise it returns some to the system, or none, depending on where small objects lie on
 the heap: the same unwatched step takes 40 or 2000 page faults."""
 ROUNDS = 10
+ROUNDS_OF_DIFFERENCES = 30
+"""A difference of two times is a tenth of each, so that it needs more of them."""
 NEVER = 10**9
 Step = Callable[[], None]
 
@@ -74,6 +76,7 @@ def in_turn(
     sides: dict[str, Callable[[], contextlib.AbstractContextManager[object]]],
     step: Step,
     before: Callable[[], object] = lambda: None,
+    rounds: int = ROUNDS,
 ) -> dict[str, float]:
     """Return the seconds of one step for each side: the median of all, in processor time of one thread.
 
@@ -89,7 +92,7 @@ def in_turn(
     step()
     count = max(8, int(0.1 / (time.perf_counter() - began)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for name, context in list(sides.items())[:: 1 if number % 2 else -1]:
             with context():
                 for _ in range(2):
@@ -122,7 +125,7 @@ def recorded() -> None:
             "recorded": lambda: mx.watch(model, first=NEVER),  # noqa: B023
             "tracker": lambda: tracker,  # noqa: B023
         }
-        times = in_turn(sides, step, tracker.reset_mod_stats)
+        times = in_turn(sides, step, tracker.reset_mod_stats, ROUNDS_OF_DIFFERENCES)
         ours, theirs = times["recorded"] - times["plain"], times["tracker"] - times["plain"]
         print(
             f"{name:>20} {times['plain'] * 1e3:>7.2f} ms {times['recorded'] * 1e3:>7.2f} ms "
