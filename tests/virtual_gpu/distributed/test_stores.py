@@ -46,3 +46,30 @@ def test_a_key_that_another_thread_sets_is_waited_for():
         setter.start()
         assert store.get("key") == b"value"
         setter.join()
+
+
+def test_a_key_with_a_prefix_that_only_another_rank_sets_has_no_value():
+    with mx.virtual("H100", world=4, rank=1):
+        store = dist.PrefixStore("epoch", dist.PrefixStore("run", dist.TCPStore("127.0.0.1", 29511, 4, False)))
+        store.wait(["ready"], datetime.timedelta(seconds=600))
+        with pytest.raises(dist.DistStoreError, match="the store has no key 'ready', and no other rank runs"):
+            store.get("ready")
+        store.set("ready", "1")
+        assert store.get("ready") == b"1"
+
+
+def test_the_store_of_the_default_group_waits_for_no_other_rank():
+    with mx.virtual("H100", world=4, rank=1):
+        dist.init_process_group("nccl", rank=1, world_size=4)
+        with pytest.raises(dist.DistStoreError, match="the store has no key 'address'"):
+            dist.distributed_c10d._get_default_store().get("address")
+
+
+def test_a_prefix_has_its_own_methods_after_a_virtual_gpu():
+    with mx.virtual("H100", world=4):
+        assert {"get", "wait"} <= vars(dist.PrefixStore).keys()
+    assert not {"get", "wait"} & vars(dist.PrefixStore).keys()
+    store = dist.PrefixStore("run", dist.HashStore())
+    store.set("key", "value")
+    store.wait(["key"], datetime.timedelta(seconds=1))
+    assert store.get("key") == b"value"
