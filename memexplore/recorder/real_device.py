@@ -51,8 +51,7 @@ _STORAGE = torch.UntypedStorage(1)
 _ALONE = storage_use_count(storage_key(_STORAGE)) + 1
 """Use count of a storage with one tensor, while Python has the storage: no other tensor is in it."""
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_PLAIN = (_Tensor,)
-"""Types with which the ops of AccumulateGrad come."""
+_PLAIN = (_Tensor,)  # with which the ops of AccumulateGrad come
 _STRIDED = torch.strided
 _OPS: dict[int, tuple[Callable[..., Any], bool, Any]] = {}
 """Id of an op -> what runs it, whether the recorder notes it, and the op, whose own hash takes longer."""
@@ -78,9 +77,8 @@ class RealMode(TorchDispatchMode):
             recorder.training = None
         # Bound once: each op needs them.
         self._local, self._dead, self._settle = recorder.local, recorder.dead, recorder.settle
-        self._alloc: Callable[..., None]
-        self._out_of_memory: Callable[..., None]
-        self._alloc, self._out_of_memory = recorder.alloc, recorder.out_of_memory
+        self._alloc: Callable[..., None] = recorder.alloc
+        self._out_of_memory: Callable[..., None] = recorder.out_of_memory
         self._died = recorder.dead.append
 
     @classmethod
