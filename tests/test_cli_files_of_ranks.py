@@ -7,7 +7,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
+
+import pytest
+
+import memexplore as mx
+from memexplore.virtual_gpu.files import elsewhere, session
 
 SCRIPT = """
 import contextlib, os, pathlib, sys, torch
@@ -64,6 +70,21 @@ if rank == 0:
     os.remove(last)
 """
 
+AWAITED = """
+import os, time, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+if rank == 0:
+    with open("rows.txt", "w") as file:
+        file.write("1024")
+while not os.path.exists("rows.txt"):
+    time.sleep(0.2)
+with open("rows.txt") as file:
+    rows = int(file.read())
+print("RANK", rank, tuple(torch.zeros(rows, 256, device="cuda").shape))
+"""
+
 
 def run(folder: pathlib.Path, rank: str, text: str = SCRIPT) -> dict[str, Any]:
     script = folder / "train.py"
@@ -90,3 +111,34 @@ def test_a_rank_reads_the_files_that_each_rank_has_saved_and_one_that_is_removed
     for rank in ("0", "3"):
         run(tmp_path / "run", rank, EACH_ITS_OWN)
     assert [path.name for path in (tmp_path / "run").glob("*.pt")] == []
+
+
+def test_a_rank_that_waits_for_a_file_gets_it_from_rank_0(tmp_path: pathlib.Path) -> None:
+    # 1024 rows of 256 numbers of 4 bytes.
+    assert run(tmp_path, "3", AWAITED)["peak_allocated"] == 1024 * 256 * 4
+
+
+def test_a_file_that_is_awaited_and_that_no_rank_writes_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+    with session.every_file(), mx.virtual("T4"), elsewhere.fetched_by(asked.append):
+        with pytest.raises(RuntimeError, match=r"waits for the file absent.txt, and no other rank has written it"):
+            while not os.path.exists("absent.txt"):
+                time.sleep(0.5)
+        assert asked == [str(tmp_path / "absent.txt")]
+
+
+def test_a_file_that_a_busy_program_looks_for_is_not_awaited(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seconds = iter(range(100))
+    # One second passes between two looks, of which the program computes a half.
+    monkeypatch.setattr(elsewhere.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(elsewhere.time, "process_time", lambda: next(seconds) / 2)
+    asked: list[str] = []
+    with session.every_file(), mx.virtual("T4"), elsewhere.fetched_by(asked.append):
+        assert not any(os.path.exists("stop.txt") for _ in range(20))
+    assert asked == []

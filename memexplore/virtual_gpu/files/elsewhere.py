@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from memexplore.virtual_gpu.files import paths, policy
 from memexplore.virtual_gpu.files.overlay import Overlay
@@ -20,9 +21,24 @@ Give = Callable[[str], object]
 """Copies the file that this rank has at a path for other ranks."""
 
 
+_SECONDS, _LOOKS, _BUSY = 5.0, 3, 0.2
+"""A program waits for a file that it has looked for so long and so often, if it used less of the processor's time."""
+
+
+class _Looks(NamedTuple):
+    """When a program began to look for a file that is missing, and how often it has looked since then."""
+
+    began: float
+    processor: float
+    times: int
+
+
 class _State:
     fetch: Fetch | None = None
     give: Give | None = None
+
+
+_looks: dict[str, _Looks] = {}
 
 
 @contextlib.contextmanager
@@ -34,6 +50,7 @@ def fetched_by(fetch: Fetch, give: Give | None = None) -> Iterator[None]:
         yield
     finally:
         _State.fetch, _State.give = before
+        _looks.clear()
 
 
 def removing(overlay: Overlay, logical: str) -> None:
@@ -75,3 +92,33 @@ def found_beside_own(overlay: Overlay, file: Any) -> str | None:
             for path in beside
         )
     return found(overlay, file) if is_beside else None
+
+
+def awaited(overlay: Overlay, file: Any) -> str | None:
+    """Return what `found` does for a file that the program waits for, None if it only looks for it.
+
+    Raises RuntimeError where no other rank has written the file when it ends.
+    """
+    if _State.fetch is None or overlay.inside:
+        return None
+    with overlay.real():
+        logical = overlay.logical(os.fsdecode(file))
+        if not policy.is_from_another_rank(overlay, logical) or not _is_waiting(logical):
+            return None
+    copy = found(overlay, file)
+    if copy is None:
+        raise RuntimeError(
+            f"this rank waits for the file {os.fsdecode(file)}, and no other rank has written it when it ended: let "
+            "this rank write it, or make the file before the run"
+        )
+    return copy
+
+
+def _is_waiting(logical: str) -> bool:
+    """Note that a program looks for a missing file; return whether it does nothing else."""
+    now, processor = time.monotonic(), time.process_time()
+    began = _looks.get(logical, _Looks(now, processor, 0))
+    if processor - began.processor > max(_BUSY * (now - began.began), _BUSY):
+        began = _Looks(now, processor, 0)
+    _looks[logical] = looks = began._replace(times=began.times + 1)
+    return looks.times >= _LOOKS and now - looks.began >= _SECONDS

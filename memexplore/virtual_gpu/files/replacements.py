@@ -150,7 +150,7 @@ def _stat(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
         except FileNotFoundError:
             if _passes(overlay, path, **kwargs):
                 raise
-            copy = elsewhere.found_beside_own(overlay, path)
+            copy = elsewhere.found_beside_own(overlay, path) or elsewhere.awaited(overlay, path)
             if copy is None:
                 raise
         return original(copy, *args, **kwargs)
