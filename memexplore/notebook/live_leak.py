@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from memexplore.live.leaks import Leak
@@ -37,7 +38,9 @@ class ShownLeak:
             self.held_by = self._live.held_by(_SECONDS_FOR_HOLDERS)
 
     def end(self) -> None:
-        """Look for the leak and its holders once more, at the end of the run."""
+        """Look for the leak and its holders for the last time: what a later cell deletes names no line any more."""
         self._next = 0.0
-        if self.find() is not None:
+        leak = self.find()
+        self._next = math.inf
+        if leak is not None:
             self.held_by = self._live.held_by(_SECONDS_FOR_HOLDERS)

@@ -146,8 +146,8 @@ class LivePage:
 
     @property
     def _draws(self) -> bool:
-        """Whether timeline and tabs are seen: a line has neither, and gets them at the end."""
-        return self._is_seen and (self._following.form == "page" or self._is_over)
+        """Whether timeline and tabs are drawn: in a page that is seen, and at the end, as it may be seen later."""
+        return self._is_over or (self._is_seen and self._following.form == "page")
 
     # -- messages
 

@@ -95,6 +95,16 @@ def test_a_hidden_page_gets_nothing_until_it_is_seen_again(watched: Watched) -> 
     assert list(state["new"]["last"]) == [2.0, 3.0]
 
 
+def test_a_run_that_ends_unseen_shows_its_newest_recorded_step(watched: Watched) -> None:
+    with watched.run(first=3, every=1000) as loop:
+        loop.step()
+        watched.ask(type="live visible", visible=False)
+        for _ in range(3):
+            loop.step()
+    assert watched.page.view.tape is watched.live.tape(3)
+    assert watched.ask(type="live visible", visible=True)["shown"] == 3
+
+
 def test_a_run_goes_on_being_sent_while_one_of_two_pages_is_seen(watched: Watched) -> None:
     with watched.run() as loop:
         watched.browser.request(type="everything", view="one")
@@ -247,6 +257,22 @@ def test_a_leak_is_named_with_its_holder_until_it_is_ignored(watched: Watched, m
     assert "grows by" in state["leak"]["text"]
     assert any("kept" in holder for holder in state["leak"]["held_by"]), state["leak"]
     assert watched.ask(type="live ignore")["leak"] is None
+
+
+def test_the_line_of_a_leak_stays_when_a_later_cell_deletes_what_leaked(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_leak, "_SECONDS", 0.0)
+    monkeypatch.setattr(live_leak, "_SHARE", 1e9)
+    kept = []
+    with watched.run(first=100) as loop:
+        for _ in range(20):
+            kept.append(loop.model(loop.loss().new_ones(4096, 64)))
+            loop.step()
+    at_end = watched.states()[-1]["leak"]
+    assert at_end["line"]
+    kept.clear()
+    assert watched.ask(type="live visible", visible=True)["leak"] == at_end
 
 
 def test_a_line_gets_no_tape_until_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
