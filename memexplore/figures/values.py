@@ -201,12 +201,12 @@ def sparkline(tape: Tape, width: int = 560, height: int = 72, top: int = 0) -> s
 
 
 def unbroken(detail: str) -> str:
-    """Return the line below the headline of a verdict, of which no line on a page is to begin with a version alone.
+    """Return the line below the headline of a verdict: no line on a page begins with a percent sign or a version alone.
 
-    >>> unbroken("Peak 2 GiB · predicted, torch 2.13")
-    'Peak 2 GiB · predicted, torch\\xa02.13'
+    >>> unbroken("Peak 2 GiB · 80 % activations · predicted, torch 2.13")
+    'Peak 2 GiB · 80\\xa0% activations · predicted, torch\\xa02.13'
     """
-    return re.sub(r", torch (?=\d)", ", torch\xa0", detail)
+    return re.sub(r" (?=%)|(?<=, torch) (?=\d)", "\xa0", detail)
 
 
 def tape_html(tape: Tape) -> str:

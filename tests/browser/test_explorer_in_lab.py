@@ -337,9 +337,9 @@ def test_longest_sentence_of_a_transformer_has_two_lines_on_a_wide_page(explored
     page.evaluate("() => { document.querySelector('.memexplore').style.width = '1190px' }")  # of a page of 1400 pixels
     explored.settle()
     sentence = (  # of GPT-2 with a batch of 8 on a T4
-        "Peak 14.6 GiB allocated\xa0· 69 % activations, 21 % temporaries: try checkpointing or mixed precision\xa0· "
-        "stops in step 2, backward of GPT2LMHeadModel (aten::_log_softmax_backward_data, 1.53 GiB)\xa0· predicted, "
-        "torch 2.13"
+        "Peak 14.6 GiB allocated\xa0· 69\xa0% activations, 21\xa0% temporaries: "
+        "try checkpointing or mixed precision\xa0· stops in step 2, backward of GPT2LMHeadModel "
+        "(aten::_log_softmax_backward_data, 1.53 GiB)\xa0· predicted, torch\xa02.13"
     )
     lines = page.locator(".memexplore-detail").evaluate(
         """(detail, sentence) => { detail.textContent = sentence;

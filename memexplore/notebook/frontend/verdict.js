@@ -155,11 +155,11 @@ export class VerdictBar {
 }
 
 /**
- * Return the line below the headline, of which no line on the page begins with a dot or with a version alone.
+ * Return the line below the headline, of which no line on the page begins with a dot, a percent sign or a version alone.
  * @param {string} detail
  */
 export function detailText(detail) {
-  return detail.replaceAll(" · ", "\u00a0· ").replace(/, torch (?=\d)/, ", torch\u00a0");
+  return detail.replaceAll(" · ", "\u00a0· ").replaceAll(" %", "\u00a0%").replace(/, torch (?=\d)/, ", torch\u00a0");
 }
 
 /**

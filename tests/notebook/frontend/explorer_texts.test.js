@@ -18,8 +18,11 @@ test("a slider says its value with the unit", () => {
   assert.equal(valueText({ options: [], unit: "", unit_of_one: "" }, -1), "");
 });
 
-test("no line of the verdict begins with a dot or with a version alone", () => {
-  assert.equal(detailText("Peak 2 GiB · predicted, torch 2.13"), "Peak 2 GiB\u00a0· predicted, torch\u00a02.13");
+test("no line of the verdict begins with a dot, a percent sign or a version alone", () => {
+  assert.equal(
+    detailText("Peak 2 GiB · 80 % activations · predicted, torch 2.13"),
+    "Peak 2 GiB\u00a0· 80\u00a0% activations\u00a0· predicted, torch\u00a02.13",
+  );
 });
 
 test("why a request failed stays beside why a setting was not applied", () => {
