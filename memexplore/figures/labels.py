@@ -50,10 +50,12 @@ def box_of(label: Label, spot: Spot) -> Box:
     return Box(left, spot.y - LINE / 2, left + width, spot.y + LINE / 2)
 
 
-def placed(labels: list[Label], width: float, height: float, obstacles: tuple[Box, ...] = ()) -> list[Spot]:
+def placed(
+    labels: list[Label], width: float, height: float, obstacles: tuple[Box, ...] = (), above: float = 0.0
+) -> list[Spot]:
     """Return a place for each label: the first candidate in a plot of that size that is free, else the freest one.
 
-    Labels that come first choose first.
+    Labels that come first choose first. `above` are the pixels above the plot that are free for labels too.
 
     >>> peak = Label("peak 3 GiB", (Spot(95, 20, "right"),), 12)
     >>> capacity = Label("capacity 4 GiB", (Spot(100, 20, "right"), Spot(100, 60, "right")))
@@ -66,7 +68,7 @@ def placed(labels: list[Label], width: float, height: float, obstacles: tuple[Bo
 
         def cost(spot: Spot, label: Label = label) -> float:
             box = box_of(label, spot)
-            inside = box.overlap(Box(0, 0, width, height))
+            inside = box.overlap(Box(0, -above, width, height))
             area = (box.right - box.left) * (box.bottom - box.top)
             # A label that is cut is worse than one that overlaps another.
             return 4 * (area - inside) + sum(box.overlap(other) for other in taken)

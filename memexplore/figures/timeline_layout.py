@@ -10,7 +10,7 @@ import numpy as np
 from memexplore.analysis.picture import refused
 from memexplore.analysis.verdict import failed_request
 from memexplore.figures import bands
-from memexplore.figures.labels import Box, Label, Spot, box_of, placed
+from memexplore.figures.labels import LINE, Box, Label, Spot, box_of, placed
 from memexplore.figures.palette import CAPACITY, FONT, GRID, RESERVED, Theme, byte_ticks
 from memexplore.figures.positions import DEFAULT_X, Positions, XChoice, axis_ticks, positions
 from memexplore.figures.scale import Scale, scale
@@ -153,6 +153,8 @@ class PlacedLabel(NamedTuple):
 def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
     """Return the labels of peak, failed request and capacity; they overlap neither each other nor the border."""
     labels: list[Label] = []
+    # Where no strip of phases is.
+    free_above = 0.0 if any(shown_bands(plot)) else LINE + 2
     lines_here = [Box(x - 2, 0, x + 2, plot.height) for x in map(plot.x, failed_rows(plot))]
     # The reserved bytes may be that high anywhere.
     lines_here.append(Box(0, plot.y(heights.highest) - 1, plot.width, plot.y(heights.highest) + 1))
@@ -174,10 +176,15 @@ def plot_labels(plot: Plot, heights: Scale) -> list[PlacedLabel]:
         at = 0.0 if heights.capacity is None else plot.y(heights.capacity)
         lines = [10.0, 26.0, 42.0, 58.0] if heights.capacity is None else [at - 10, at + 10, at + 26, at + 42]
         sides = ((plot.width - 4, "right"), (4.0, "left"), (plot.width / 2, "center"))
-        labels.append(Label(heights.capacity_text, tuple(Spot(x, y, anchor) for y in lines for x, anchor in sides)))
+        places = [Spot(x, y, anchor) for y in lines for x, anchor in sides]
+        if free_above and heights.capacity is None:
+            # Below the label of the peak, the text would hide the highest part of the curves. At the right are buttons.
+            places.insert(len(sides), Spot(4.0, -1 - LINE / 2, "left"))
+        labels.append(Label(heights.capacity_text, tuple(places)))
+    chosen = placed(labels, plot.width, plot.height, tuple(lines_here), free_above)
     return [
         PlacedLabel(label, spot, is_peak=True) if label.text.startswith("peak ") else PlacedLabel(label, spot, CAPACITY)
-        for label, spot in zip(labels, placed(labels, plot.width, plot.height, tuple(lines_here)), strict=True)
+        for label, spot in zip(labels, chosen, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from memexplore.figures.positions import XChoice, equal_steps, positions
 from memexplore.figures.scale import scale
 from memexplore.figures.timeline import outline_trace, timeline, timeline_arrays
 from memexplore.figures.timeline_layout import Plot, plot_labels, window_layout, window_rows
-from memexplore.tape import Action, Category, Phase, Source
+from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
 from tests.sample_tapes import GIB, big_tape, oom_tape, small_tape, training_tape, unwound_tape
 
 NAMES = [kind.text for kind in Category]
@@ -210,6 +210,16 @@ def test_capacity_label_has_a_place_of_its_own_in_a_narrow_plot():
     boxes.append(Box(0, plot.y(reserved) - 1, 270, plot.y(reserved) + 1))
     *others, capacity, line = boxes
     assert [capacity.overlap(box) for box in (*others, line)] == [0.0] * len(boxes[1:])
+
+
+@pytest.mark.parametrize("width", [410, 820])
+def test_label_of_a_far_capacity_hides_no_curve_without_steps(width):
+    columns = {"address": [0, 512, 1024, 512], "size": [512, 512, 512, 512], "action": [0, 0, 0, 1]}
+    tape = Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "T4", capacity=46 * 1536))
+    heights = scale(tape)
+    plot = Plot(tape, *window_rows(tape, None), positions(tape), width - 100, 140, heights.ceiling * 1.2)
+    *_, capacity = [box_of(placed.label, placed.spot) for placed in plot_labels(plot, heights)]
+    assert capacity.bottom < plot.y(heights.highest)
 
 
 def test_axis_title_names_the_source():
