@@ -136,7 +136,7 @@ def _held(found: PostMortem) -> str:
     if len(enough) > 1:
         others = ", ".join(_held_text(group) for group in enough[1:3])
         return f"{first}, and {others}"
-    return f"{first}, and without it the request fits (replayed)"
+    return f"{first}; without this memory the request fits (replayed)"
 
 
 def _named(found: PostMortem) -> list[Held]:
