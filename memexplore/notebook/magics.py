@@ -157,7 +157,7 @@ class MemoryMagics(Magics):
             print("No virtual GPU is on. Run %memgpu T4 to use one in this notebook.")
         else:
             usable = size_text(gpu.for_release(capture.release_or_installed(None)).capacity)
-            print(f"The virtual {gpu.name} is on: {usable} usable. Run %memgpu off to switch it off.")
+            print(f"The virtual {gpu.name} is on: {usable} usable.\nRun %memgpu off to switch it off.")
 
     @no_var_expand
     @line_magic
