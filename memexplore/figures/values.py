@@ -206,7 +206,7 @@ def unbroken(detail: str) -> str:
     >>> unbroken("Peak 2 GiB · 80 % activations · predicted, torch 2.13")
     'Peak 2 GiB · 80\\xa0% activations · predicted, torch\\xa02.13'
     """
-    return re.sub(r" (?=%)|(?<=, torch) (?=\d)", "\xa0", detail)
+    return re.sub(r"(?<=\d) (?=%)|(?<=, torch) (?=\d)", "\xa0", detail)
 
 
 def tape_html(tape: Tape) -> str:

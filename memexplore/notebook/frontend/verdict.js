@@ -159,7 +159,7 @@ export class VerdictBar {
  * @param {string} detail
  */
 export function detailText(detail) {
-  return detail.replaceAll(" · ", "\u00a0· ").replaceAll(" %", "\u00a0%").replace(/, torch (?=\d)/, ", torch\u00a0");
+  return detail.replaceAll(" · ", "\u00a0· ").replace(/(?<=\d) %/g, "\u00a0%").replace(/, torch (?=\d)/, ", torch\u00a0");
 }
 
 /**
