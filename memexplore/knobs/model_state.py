@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from memexplore.knobs.undo import UndoLog, undone_after
+from memexplore.torch_internals.tensors import gradient_of
 
 _CONTAINERS = (list, dict, OrderedDict, set)
 
@@ -52,7 +53,7 @@ def preserve_model_state(
 def _record_state(log: UndoLog, modules: list[nn.Module], gradients: Gradients) -> None:
     weights = {id(weight): weight for module in modules for weight in module.parameters(recurse=False)}.values()
     for weight in weights:
-        log.add(_restore_gradient, weight, weight.grad, weight.requires_grad)
+        log.add(_restore_gradient, weight, gradient_of(weight), weight.requires_grad)
     for module in modules:
         # Restored in reverse order: the attributes before the content of the containers among them.
         containers = [value for value in vars(module).values() if type(value) in _CONTAINERS]
@@ -67,7 +68,7 @@ def _record_state(log: UndoLog, modules: list[nn.Module], gradients: Gradients) 
 
 def _restore_gradient(weight: torch.Tensor, gradient: torch.Tensor | None, required: bool) -> None:
     weight.requires_grad_(required)
-    if weight.grad is not gradient:
+    if gradient_of(weight) is not gradient:
         weight.grad = None
         weight.grad = gradient
 

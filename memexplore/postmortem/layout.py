@@ -29,6 +29,7 @@ from memexplore.recorder.recorder import Recorder
 from memexplore.snapshot.history import tape_of
 from memexplore.tape import Action, Category, Tape
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT
+from memexplore.torch_internals.tensors import gradient_of
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
@@ -124,8 +125,9 @@ def _of_model(model: torch.nn.Module) -> Iterator[tuple[int, tuple[Category, str
         layer = name or type(model).__name__
         for weight in module.parameters(recurse=False):
             yield address_of(weight)[0], (Category.PARAMETER, layer)
-            if weight.grad is not None:
-                yield address_of(weight.grad)[0], (Category.GRADIENT, layer)
+            gradient = gradient_of(weight)
+            if gradient is not None:
+                yield address_of(gradient)[0], (Category.GRADIENT, layer)
         for buffer in module.buffers(recurse=False):
             yield address_of(buffer)[0], (Category.BUFFER, layer)
 

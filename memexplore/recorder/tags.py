@@ -18,7 +18,7 @@ from memexplore.recorder.module_hooks import Names
 from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import tensor_with_memory
 from memexplore.torch_internals.modules import buffers_of, parameters_of
-from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.torch_internals.tensors import gradient_of, storage_key, untyped_storage
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _LISTED = 3
@@ -158,7 +158,7 @@ class Tags:
     def tag_weight(self, parameter: torch.Tensor, owner: int | None = None) -> None:
         """Tag the storages of a parameter and of its gradient; without `owner` the module is the one that is known."""
         row = self.tag(parameter, Category.PARAMETER, owner)
-        grad = parameter.grad
+        grad = gradient_of(parameter)
         if grad is not None:
             known = self.owners.get(row) if row >= 0 else None
             self.tag(grad, Category.GRADIENT, known if owner is None else owner)

@@ -85,6 +85,14 @@ current_autograd_node: Callable[[], Any] = look_up(
     "recordings without layers and lines of the backward pass",
     probe=lambda node: node() is None,
 )
+def gradient_of(weight: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient of a weight, None of one that autograd computed, whose `grad` would warn.
+
+    `torch.func.functional_call` puts such weights into a model for one call.
+    """
+    return weight.grad if weight.is_leaf or weight.retains_grad else None
+
+
 forward_gradients_enabled: Callable[[], bool] = look_up(
     "torch._C._is_fwd_grad_enabled",
     "whether an operator runs inside forward-mode differentiation",

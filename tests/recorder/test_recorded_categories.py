@@ -177,3 +177,17 @@ def test_a_teacher_inside_a_trained_model_makes_temporaries():
     kinds = _kinds(mx.simulate(run, gpu="T4"), "forward")
     # The teacher's product and the three blocks of the function, then the student's product.
     assert [category for _, category in kinds[:5]] == ["temporary"] * 4 + ["activation"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_of_a_functional_call_that_autograd_computed_give_no_warning():
+    def run() -> None:
+        model = nn.Linear(1000, 1, bias=False).cuda()
+        x = torch.ones(1, 1000, device="cuda")
+        (gradient,) = torch.autograd.grad(model(x).sum(), model.weight, create_graph=True)
+        fast = {"weight": model.weight - gradient}
+        torch.func.functional_call(model, fast, (x,)).sum().backward()
+
+    tape = mx.simulate(run)
+    # 1000 values of 4 bytes, in the second pass: what `autograd.grad` returned in the first one is an intermediate.
+    assert block_sizes(tape, Category.GRADIENT) == [1000 * 4]
