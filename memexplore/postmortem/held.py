@@ -59,7 +59,11 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
         found = [
             _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
         ]
-        groups += _given_back(tape, found, held_by)
+        own = [
+            {row for row in held if int(tape.address[row]) not in holder.in_graph}
+            for holder, held in zip(evidence.holders, held_by, strict=True)
+        ]
+        groups += _given_back(tape, found, held_by, own)
         for holder in evidence.in_use:
             groups.append(
                 _growing_in_use(tape, holder.name, [row_at[each] for each in holder.addresses & row_at.keys()])
@@ -146,15 +150,23 @@ _GROWING = (What.GROWS, What.SUMMED_GRAPHS)
 _ALONE = (What.OLD_VALUE, What.OUTPUT, What.LAST_ERROR, What.OTHER_CELL)
 
 
-def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]]) -> list[Held]:
+def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]], own: list[set[int]]) -> list[Held]:
     """Return the groups of holders, with the blocks that come back when their variables are deleted.
 
-    Variables that hold the same blocks for the same reason are one group: one alone gives nothing back.
+    Variables that hold the same blocks for the same reason are one group: one alone gives nothing back. `own` are the
+    blocks of each holder that no graph keeps for it.
     """
     result: list[Held] = []
-    for group in groups:
+    own_of: dict[str, set[int]] = {}
+    for group, itself in zip(groups, own, strict=True):
         if group is None:
             continue
+        if group.what in _GROWING and (first := _kept_too(tape, group, itself, result, own_of)) is not None:
+            own_of[first.holder] |= itself
+            result[result.index(first)] = first._replace(holder=f"{first.holder}, {group.holder}")
+            own_of[f"{first.holder}, {group.holder}"] = own_of[first.holder]
+            continue
+        own_of[group.holder] = itself
         rows, name = set(group.rows), group.holder
         if group.what in _ALONE:
             for other, held in zip(groups, held_by, strict=True):
@@ -175,6 +187,19 @@ def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]])
         if found is not None:
             result.append(found._replace(is_container=group.is_container))
     return result
+
+
+def _kept_too(tape: Tape, group: Held, own: set[int], groups: list[Held], own_of: dict[str, set[int]]) -> Held | None:
+    """Return the group most of whose blocks another value keeps as well, such as a list of losses beside their sum.
+
+    A second name of the same list is none: both hold the same blocks themselves.
+    """
+    rows = set(group.rows)
+    for each in groups:
+        shared = [row for row in each.rows if row in rows]
+        if each.what is group.what and _is_most(tape, each, shared) and own.isdisjoint(own_of[each.holder]):
+            return each
+    return None
 
 
 def _is_computed(tape: Tape, row: int) -> bool:

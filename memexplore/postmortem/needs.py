@@ -20,6 +20,8 @@ _DOMINATES = 0.75
 """Share of the allocated bytes from which one layer is named."""
 _LITTLE = 0.05
 """Share of the allocated bytes from which the weights of models that are not trained are named."""
+_WORTH = 0.01
+"""Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
 _WAITING = 0.5
 """Share of the allocated bytes from which inputs that wait on the GPU are named."""
 
@@ -48,8 +50,10 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
         (of_batch + int(tape.size[last]) * (not updates), None if whole else smaller),
         (of_model - (0 if idle is None else 2 * idle.frees), less),
     ]
-    of_size = [each for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
-    result += [each for each in of_size if each not in result]
+    of_size = [(size, each) for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
+    least = _WORTH * (sizes.sum() + int(tape.size[last]))
+    worth = [each for size, each in of_size if size >= least] or [each for _, each in of_size]
+    result += [each for each in worth if each not in result]
     joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
     return [*whole, *joint, *result]
 

@@ -125,7 +125,9 @@ def _leak(found: PostMortem) -> str:
             f"the graph of this step reaches back over earlier ones, keeps {size_text(group.size)} and grows {growth}"
         )
     if group.holder:
-        return f"`{group.holder}` keeps {size_text(group.size)} of {group.blocks} calls, and grows {growth}"
+        names, several = group.holder.replace(", ", "` and `"), ", " in group.holder
+        keep, grow = ("keep", "grow") if several else ("keeps", "grows")
+        return f"`{names}` {keep} {size_text(group.size)} of {group.blocks} calls, and {grow} {growth}"
     return f"memory grows {growth}, allocated at {place(group.line).text}" if group.line else f"memory grows {growth}"
 
 

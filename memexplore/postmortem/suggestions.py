@@ -161,10 +161,11 @@ def _of_idle(group: Held, names: str) -> tuple[str, str]:
 
 
 def _of_growing(group: Held) -> tuple[str, str]:
-    name = group.holder
+    name = group.holder.replace(", ", "`, `")
     if not name:
         return "Keep no tensors from step to step: store numbers (`.item()`), or copies without a graph on the CPU.", ""
+    keep = "keep" if ", " in name else "keeps"
     return (
-        f"`{name}` keeps tensors of every step: keep numbers (`.item()`), or copies without a graph on the CPU.",
+        f"`{name}` {keep} tensors of every step: keep numbers (`.item()`), or copies without a graph on the CPU.",
         "value.item()  # or: value.detach().cpu()",
     )

@@ -85,6 +85,8 @@ current_autograd_node: Callable[[], Any] = look_up(
     "recordings without layers and lines of the backward pass",
     probe=lambda node: node() is None,
 )
+
+
 def gradient_of(weight: torch.Tensor) -> torch.Tensor | None:
     """Return the gradient of a weight, None of one that autograd computed, whose `grad` would warn.
 

@@ -275,3 +275,26 @@ def test_a_list_of_a_module_of_the_user_is_named(tmp_path: Path, monkeypatch: py
     found = post_mortem(source, "220MiB")
     assert (found.cause, found.held[0].holder) == (Cause.LEAK, "own_statistics.kept"), found.text
     monkeypatch.delitem(sys.modules, "own_statistics")
+
+
+def test_a_list_of_losses_and_their_sum_keep_the_same_graphs_and_are_one_leak() -> None:
+    source = (
+        MLP
+        + """
+model, history, total = mlp(), [], 0
+for _ in range(40):
+    loss = model(torch.randn(1024, 1024, device="cuda")).square().mean()
+    history.append({"loss": loss})
+    total = total + loss
+    loss.backward(retain_graph=True)
+    model.zero_grad()
+"""
+    )
+    found = post_mortem(source, "220MiB")
+    assert found.cause is Cause.LEAK, found.text
+    assert [group.holder for group in found.held if group.what is What.GROWS] == ["history, total"], found.text
+    assert found.suggestions[0].text.startswith("`history`, `total` keep tensors of every step")
+    one = source.replace('{"loss": loss}', '{"loss": loss.item()}')
+    # The sum alone keeps the graphs.
+    assert [group.holder for group in post_mortem(one, "220MiB").held if group.what is What.GROWS] == ["total"]
+    assert run(one.replace("total + loss", "total + loss.item()"), "220MiB")[1] is None

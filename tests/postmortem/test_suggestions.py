@@ -270,3 +270,14 @@ for _ in range(2):
     # Under torch 2.11, which frees in another order, the request fits with expandable segments.
     assert found.cause in (Cause.TOO_MUCH, Cause.FRAGMENTATION), found.text
     assert "gradient" not in found.suggestions[0].text
+
+
+def test_a_model_that_is_little_beside_its_activations_is_not_to_be_smaller() -> None:
+    source = """
+model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model(torch.zeros(16, 3, 128, 128, device="cuda")).sum().backward()
+"""
+    # 2 768 weights are 11 KiB, and an activation of 16 × 16 × 128 × 128 numbers has 16 MiB.
+    found = cells.post_mortem(source, "48MiB")
+    assert [one.text.split()[:4] for one in found.suggestions] == [["Take", "a", "smaller", "batch"]], found.text
