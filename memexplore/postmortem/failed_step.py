@@ -116,6 +116,8 @@ class FailedStep(NamedTuple):
     """The other live models of a failed cell."""
     otherwise: FailedStep | None = None
     """What to search where this cannot be run."""
+    part: str = ""
+    """The class of the model, where the failed code calls other models too."""
 
 
 class _CannotRebuildError(Exception):
@@ -154,14 +156,15 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
         return str(failure)
     except Exception as failure:
         return f"The step cannot be rebuilt: {type(failure).__name__}: {failure}".splitlines()[0]
-    if seen is not None and len(seen.outermost) > 1:
-        assumed = (*assumed, ONE_OF_SEVERAL.format(type(model).__name__))
+    part = type(model).__name__ if seen is not None and len(seen.outermost) > 1 else ""
+    if part:
+        assumed = (*assumed, ONE_OF_SEVERAL.format(part))
     if call.kwargs is None:
         assumed = (*assumed, NO_KEYWORDS)
     settings = hidden_settings()
     if call.method == step_copy.TRAINING_STEP:
-        return FailedStep(packed, assumed, settings, weakref.ref(model))
-    step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model))
+        return FailedStep(packed, assumed, settings, weakref.ref(model), part=part)
+    step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model), part=part)
     try:
         code = loss_in_code(error, model, arguments)
         if code is None and seen is not None and seen.model() is model:

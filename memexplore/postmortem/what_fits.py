@@ -122,11 +122,24 @@ def _with_limit(advice: Advice | None, meta: Meta) -> Advice | None:
     return dataclasses.replace(advice, gpu=dataclasses.replace(advice.gpu, limit=meta.capacity))
 
 
+class PartOfStepError(ValueError):
+    """A sentence that says why a search for a part of the failed step has no answer."""
+
+
+def _of_part(model: str, advice: Advice) -> PartOfStepError:
+    reserved = size_text(advice.as_written.peak_reserved)
+    return PartOfStepError(
+        f"The step of the model {model} alone fits as written, with {reserved} reserved, and the failed step, which "
+        "calls other models too, does not: no setting was proven to fit. In a notebook after %memoom on, the search "
+        "runs a whole cell."
+    )
+
+
 class StepSearch:
     """A search for settings with which a failed step fits the GPU of a tape, in another process.
 
-    Where the step cannot be run, the search goes on with what the step names `otherwise`. `report` is called in a
-    thread.
+    Where the step cannot be run, the search goes on with what the step names `otherwise`. It ends with
+    `PartOfStepError` where the step is a part of what failed, and fits. `report` is called in a thread.
     """
 
     def __init__(self, step: FailedStep, meta: Meta, report: Report) -> None:
@@ -150,6 +163,11 @@ class StepSearch:
                 self.step = self.step.otherwise
                 self._process = self._started()
                 return
+            if self.step.part and event.advice is not None and event.advice.fits:
+                self._is_stopped = True
+                if isinstance(event, Found):
+                    self._process.stop()
+                event = Ended(None, _of_part(self.step.part, event.advice))
         self._report(event._replace(advice=_with_limit(event.advice, self._meta)))
 
     def stop(self) -> None:
@@ -187,6 +205,8 @@ def search(step: FailedStep, meta: Meta) -> WhatFits:
 
 def what_fits(step: FailedStep, advice: Advice | None, error: BaseException | None) -> WhatFits:
     """Return the value for the end of a search; `error` is what ended it before its time."""
+    if isinstance(error, PartOfStepError):
+        return WhatFits(None, (), str(error))
     if error is not None:
         failed = f"The search failed: {type(error).__name__}: {error}".splitlines()[0]
         return WhatFits(advice and dataclasses.replace(advice, cancelled=True), step.assumed, failed)

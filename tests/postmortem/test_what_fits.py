@@ -74,6 +74,26 @@ def test_the_error_of_the_last_step_is_reported() -> None:
     assert what_fits.what_fits(searched, None, event.error).failed == "The search failed: ValueError: not here"
 
 
+def test_a_part_that_fits_is_no_answer_for_the_step_that_failed() -> None:
+    # Each output takes 2⁹ · 1024 · 4 B = 2 MiB: 32 of these are 64 MiB, and a step of one model needs one.
+    with memexplore.virtual("64MiB"), capture.record() as recording:
+        seen = failed_step.SeenCall()
+        assert recording.recorder is not None
+        seen.follow(recording.recorder)
+        first, second = (torch.nn.Linear(1024, 1024).cuda() for _ in range(2))
+        x = torch.zeros(1 << 9, 1024, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError) as failure:
+            [layer(x) for layer in [first, second] * 16]
+    step = failed_step.failed_step(failure.value, seen, [])
+    assert isinstance(step, FailedStep)
+    assert step.part == "Linear"
+    event, searched = first_event(step)
+    assert isinstance(event, Ended)
+    found = what_fits.what_fits(searched, event.advice, event.error)
+    assert (found.options, found.assumed) == ((), ())
+    assert found.failed.startswith("The step of the model Linear alone fits as written, with ")
+
+
 LOST = "class Lost:\n    def __del__(self): time.sleep(0.2)\nwhile True: Lost()"
 """The exception of a signal is raised in a callback, where Python prints and drops it."""
 CAUGHT = "while True:\n    try: torch.zeros(8, device='cuda')\n    except BaseException: pass"
