@@ -20,6 +20,8 @@ _COMPARED_STEPS = 100
 LONGEST_TRAINING = 1_000_000
 """Steps after which a leak no longer matters: slower growth is not called a leak."""
 _LEAST_RISES = 3
+_USUAL = 0.9
+"""Share of the steps whose deviations count as usual; larger ones are rare."""
 
 
 class Leak(NamedTuple):
@@ -84,11 +86,11 @@ def leak(tape: Tape) -> Leak | None:
     """Return the growth that continues to the last finished step, None without one; cached per tape.
 
     The groups are layers and lines. A group leaks if what it never gives back again rises in at least three steps after
-    the first one (in both steps of two), and if it rises to the end: since its last rise no more steps have passed than
-    between two rises. Growth that happens once (the state of an optimizer, a second model) and growth that ends (a
-    cache that is full) is no leak. The bytes per step are the median of the growth between any two steps (Theil and
-    Sen), summed over the groups. Growth that would take more than a million steps to fill the device, or without a
-    capacity to double the peak, is ignored.
+    the first one (in both steps of two), if it rises to the end: since its last rise no more steps have passed than
+    between two rises, and if it rises by more than it usually varies, as with batches of varying length. Growth that
+    happens once (the state of an optimizer, a second model) and growth that ends (a cache that is full) is no leak. The
+    bytes per step are the median of the growth between any two steps (Theil and Sen), summed over the groups. Growth
+    that would take more than a million steps to fill the device, or without a capacity to double the peak, is ignored.
 
     >>> from memexplore.tape import Meta, Source
     >>> rows = {"address": [0, 512, 1024, 1536], "size": [10, 10, 10, 10], "step": [1, 2, 3, 4]}
@@ -106,7 +108,7 @@ def leak(tape: Tape) -> Leak | None:
     # What a group holds after a step and never gives back: the least of all later values.
     kept = np.minimum.accumulate(held.sizes[:, ::-1], axis=1)[:, ::-1]
     slopes = np.zeros(len(kept))
-    for group in np.flatnonzero(kept[:, -1] > kept[:, 0]).tolist():
+    for group in np.flatnonzero(kept[:, -1] - kept[:, 0] > usual_deviations(held.sizes, kept)).tolist():
         if rises_to_the_end(kept[group]):
             slopes[group] = median_slope(steps, kept[group])
     rate = float(slopes.sum())
@@ -117,6 +119,17 @@ def leak(tape: Tape) -> Leak | None:
     is_open = capacity is not None and not np.any(tape.action == Action.OOM)
     full_at = held.steps[-1] + math.ceil(room / rate) if is_open else None
     return Leak(round(rate), full_at, int(held.row[int(np.argmax(slopes))]))
+
+
+def usual_deviations(sizes: Rows, kept: Rows) -> NDArray[np.float64]:
+    """Return for each row twice the deviation of its sizes from the lowest later ones, without the rarest tenth.
+
+    The lowest of later sizes, `kept`, rises by chance too where sizes vary and do not grow, but by less.
+
+    >>> usual_deviations(np.array([[4, 2, 3]]), np.array([[2, 2, 3]])).round(1)
+    array([3.2])
+    """
+    return 2 * np.quantile(sizes - kept, _USUAL, axis=-1)
 
 
 def rises_to_the_end(values: Rows) -> bool:

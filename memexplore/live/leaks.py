@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.growth import LONGEST_TRAINING, median_slope, rises_to_the_end
+from memexplore.analysis.growth import LONGEST_TRAINING, median_slope, rises_to_the_end, usual_deviations
 from memexplore.analysis.places import name_cells
 from memexplore.analysis.tables import user_line
 from memexplore.live import holders
@@ -30,8 +30,6 @@ _LEAST_STEPS = 8
 _LEAST_RECORDED = 3
 _WARM_UP = 2
 _POINTS = 100
-_USUAL = 0.9
-"""Share of the steps whose deviations from the lowest later size count as usual; larger ones are rare."""
 _MORE_STEPS = 24
 """Steps from which growth is judged where sizes vary."""
 _LAST_SIZES = 3
@@ -186,8 +184,7 @@ def _variation(sizes: NDArray[np.int64], kept: NDArray[np.int64]) -> float:
     `kept` are the lowest later sizes. Sizes that only vary rise by chance by less.
     """
     changes = np.diff(sizes)
-    usual = float(np.quantile(sizes - kept, _USUAL))
-    return max(2 * usual, 4 * float(np.median(np.abs(changes - np.median(changes)))))
+    return max(float(usual_deviations(sizes, kept)), 4 * float(np.median(np.abs(changes - np.median(changes)))))
 
 
 def _of_most_steps(alive: list[Survivor], recorded: Sequence[int]) -> bool:

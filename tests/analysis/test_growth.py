@@ -250,3 +250,26 @@ def test_steps_that_free_all_never_leak(sizes: list[int]) -> None:
         program.free(program.alloc(sizes[step - 1] * MIB, Category.ACTIVATION, "mm", "fc", 8))
 
     assert growth.leak(program_of(len(sizes), work)) is None
+
+
+def test_memory_that_varies_from_step_to_step_is_no_leak() -> None:
+    # Sizes in MiB at the ends of steps, as of batches of varying length that a variable keeps until the next one. After
+    # the first step the lowest of the later ones are 1 1 1 1 1 1 2 2 3 3 4: they rise to the end.
+    lengths = [9, 5, 7, 1, 6, 8, 1, 9, 2, 7, 3, 4]
+    kept: list[int] = []
+
+    def work(program: Program, step: int) -> None:
+        if kept:
+            program.free(kept.pop())
+        kept.append(program.alloc(lengths[step - 1] * MIB, Category.INPUT, "empty", "", 5))
+
+    assert growth.leak(program_of(len(lengths), work, capacity=GIB)) is None
+
+
+def test_what_is_kept_of_batches_of_varying_length_is_a_leak() -> None:
+    lengths = [9, 5, 7, 1, 6, 8, 1, 9, 2, 7, 3, 4]
+
+    def work(program: Program, step: int) -> None:
+        program.alloc(lengths[step - 1] * MIB, Category.ACTIVATION, "empty", "", 5)
+
+    assert growth.leak(program_of(len(lengths), work, capacity=GIB)) is not None
