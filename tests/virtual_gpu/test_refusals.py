@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.dlpack
+from functorch.compile import aot_function, nop
 
+from memexplore.torch_internals.dispatch import FakeTensorMode
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 from tests.small import on_a_t4
+
+
+def _in_a_fake_mode() -> None:
+    with FakeTensorMode():
+        torch.ones(3, device="cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +31,9 @@ def gpu() -> Iterator[Any]:
         ("DLPack: hand over tensor.cpu", torch.from_dlpack),
         ("DLPack: hand over tensor.cpu", torch.utils.dlpack.to_dlpack),
         ("use torch.func.jvp", lambda x: torch.func.linearize(torch.sin, x)),
+        ("torch.export traces the model", lambda x: torch.export.export(torch.nn.ReLU(), (x,))),
+        ("whose tensors are fake already", lambda x: _in_a_fake_mode()),
+        ("whose tensors are fake already", lambda x: aot_function(torch.sin, nop)(x)),
         ("a storage without a tensor", lambda x: x.untyped_storage().clone()),
         ("a storage without a tensor", lambda x: x.cpu().untyped_storage().cuda()),
     ],
@@ -39,5 +49,6 @@ def test_a_function_says_what_to_use_instead(message: str, function: Callable[[t
 def test_tensors_of_the_cpu_are_handed_over() -> None:
     source = torch.arange(3)
     assert torch.from_dlpack(source).tolist() == [0, 1, 2]
+    assert len(list(torch.export.export(torch.nn.ReLU(), (source,)).graph.nodes)) == 3  # input, op and output
     assert source.untyped_storage().clone().nbytes() == 24  # 3 * 8
     assert torch.nested.nested_tensor([source, source]).size(0) == 2

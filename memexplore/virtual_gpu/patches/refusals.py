@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.export
 import torch.utils.dlpack
 
 from memexplore.torch_internals.dispatch import pytree
@@ -40,6 +41,11 @@ def rows() -> list[Replace]:
             for name in ("linearize",)
             if hasattr(torch.func, name)
         ),
+        *(
+            Replace(torch.export, name, _of_real(getattr(torch.export, name), _EXPORT))
+            for name in ("export", "draft_export")
+            if hasattr(torch.export, name)
+        ),
         *(Replace(storage, name, _copying(getattr(storage, name))) for name in ("clone", "cuda")),
     ]
 
@@ -49,6 +55,9 @@ _COMPRESSED = tuple(f"sparse_{layout}_tensor" for layout in ("compressed", "csr"
 _LINEARIZE = (
     "torch.func.linearize traces the function, which cannot be simulated on a virtual GPU: use torch.func.jvp, or "
     "profile on a real GPU"
+)
+_EXPORT = (
+    "torch.export traces the model, which cannot be simulated on a virtual GPU: leave it out, or profile on a real GPU"
 )
 
 

@@ -297,9 +297,17 @@ def _class_of(host: bool) -> type[VirtualTensor]:
 
 def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     """Return a virtual tensor over a meta tensor, sharing its storage; `host` makes it a CPU tensor."""
-    return make_subclass(  # type: ignore[no-any-return]
-        _class_of(host), elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
-    )
+    try:
+        return make_subclass(  # type: ignore[no-any-return]
+            _class_of(host), elem, False, dispatch_device=host, device_for_backend_keys=HOST if host else BACKEND
+        )
+    except RuntimeError:
+        if type(elem) is torch.Tensor:
+            raise
+        raise values.NotSimulated(
+            "FakeTensorMode and the tracers that use it cannot run on a virtual GPU, whose tensors are fake already: "
+            "leave them out, or profile on a real GPU"
+        ) from None
 
 
 def fake_cpu_tensor(
