@@ -52,7 +52,9 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     ]
     of_size = [(size, each) for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
     least = _WORTH * (sizes.sum() + int(tape.size[last]))
-    worth = [each for size, each in of_size if size >= least] or [each for _, each in of_size]
+    worth = [each for size, each in of_size if size >= least]
+    if not (worth or result or whole):
+        worth = [each for _, each in of_size]
     result += [each for each in worth if each not in result]
     joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
     return [*whole, *joint, *result]

@@ -281,3 +281,17 @@ model(torch.zeros(16, 3, 128, 128, device="cuda")).sum().backward()
     # 2 768 weights are 11 KiB, and an activation of 16 × 16 × 128 × 128 numbers has 16 MiB.
     found = cells.post_mortem(source, "48MiB")
     assert [one.text.split()[:4] for one in found.suggestions] == [["Take", "a", "smaller", "batch"]], found.text
+
+
+def test_little_weights_are_not_to_be_shorter_where_results_are_concatenated() -> None:
+    source = """
+model, results = nn.Linear(8, 1024).cuda(), []
+with torch.no_grad():
+    for _ in range(10):
+        results.append(model(torch.zeros(1024, 8, device="cuda")))
+    torch.cat(results)
+"""
+    # 10 results of 1024 × 1024 × 4 B are 40 MiB, twice that is more than 64 MiB, and 9 × 1024 weights are 36 KiB.
+    found = cells.post_mortem(source, "64MiB")
+    assert found.suggestions[0].text.startswith("Move each result to the CPU"), found.text
+    assert not any("16 bits" in one.text for one in found.suggestions), found.text
