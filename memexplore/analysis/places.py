@@ -47,7 +47,8 @@ def file_text(filename: str) -> str:
         return name
     path = filename.replace("\\", "/")
     if not is_users(filename):
-        return path.removeprefix(_HERE) if path.startswith(_HERE) else _PACKAGE.sub("", path, count=1)
+        # A virtual environment may be in the checkout of memexplore.
+        return path.removeprefix(_HERE) if path.startswith(f"{_HERE}memexplore/") else _PACKAGE.sub("", path, count=1)
     here = os.getcwd().replace("\\", "/").rstrip("/") + "/"
     return path.removeprefix(here) if path.startswith(here) else path.rsplit("/", 1)[-1]
 

@@ -209,7 +209,8 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     found = leak(tape)
     details = [
         "" if tape.whole is None else f"Peak {_held(tape.whole)}",
-        _shares_and_lever(tape.whole or tape) if found is None else _shares(tape.whole or tape),
+        # Of a run that failed itself the post-mortem knows more: what the memory is for, and who holds it.
+        _shares_and_lever(tape.whole or tape) if found is None and needed is not None else _shares(tape.whole or tape),
         f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
         f"stops {stop_text(tape)}",
         _gaps(tape, row) if needed is None else "",

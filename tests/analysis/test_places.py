@@ -22,6 +22,7 @@ from memexplore.tape import Frame
         ("/tmp/ipykernel_12/345.py", "Cell"),
         ("<ipython-input-7-0a1b>", "Cell In[7]"),
         (str(Path(places.__file__)), "memexplore/analysis/places.py"),
+        (str(Path(places.__file__).parents[2] / ".venv/lib/python3.12/site-packages/torch/hub.py"), "torch/hub.py"),
     ],
 )
 def test_files_have_short_names(filename: str, text: str) -> None:

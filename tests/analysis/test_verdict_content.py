@@ -139,6 +139,11 @@ def test_out_of_memory_without_a_whole_run_needs_more_than_it_held_and_requested
     assert found.needed == 5 * GIB
 
 
+def test_a_run_that_failed_itself_leaves_what_to_change_to_its_post_mortem() -> None:
+    # 2 of 3 GiB are activations
+    assert verdict_content(oom_tape()).detail.startswith("67 % activations, 33 % parameters · stops in step 1")
+
+
 def test_categories_are_those_of_the_whole_run() -> None:
     whole = of_categories({Category.OPTIMIZER_STATE: 6 * GIB, Category.PARAMETER: 2 * GIB})
     found = verdict_content(oom_tape().replace(whole=whole))
