@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.dlpack
-from functorch.compile import aot_function, nop
 
 from memexplore.torch_internals.dispatch import FakeTensorMode
-from memexplore.virtual_gpu.device import release_of
 from memexplore.virtual_gpu.tensors.values import NotSimulated
 from tests.small import on_a_t4
 
@@ -34,13 +32,6 @@ def gpu() -> Iterator[Any]:
         ("use torch.func.jvp", lambda x: torch.func.linearize(torch.sin, x)),
         ("torch.export traces the model", lambda x: torch.export.export(torch.nn.ReLU(), (x,))),
         ("whose tensors are fake already", lambda x: _in_a_fake_mode()),
-        pytest.param(
-            "whose tensors are fake already",
-            lambda x: aot_function(torch.sin, nop)(x),
-            marks=pytest.mark.skipif(
-                release_of(torch.__version__) < (2, 12), reason="up to torch 2.11 the tracer looks for a driver first"
-            ),
-        ),
         ("a storage without a tensor", lambda x: x.untyped_storage().clone()),
         ("a storage without a tensor", lambda x: x.cpu().untyped_storage().cuda()),
     ],
