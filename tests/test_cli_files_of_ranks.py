@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 from typing import Any
 
 import pytest
@@ -135,9 +136,9 @@ def test_a_file_that_a_busy_program_looks_for_is_not_awaited(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     seconds = iter(range(100))
-    # One second passes between two looks, of which the program computes a half.
-    monkeypatch.setattr(elsewhere.time, "monotonic", lambda: float(next(seconds)))
-    monkeypatch.setattr(elsewhere.time, "process_time", lambda: next(seconds) / 2)
+    # Two seconds pass between two looks, of which the program computes one.
+    clocks = types.SimpleNamespace(monotonic=lambda: float(next(seconds)), process_time=lambda: next(seconds) / 2)
+    monkeypatch.setattr(elsewhere, "time", clocks)
     asked: list[str] = []
     with session.every_file(), mx.virtual("T4"), elsewhere.fetched_by(asked.append):
         assert not any(os.path.exists("stop.txt") for _ in range(20))

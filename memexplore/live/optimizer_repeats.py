@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -162,10 +161,10 @@ class OptimizerRepeats:
 
 
 def complete(recorder: Recorder, repeats: Iterable[Repeat]) -> None:
-    """Write the rows of steps that were not recorded."""
+    """Write the rows of steps that were not recorded, in place of those that `OptimizerRepeats.end` has added."""
     events, ops, tensors = recorder.events, recorder.ops, recorder.tensors
     for requests, places, first, begin, took, shift, step in repeats:
-        for row, request, place in zip(itertools.count(first), requests, places):
+        for row, (request, place) in enumerate(zip(requests, places, strict=True), first):
             action, size, block, phase, op, module, stack, grad, category, tensor = request
             if action == _ALLOC:
                 tensors[row] = tensor

@@ -73,7 +73,7 @@ def _forget(key: int, dead: Any) -> None:
 
 def origin_of(storage: torch.UntypedStorage) -> Origin | None:
     """Return the origin of a storage that an earlier recording had, None for any other."""
-    known = _storages.get(storage_key(storage)) if _storages else None
+    known = _storages.get(storage_key(storage))
     return None if known is None or known[0]() is not storage else known[1]
 
 
