@@ -72,12 +72,13 @@ class CellCopy:
             measuring(device.mode) as meter,
         ):
             names: dict[str, Any] | None = None
-            with ending_out_of_memory(recording):
-                names = pickle.loads(self.packed)
             applied = ApplyReport()
-            if names is not None:
-                with contextlib.suppress(CellEnded), limit.ending_loops():
+            with contextlib.suppress(CellEnded), limit.ending_loops():
+                with ending_out_of_memory(recording):
+                    names = pickle.loads(self.packed)
+                if names is not None:
                     applied = executed(program, names, knobs, stack, torch.device("cuda"), recording)
+            if names is not None:
                 names.clear()
         if limit.is_late:
             raise TimeoutError(f"the cell has run for {_SECONDS:.0f} s without an end")
@@ -93,7 +94,8 @@ class _Limit:
         self.updates = 0
         self.is_late = False
         self._most = None if failed_after is None else failed_after + _MORE_UPDATES
-        self._end = time.monotonic() + _SECONDS
+        self._end: float | None = None
+        """When the run is late; None before and after it."""
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -111,6 +113,15 @@ class _Limit:
     @contextlib.contextmanager
     def ending_loops(self) -> Iterator[None]:
         """End the block when it takes too long, also where no op runs on the GPU; in the main thread of Linux."""
+        self._end = time.monotonic() + _SECONDS
+        try:
+            with self._alarm():
+                yield
+        finally:
+            self._end = None
+
+    @contextlib.contextmanager
+    def _alarm(self) -> Iterator[None]:
         if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -118,13 +129,19 @@ class _Limit:
         # Again every second: an exception in a finalizer is lost.
         signal.setitimer(signal.ITIMER_REAL, _SECONDS + 1, 1)
         try:
-            yield
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
         finally:
+            # The alarm may come before that call, and interrupt it.
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
     def check(self) -> None:
         """End the cell when it has run for long enough; called before every op."""
+        if self._end is None:
+            return
         if self._most is not None and self.updates >= self._most:
             raise CellEnded
         if time.monotonic() > self._end:

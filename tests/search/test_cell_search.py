@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import cloudpickle
 import pytest
+import torch
 
 from memexplore.analysis import curves
 from memexplore.knobs.knobs import Knobs
@@ -83,6 +85,26 @@ def test_a_run_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch, 
     cell = copy_of(f"import torch\nwhile True: {line}")
     with pytest.raises(TimeoutError, match="for 1 s without an end"):
         searched(cell, "T4")
+
+
+class _Slow:
+    """An object whose copy takes longer than a run may, and then allocates."""
+
+    def __reduce__(self) -> Any:
+        return _made_slowly, ()
+
+
+def _made_slowly() -> torch.Tensor:
+    end = time.monotonic() + 1.1
+    while time.monotonic() < end:
+        pass
+    return torch.zeros(8, device="cuda")
+
+
+def test_names_that_take_too_long_to_copy_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_copy, "_SECONDS", 1.0)
+    with pytest.raises(TimeoutError, match="for 1 s without an end"):
+        copy_of("pass", slow=_Slow()).run(Knobs(), "T4")
 
 
 def test_each_run_begins_with_a_new_copy() -> None:
