@@ -11,7 +11,7 @@ import memexplore as mx
 from memexplore import gpu_catalogue
 from memexplore.steps.cost import Cost, measuring
 from memexplore.virtual_gpu.device import active
-from memexplore.virtual_gpu.dispatch.work import LAUNCH, PCIE, Work
+from memexplore.virtual_gpu.dispatch.work import LAUNCH, PCIE, Rate, Work
 
 
 def cost_of(function) -> Cost:
@@ -49,6 +49,59 @@ def test_attention_and_its_backward(keys):
     assert cost_of(step).flops == 7 * 2 * (2 * 8) * 16 * 16 * 64
 
 
+def test_recurrent_layers_and_their_backward():
+    def step() -> None:
+        layer = nn.LSTM(8, 16, num_layers=2, bias=False).cuda()
+        layer(torch.zeros(5, 3, 8, device="cuda"))[0].sum().backward()
+
+    # 4 gates of 16 numbers from 8 and 16 below the first layer, from 16 and 16 below the second; 5 steps of 3 sequences
+    assert cost_of(step).flops == 3 * 2 * (5 * 3) * 4 * 16 * (8 + 16 + 16 + 16)
+
+
+def test_products_use_tf32_where_the_program_allows_it():
+    def step() -> None:
+        a = torch.ones(4, 4, device="cuda")
+        a @ a
+        torch.set_float32_matmul_precision("high")
+        a @ a
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        assert [work.rate for work in cost_of(step).works if work.flops] == [Rate.FP32, Rate.TF32]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_convolutions_use_tf32_by_default():
+    cost = cost_of(lambda: nn.Conv2d(3, 4, 3).cuda()(torch.zeros(2, 3, 8, 8, device="cuda")))
+    assert [work.rate for work in cost.works if work.flops] == [Rate.TF32]
+
+
+def test_a_copy_from_the_cpu_sends_each_byte_once():
+    assert cost_of(lambda: torch.zeros(1000).cuda()).works == (Work(0, 4000, Rate.LINK),)
+
+
+def test_a_number_on_the_cpu_is_no_copy():
+    def step() -> None:
+        torch.zeros(1000, device="cuda") * torch.tensor(2.0)
+
+    # zeros, then 4 000 bytes read and 4 000 written
+    assert cost_of(step).works == (Work(0, 4000, Rate.FP32), Work(0, 8000, Rate.FP32))
+
+
+def test_attention_that_returns_its_seed_on_the_cpu_is_no_copy():
+    def step() -> None:
+        query = torch.zeros(2, 8, 64, 64, device="cuda", dtype=torch.bfloat16)
+        functional.scaled_dot_product_attention(query, query, query)
+
+    with mx.virtual("A100", release="2.6"):
+        device = active()
+        assert device is not None
+        with measuring(device.mode) as meter:
+            step()
+    assert [work.rate for work in meter.total().works if work.flops] == [Rate.BF16]
+
+
 def test_views_cost_nothing():
     cost = cost_of(lambda: torch.zeros(4, 4, device="cuda").t().view(4, 4).detach())
     assert sum(work.bytes > 0 for work in cost.works) == 1  # the zeros
@@ -57,21 +110,22 @@ def test_views_cost_nothing():
 @pytest.mark.parametrize(
     ("work", "seconds"),
     [
-        (Work(10**12, 10, torch.float32, False), 10**12 / 19.5e12),  # bound by arithmetic: 19.5 TFLOP/s
-        (Work(10**12, 10, torch.bfloat16, False), 10**12 / 312e12),
-        (Work(10, 10**9, torch.float32, False), 10**9 / 1555e9),  # by memory: 1555 GB/s
-        (Work(10, 10, torch.float32, False), LAUNCH),
-        (Work(0, 10**9, torch.float32, True), 10**9 / PCIE),
-        (Work(0, 0, torch.float32, False), 0),
+        (Work(10**12, 10, Rate.FP32), 10**12 / 19.5e12),  # bound by arithmetic: 19.5 TFLOP/s
+        (Work(10**12, 10, Rate.BF16), 10**12 / 312e12),
+        (Work(10**12, 10, Rate.TF32), 10**12 / 156e12),
+        (Work(10, 10**9, Rate.FP32), 10**9 / 1555e9),  # by memory: 1555 GB/s
+        (Work(10, 10, Rate.FP32), LAUNCH),
+        (Work(0, 10**9, Rate.LINK), 10**9 / PCIE),
+        (Work(0, 0, Rate.FP32), 0),
     ],
 )
 def test_seconds_of_an_op_are_those_of_its_slowest_part(work, seconds):
     assert Cost((work,)).seconds(gpu_catalogue.find("A100-40GB")) == pytest.approx(seconds, rel=1e-3)
 
 
-def test_bf16_takes_as_long_as_fp32_on_a_gpu_without_bf16_units():
+def test_bf16_and_tf32_take_as_long_as_fp32_on_a_gpu_without_units_for_them():
     gpu = gpu_catalogue.find("T4")
-    fp16, bf16, fp32 = (
-        Cost((Work(10**13, 10, dtype, False),)).seconds(gpu) for dtype in (torch.float16, torch.bfloat16, torch.float32)
+    fp16, bf16, tf32, fp32 = (
+        Cost((Work(10**13, 10, rate),)).seconds(gpu) for rate in (Rate.FP16, Rate.BF16, Rate.TF32, Rate.FP32)
     )
-    assert fp16 < bf16 == fp32
+    assert fp16 < bf16 == tf32 == fp32

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from memexplore.knobs.choices import Precision
 from memexplore.knobs.facts import Change, Count, Unit
@@ -16,7 +15,7 @@ from memexplore.steps.outcome import Outcome
 from memexplore.steps.sentences import change, first_sentence, knob_text, percent_text, sentence
 from memexplore.steps.trial import Trial
 from memexplore.tape import Action, Meta, Phase, Source, Tape
-from memexplore.virtual_gpu.dispatch.work import Work
+from memexplore.virtual_gpu.dispatch.work import Rate, Work
 
 GIB = 1024**3
 T4 = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=14 * GIB)
@@ -42,7 +41,7 @@ def trial(
         "module": [0] * (2 if oom else 1),
     }
     tape = Tape.from_columns(rows, modules=["conv1"], meta=meta)
-    return Trial(knobs or Knobs(), tape, ApplyReport(changes), Cost((Work(flops, 0, torch.float32, False),)))
+    return Trial(knobs or Knobs(), tape, ApplyReport(changes), Cost((Work(flops, 0, Rate.FP32),)))
 
 
 def numbers(size: float, flops: int = 100, samples: int = 8, *, fits: bool = True) -> Outcome:

@@ -89,7 +89,7 @@ class OpTraits:
         """The op that a formula of autograd runs instead on a real GPU, or None."""
         self.reads_engine = func is _aten.add.Tensor or self.in_place is not None
         """Whether the op behaves differently when the autograd engine calls it."""
-        self.settings = table.find(func, Kind.SETTINGS)
+        self.settings = table.find(func, Kind.SETTINGS) or table.find(func, Kind.TF32)
         """A function that returns the global settings of torch on which a plan depends, or None."""
         self.makes_zeros = func in MAKES_ZEROS
         self.scalars_last = _count_to_scalars(schema) if name.startswith("_foreach_") and name.endswith("_") else 0

@@ -50,7 +50,8 @@ def make_plan(
     plan = Plan(outputs, returns, requests, libraries, set_hints, plans.real_targets(func, args, kwargs, tensors))
     plan.work = work.of(func, args, kwargs, tensors, outputs)
     to_host = bool(plan.real_targets) or any(type(output) is NewTensor and output.host for output in outputs)
-    plan.waits = to_host and plan.work is not None and plan.work.host and not kwargs.get("non_blocking", False)
+    is_copy = plan.work is not None and plan.work.rate is work.Rate.LINK
+    plan.waits = to_host and is_copy and not kwargs.get("non_blocking", False)
     return plan
 
 

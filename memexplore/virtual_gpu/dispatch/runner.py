@@ -21,7 +21,7 @@ from memexplore.torch_internals.tensors import current_autograd_node, storage_ke
 from memexplore.virtual_gpu.dispatch import plans, streams
 from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
 from memexplore.virtual_gpu.dispatch.observer import Observer
-from memexplore.virtual_gpu.dispatch.work import Work
+from memexplore.virtual_gpu.dispatch.work import Work, of_handled
 from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Key, Library, Workspaces
 from memexplore.virtual_gpu.kernels.plan import (
@@ -137,6 +137,8 @@ class PlanRunner:
         Raises torch.OutOfMemoryError where a request does not fit; then none of the outputs stays allocated.
         """
         outputs = plan.outputs
+        if plan.work is None and (self.work_log is not None or self._clock is not None):
+            plan.work = of_handled(func, args, outputs)
         if self.work_log is not None and plan.work is not None:
             self.work_log.append(plan.work)
         if self.traffic_log is not None and traffic.is_functional(func):

@@ -5,6 +5,8 @@ In: the op, its arguments and planned outputs. Out: `Work`. FLOPs follow `torch.
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,20 +15,31 @@ from torch.utils.flop_counter import flop_registry
 
 from memexplore.gpu_catalogue import Gpu
 from memexplore.torch_internals.dispatch import packet_or_none, schema_of
+from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, View
+from memexplore.virtual_gpu.kernels.table import Kind
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 
+class Rate(enum.Enum):
+    """Rate of a GPU by which the time of an op is computed: arithmetic in a precision, or the link to the CPU."""
+
+    FP32 = enum.auto()
+    TF32 = enum.auto()
+    FP16 = enum.auto()
+    BF16 = enum.auto()
+    LINK = enum.auto()
+
+
 class Work(NamedTuple):
-    """FLOPs and bytes of an op; `dtype` is that of its first tensor, `host` is true for a copy from or to the CPU."""
+    """FLOPs of an op, and bytes that it reads and writes in the memory of the GPU, or sends over the link."""
 
     flops: int
     bytes: int
-    dtype: torch.dtype
-    host: bool
+    rate: Rate
 
 
-NONE = Work(0, 0, torch.float32, False)
+NONE = Work(0, 0, Rate.FP32)
 """The work of a view."""
 
 
@@ -56,13 +69,20 @@ def seconds_on(gpu: Gpu) -> Callable[[Work], float]:
     """
     bandwidth = gpu.bandwidth or 500e9
     fp32 = gpu.flops.fp32 or 1e13
-    # A GPU without units for bf16 computes it in fp32.
-    rates = {torch.float16: gpu.flops.fp16 or fp32, torch.bfloat16: gpu.flops.bf16 or fp32}
+    # A GPU without units for a precision computes it in fp32.
+    rates = {
+        Rate.FP32: fp32,
+        Rate.TF32: gpu.flops.tf32 or fp32,
+        Rate.FP16: gpu.flops.fp16 or fp32,
+        Rate.BF16: gpu.flops.bf16 or fp32,
+    }
 
     def seconds(work: Work) -> float:
-        if work.host:
-            return work.bytes / PCIE
-        return max(work.flops / rates.get(work.dtype, fp32), work.bytes / bandwidth, LAUNCH) if work.bytes else 0.0
+        if not work.bytes:
+            return 0.0
+        if work.rate is Rate.LINK:
+            return max(work.bytes / PCIE, LAUNCH)
+        return max(work.flops / rates[work.rate], work.bytes / bandwidth, LAUNCH)
 
     return seconds
 
@@ -74,26 +94,56 @@ def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: 
     if any(type(output) is Argument for output in outputs) and not schema_of(func).is_mutable:
         return NONE
     made = [output for output in outputs if type(output) is NewTensor]
-    moved = sum(_bytes(tensor.numel(), tensor.dtype) for tensor in tensors)
-    moved += sum(_bytes(torch.Size(output.shape).numel(), output.dtype) for output in made)
-    packet = packet_or_none(func)
-    formula = flop_registry.get(packet) if packet not in _ATTENTION else None
-    flops = 0
-    if formula is not None:
-        shapes = tuple(torch.Size(output.shape) if isinstance(output, NewTensor | View) else None for output in outputs)
-        out = shapes[0] if len(shapes) == 1 else shapes
-        # A formula on shapes, without the function around it that finds them in any structure of arguments.
-        plain = getattr(formula, "__wrapped__", None)
-        if plain is not None and not kwargs:
-            flops = int(plain(*map(_shape, args), out_shape=out))
+    on_gpu = on_host = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.dtype.itemsize
+        if isinstance(tensor, VirtualTensor) and not tensor.host:
+            on_gpu += size
         else:
-            flops = int(formula(*args, **kwargs, out_val=out))
-    elif packet in _ATTENTION:
-        flops = _ATTENTION[packet](*args)
-    hosts = {isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors} | {
-        not new.host for new in made
-    }
-    return Work(flops, moved, tensors[0].dtype if tensors else torch.float32, hosts == {True, False})
+            on_host += size
+    for new in made:
+        size = math.prod(new.shape) * new.dtype.itemsize
+        if new.host:
+            on_host += size
+        else:
+            on_gpu += size
+    packet = packet_or_none(func)
+    # A number on the CPU among tensors on the GPU is an argument, not a copy.
+    if packet in _COPIES and on_gpu and on_host:
+        return Work(0, on_host, Rate.LINK)
+    return Work(_flops(packet, args, kwargs, outputs), on_gpu or on_host, _rate(func, tensors))
+
+
+def of_handled(func: Any, args: Any, outputs: list[Any]) -> Work | None:
+    """Return the work of an op that a rule runs by plans of its own, None without a formula for it."""
+    if packet_or_none(func) not in _FORMULAS:
+        return None
+    values = [value for each in args for value in (each if isinstance(each, list | tuple) else (each,))]
+    return of(func, args, {}, [value for value in values if isinstance(value, torch.Tensor)], outputs)
+
+
+def _flops(packet: Any, args: Any, kwargs: Any, outputs: list[Any]) -> int:
+    if packet in _FORMULAS:
+        return _FORMULAS[packet](*args)
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0
+    shapes = tuple(torch.Size(output.shape) if isinstance(output, NewTensor | View) else None for output in outputs)
+    out = shapes[0] if len(shapes) == 1 else shapes
+    # A formula on shapes, without the function around it that finds them in any structure of arguments.
+    plain = getattr(formula, "__wrapped__", None)
+    if plain is not None and not kwargs:
+        return int(plain(*map(_shape, args), out_shape=out))
+    return int(formula(*args, **kwargs, out_val=out))
+
+
+def _rate(func: Any, tensors: list[torch.Tensor]) -> Rate:
+    """Return what does the arithmetic of an op, by the data type of its first tensor."""
+    dtype = tensors[0].dtype if tensors else torch.float32
+    if dtype is not torch.float32:
+        return {torch.float16: Rate.FP16, torch.bfloat16: Rate.BF16}.get(dtype, Rate.FP32)
+    allowed = table.find(func, Kind.TF32)
+    return Rate.TF32 if allowed is not None and allowed() else Rate.FP32
 
 
 def _shape(value: Any) -> Any:
@@ -116,17 +166,26 @@ def _attention_backward(
     return 2 * batch * heads * rows * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
+def _recurrent(source: torch.Tensor, weights: list[torch.Tensor], *_: Any) -> int:
+    """A multiply-add for each weight, sequence and time step; biases count as weights."""
+    return 2 * sum(weight.numel() for weight in weights) * (source.numel() // source.shape[-1])
+
+
+def _recurrent_backward(source: torch.Tensor, weights: list[torch.Tensor], *_: Any) -> int:
+    """As many for the gradient of the input as for that of the weights."""
+    return 2 * _recurrent(source, weights)
+
+
 _aten = torch.ops.aten
+_COPIES = {_aten.copy_, _aten._to_copy, _aten._foreach_copy_}
 # The formulas of torch 2.11 refuse heads that share a key.
-_ATTENTION: dict[Any, Callable[..., int]] = {
+_FORMULAS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention: _attention,
     _aten._scaled_dot_product_efficient_attention: _attention,
     _aten._scaled_dot_product_cudnn_attention: _attention,
     _aten._scaled_dot_product_flash_attention_backward: _attention_backward,
     _aten._scaled_dot_product_efficient_attention_backward: _attention_backward,
     _aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+    _aten._cudnn_rnn: _recurrent,
+    _aten._cudnn_rnn_backward: _recurrent_backward,
 }
-
-
-def _bytes(count: int, dtype: torch.dtype) -> int:
-    return count * dtype.itemsize

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.kernels import cuda_build, reductions
+from memexplore.virtual_gpu.kernels import cuda_build, float32_precision, reductions
 from memexplore.virtual_gpu.kernels import hopper_convolutions as hopper
 from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OptionalScratch, Output, Requests, Scratch
 from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, nbytes
@@ -59,14 +59,9 @@ def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool
     )
 
 
-def _allows_tf32() -> bool:
-    # `cudnn.allow_tf32` raises an error where convolutions and recurrent layers have different precisions.
-    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
-
-
 def settings() -> tuple[bool, ...]:
     """Return the global settings that decide the requests of a convolution."""
-    return torch.backends.cudnn.enabled, _allows_tf32()
+    return torch.backends.cudnn.enabled, float32_precision.of_convolutions()
 
 
 def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
@@ -103,7 +98,7 @@ def _workspace(
         if transposed:
             # It is the gradient of the input of the convolution that makes its input of its result.
             shapes, of = (result, source.shape), _TRANSPOSED.get(of, of)
-        precision = hopper.precision_of(source.dtype, _allows_tf32())
+        precision = hopper.precision_of(source.dtype, float32_precision.of_convolutions())
         last = _channels_last(source) or _channels_last(weight)
         return hopper.workspace(
             hopper.Convolution(shapes[0], weight.shape, shapes[1], max(stride), precision, last, max(dilation)), of
@@ -112,7 +107,7 @@ def _workspace(
         return 0
     half = source.dtype in (torch.float16, torch.bfloat16)
     tensor_cores = (half and capability >= (7, 0)) or (
-        source.dtype is torch.float32 and capability >= (8, 0) and _allows_tf32()
+        source.dtype is torch.float32 and capability >= (8, 0) and float32_precision.of_convolutions()
     )
     if tensor_cores and not _channels_last(source):
         return nbytes(source) + nbytes(weight) + math.prod(result) * source.dtype.itemsize

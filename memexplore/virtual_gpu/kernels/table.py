@@ -30,6 +30,7 @@ from memexplore.virtual_gpu.kernels import (
     data_dependent,
     elementwise,
     encoder,
+    float32_precision,
     grouped_mm,
     indexing,
     losses,
@@ -68,6 +69,8 @@ class Kind(enum.Enum):
     """The op's own signature; called with autograd, before the dispatch mode."""
     SETTINGS = "global settings of torch that decide a plan, besides the arguments"
     """`() -> settings`, hashable; the default dtype counts for every op."""
+    TF32 = "whether torch may compute it in TF32 where it gets float32"
+    """`() -> bool`, a setting that decides the plan too"""
     IN_PLACE = "op that a formula of autograd runs in place on a real GPU"
     """An `InPlace`: the in-place op, and where it applies."""
 
@@ -339,6 +342,16 @@ _SETTINGS: _Rows = [
     (convolutions.settings, "Convolution.cpp", [_aten.convolution.default, _aten.convolution_backward.default])
 ]
 
+_TF32: _Rows = [
+    (float32_precision.of_products, "cuda/Blas.cpp", [op for _, _, ops in _CUBLAS for op in ops]),
+    (
+        float32_precision.of_convolutions,
+        "cudnn/ConvShared.cpp",
+        [_aten.convolution.default, _aten.convolution_backward.default],
+    ),
+    (float32_precision.of_recurrent, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default, _aten._cudnn_rnn_backward.default]),
+]
+
 _FORMULAS = "torch/csrc/autograd/FunctionsManual.cpp"
 _WITH_LOGITS = ("BinaryCrossEntropyWithLogitsBackward0",)
 _EXTREMES = ("MedianBackward0", "NanmedianBackward0", "MaxBackward1", "MinBackward1")
@@ -390,6 +403,7 @@ TABLE: dict[Any, dict[Kind, Entry]] = _table(
         Kind.DATA_DEPENDENT: _DATA_DEPENDENT,
         Kind.COMPOSITE: _COMPOSITES,
         Kind.SETTINGS: _SETTINGS,
+        Kind.TF32: _TF32,
         Kind.IN_PLACE: _IN_PLACE,
     }
 )
