@@ -16,7 +16,7 @@ import torch
 
 import memexplore as mx
 from memexplore.analysis.placements import peak_ranges
-from tests.fidelity import sharded_llama, sharded_lm, sharded_xl, torchtitan
+from tests.fidelity import sharded_llama, sharded_lm, sharded_mlp, sharded_xl, torchtitan
 from tests.fidelity.sharded_xl import Sharding
 
 MIB, GIB = 2**20, 2**30
@@ -25,6 +25,13 @@ XL_REPORT = "EnzoDing-rgb/cs336-assignment2-systems@9cb4efb reports/distributed-
 LLAMA_REPORT = "Lightning-AI/lightning-thunder pull request 940, eager, FSDP2"
 LLAMA_PUBLISHED = "47.45"
 """GB of 10^9 bytes."""
+MLP_REPORT = "a note, Notes on FSDP, with a script ddp_vs_fsdp.py"
+MLP_PUBLISHED = {
+    sharded_mlp.Strategy.DDP: "9265",
+    sharded_mlp.Strategy.FSDP1: "2496",
+    sharded_mlp.Strategy.FSDP2: "2504",
+}
+"""MB of 2^20 bytes, cut to whole ones."""
 BENCHMARK = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 
 
@@ -109,6 +116,14 @@ def llama() -> Row:
     return Row(what, 8, LLAMA_PUBLISHED, f"{peak / 1e9:.2f}", LLAMA_REPORT)
 
 
+def perceptron(strategy: sharded_mlp.Strategy) -> Row:
+    """Run one rank of a perceptron."""
+    with mx.virtual("A100", release="2.7", world=4):
+        peak = sharded_mlp.train(strategy)
+    what = f"perceptron of 6 x 8 192 units, {strategy.value}, allocated MB"
+    return Row(what, 4, MLP_PUBLISHED[strategy], str(peak // MIB), MLP_REPORT)
+
+
 def torchtitan_runs(folder: pathlib.Path) -> Iterator[Row]:
     """Run torchtitan's own `train.py` of December 2024 as one of 8 and of 128 ranks."""
     for world, published in torchtitan.PUBLISHED.items():
@@ -123,6 +138,7 @@ def main() -> None:
         *sharded_optimizer(True),
         *xl_rows(),
         llama(),
+        *map(perceptron, sharded_mlp.Strategy),
         *(torchtitan_runs(pathlib.Path(sys.argv[1])) if sys.argv[1:] else ()),
     ]
     print("| run | GPUs | published | memexplore | source |\n|---|---|---|---|---|")

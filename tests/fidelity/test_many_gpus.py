@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests.fidelity import many_gpus
+from tests.fidelity import many_gpus, sharded_mlp
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs/many_gpus.md"
 
@@ -29,8 +29,15 @@ def test_weights_that_stay_gathered_have_the_published_peak():
     assert row.predicted == row.published
 
 
+@pytest.mark.parametrize("strategy", sharded_mlp.Strategy, ids=lambda strategy: strategy.value)
+def test_a_perceptron_has_the_published_peak_with_each_strategy(strategy):
+    row = many_gpus.perceptron(strategy)
+    assert row.predicted == row.published
+
+
 def test_the_document_has_the_published_values():
     text = DOCUMENT.read_text()
     assert all(value in text for values in many_gpus.PUBLISHED.values() for value in values)
     assert f" | 8 | {many_gpus.LLAMA_PUBLISHED} GB | " in text
+    assert all(f" | 4 | {value} MB | {value} |" in text for value in many_gpus.MLP_PUBLISHED.values())
     assert all(f" | {run.gpus} | {run.published} GiB | " in text for run in many_gpus.XL_RUNS)
