@@ -54,6 +54,8 @@ _REQUEST_SHARE = 0.03
 """Width of a request that failed, as a share of the axis."""
 _HEADROOM = 1.2
 """Top of the y axis relative to the highest line, which leaves space for labels."""
+_TWO_LABELS_PIXELS = 42
+"""Height of the label of the peak above its marker and of another label above that."""
 _PHASE_SHADES = {
     Phase.FORWARD: "rgba(128,128,128,0.12)",
     Phase.BACKWARD: "rgba(128,128,128,0.24)",
@@ -121,9 +123,12 @@ def window_layout(
     """
     first, last = window_rows(tape, window)
     heights = scale(tape, other_peak, (first, last))
-    top = heights.ceiling * _HEADROOM
     inner_width = width - MARGINS["l"] - MARGINS["r"]
-    plot = Plot(tape, first, last, positions(tape, x), inner_width, inner_height, top)
+    plot = Plot(tape, first, last, positions(tape, x), inner_width, inner_height, heights.ceiling * _HEADROOM)
+    if heights.capacity is None and heights.capacity_text and any(shown_bands(plot)):
+        # Above the plot, where the label of a far capacity may stand too, are phases.
+        of_labels = inner_height / (inner_height - _TWO_LABELS_PIXELS)
+        plot = plot._replace(top=heights.ceiling * max(_HEADROOM, of_labels))
     values, texts = byte_ticks(heights.ceiling)
     shapes: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
@@ -135,7 +140,7 @@ def window_layout(
     xaxis: dict[str, Any] = {"range": [low, high], "dtick": 1 if ticks is None and last - first < 8 else None}
     return {
         "xaxis": xaxis | (ticks or {}),
-        "yaxis": {"range": [0, top], "tickvals": values, "ticktext": texts},
+        "yaxis": {"range": [0, plot.top], "tickvals": values, "ticktext": texts},
         "shapes": shapes,
         "annotations": annotations,
     }

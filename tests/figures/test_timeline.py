@@ -222,6 +222,19 @@ def test_label_of_a_far_capacity_hides_no_curve_without_steps(width):
     assert capacity.bottom < plot.y(heights.highest)
 
 
+@pytest.mark.parametrize("width", [500, 700])
+def test_label_of_a_far_capacity_hides_no_curve_below_phases(width):
+    # On 176 pixels the axis ends 42 above the highest curve: 15 to the middle of the peak's label, 7.5 to its top, 17.5
+    # of the other label and its distance from the border, and 2 between both.
+    tape = training_tape(steps=1, batch=1)
+    top = window_layout(tape, width=width, inner_height=176)["yaxis"]["range"][1]
+    plot = Plot(tape, *window_rows(tape, None), positions(tape), width - 100, 176, top)
+    heights = scale(tape)
+    assert plot.y(heights.highest) == pytest.approx(42)
+    *_, capacity = [box_of(placed.label, placed.spot) for placed in plot_labels(plot, heights)]
+    assert capacity.bottom < plot.y(heights.highest)
+
+
 def test_axis_title_names_the_source():
     assert timeline(training_tape()).layout.yaxis.title.text == "allocated, predicted"
 

@@ -101,6 +101,7 @@ def of_kind(kind: Kind) -> dict[Any, Any]:
 _Rows = Iterable[tuple[Any, str, list[Any]]]
 """Rows of one kind: rule, source, ops."""
 
+_REDUCE = "cuda/Reduce.cuh"
 _REQUESTS: _Rows = [
     # Matrix products
     (products.two_operands, "cuda/Blas.cpp", [_aten.mm.default, _aten.bmm.default]),
@@ -117,22 +118,16 @@ _REQUESTS: _Rows = [
     # Reductions
     (
         reductions.total,
-        "cuda/Reduce.cuh",
+        _REDUCE,
         [
             *(_aten.sum.default, _aten.sum.dim_IntList, _aten.nansum.default, _aten.prod.default),
             *(_aten.mean.default, _aten.mean.dim),
         ],
     ),
-    (
-        reductions.extreme,
-        "cuda/Reduce.cuh",
-        [
-            *(_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default),
-        ],
-    ),
+    (reductions.extreme, _REDUCE, [_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default]),
     (
         reductions.truth,
-        "cuda/Reduce.cuh",
+        _REDUCE,
         [
             *(_aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim),
             *(_aten._is_any_true.default, _aten._is_all_true.default),
@@ -140,15 +135,15 @@ _REQUESTS: _Rows = [
     ),
     (
         reductions.extreme_with_index,
-        "cuda/Reduce.cuh",
+        _REDUCE,
         [_aten.max.dim, _aten.min.dim, _aten.argmax.default, _aten.argmin.default],
     ),
     (
         reductions.variance,
-        "cuda/Reduce.cuh",
+        _REDUCE,
         [_aten.var.correction, _aten.std.correction, _aten.var_mean.correction, _aten.std_mean.correction],
     ),
-    (reductions.vector_norm, "cuda/Reduce.cuh", [_aten.linalg_vector_norm.default]),
+    (reductions.vector_norm, _REDUCE, [_aten.linalg_vector_norm.default]),
     (reductions.foreach_norm, "cuda/ForeachReduceOp.cu", [_aten._foreach_norm.Scalar]),
     *sorting.REQUESTS,
     *composed.REQUESTS,
@@ -338,17 +333,11 @@ _COMPOSITES: _Rows = [
     (composites.recurrent_packed(rnn.RELU), "RNN.cpp", [_aten.rnn_relu.data]),
 ]
 
-_SETTINGS: _Rows = [
-    (convolutions.settings, "Convolution.cpp", [_aten.convolution.default, _aten.convolution_backward.default])
-]
-
+_CONVOLUTIONS = [_aten.convolution.default, _aten.convolution_backward.default]
+_SETTINGS: _Rows = [(convolutions.settings, "Convolution.cpp", _CONVOLUTIONS)]
 _TF32: _Rows = [
     (float32_precision.of_products, "cuda/Blas.cpp", [op for _, _, ops in _CUBLAS for op in ops]),
-    (
-        float32_precision.of_convolutions,
-        "cudnn/ConvShared.cpp",
-        [_aten.convolution.default, _aten.convolution_backward.default],
-    ),
+    (float32_precision.of_convolutions, "cudnn/ConvShared.cpp", _CONVOLUTIONS),
     (float32_precision.of_recurrent, "cudnn/RNN.cpp", [_aten._cudnn_rnn.default, _aten._cudnn_rnn_backward.default]),
 ]
 
