@@ -127,8 +127,8 @@ def window_layout(
     plot = Plot(tape, first, last, positions(tape, x), inner_width, inner_height, heights.ceiling * _HEADROOM)
     if heights.capacity is None and heights.capacity_text and any(shown_bands(plot)):
         # Above the plot, where the label of a far capacity may stand too, are phases.
-        of_labels = inner_height / (inner_height - _TWO_LABELS_PIXELS)
-        plot = plot._replace(top=heights.ceiling * max(_HEADROOM, of_labels))
+        for_labels = min(_TWO_LABELS_PIXELS, inner_height / 2)
+        plot = plot._replace(top=heights.ceiling * max(_HEADROOM, inner_height / (inner_height - for_labels)))
     values, texts = byte_ticks(heights.ceiling)
     shapes: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []

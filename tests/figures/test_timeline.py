@@ -235,6 +235,13 @@ def test_label_of_a_far_capacity_hides_no_curve_below_phases(width):
     assert capacity.bottom < plot.y(heights.highest)
 
 
+@pytest.mark.parametrize("inner_height", [20, 42])
+def test_curves_have_half_of_a_very_low_plot(inner_height):
+    tape = training_tape(steps=1, batch=1)
+    layout = window_layout(tape, inner_height=inner_height)
+    assert layout["yaxis"]["range"][1] == 2 * curves.peak(tape, "reserved")[0]
+
+
 def test_axis_title_names_the_source():
     assert timeline(training_tape()).layout.yaxis.title.text == "allocated, predicted"
 
