@@ -32,7 +32,7 @@ from memexplore.postmortem.liveness import (
 )
 from memexplore.postmortem.message import parse
 from memexplore.postmortem.optimizer_state import state_to_come
-from memexplore.postmortem.reach import Block, Reached, is_users_module, locals_of, reached_from
+from memexplore.postmortem.reach import Block, Reached, is_node, is_users_module, locals_of, reached_from
 from memexplore.postmortem.untrained import untrained
 from memexplore.recorder.endings import out_of_memory_error
 from memexplore.tape import Phase
@@ -142,7 +142,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
 
 def _weights_behind(found: Reached) -> set[int]:
     """Return the identities of the weights to which graphs lead."""
-    nodes = (each for each in found.kept if hasattr(type(each), "next_functions"))
+    nodes = (each for each in found.kept if is_node(each))
     return {id(node.variable) for node in nodes if getattr(node, "variable", None) is not None}
 
 

@@ -121,11 +121,16 @@ def is_users_module(name: str) -> bool:
     return name == "__main__" or (isinstance(file, str) and is_users(file))
 
 
+def is_node(value: Any) -> bool:
+    """Return whether a value is a node of a graph of autograd; its class may have any metaclass."""
+    return any("next_functions" in vars(kind) for kind in type(value).__mro__)
+
+
 def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
     """Yield the values that a value refers to, with path and whether a graph leads to them."""
     if isinstance(value, torch.Tensor):
         yield from _behind_tensor(value, path, in_graph)
-    elif hasattr(type(value), "next_functions"):
+    elif is_node(value):
         yield from ((each, path, True) for each, _ in value.next_functions if each is not None)
         yield from ((each, path, True) for each in saved_values(value))
         yield from ((each, path, True) for each in getattr(value, "__dict__", {}).values())

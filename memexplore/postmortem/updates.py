@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memexplore.postmortem.evidence_types import Holder, State, Use
-from memexplore.postmortem.reach import Block, address_of, reached_from
+from memexplore.postmortem.reach import Block, address_of, is_node, reached_from
 from memexplore.torch_internals.tensors import saved_values
 
 _SHARDED = ("FSDP", "FullyShardedDataParallel")
@@ -59,7 +59,7 @@ def without_update(
     sharded = any(kind.__name__.startswith(_SHARDED) for module in modules for kind in type(module).__mro__)
     if updated.isdisjoint(weights) or sharded:
         return None
-    nodes = {id(each): each for each in objects if hasattr(type(each), "next_functions")}
+    nodes = {id(each): each for each in objects if is_node(each)}
     idle = {number: weight for number, weight in weights.items() if number not in updated and weight.requires_grad}
     leads = _leads_to_update(nodes, idle)
     in_use = {address for each in blocks for address, block in each.items() if not block.in_graph}
