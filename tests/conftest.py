@@ -162,4 +162,12 @@ def _modes() -> tuple[object, ...] | None:
     autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     virtual = sys.modules.get("memexplore.virtual_gpu.tensors.tensor")
     gpu = None if virtual is None else virtual.DeviceState.gpu_name
-    return autocast, torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_float32_matmul_precision(), gpu
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack(), torch._C._len_torch_function_stack()
+    return (
+        autocast,
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_float32_matmul_precision(),
+        gpu,
+        modes,
+    )

@@ -18,6 +18,8 @@ from torch import nn
 
 import memexplore as mx
 from memexplore.tape import Action
+from memexplore.torch_internals.dispatch import FakeTensorMode
+from memexplore.torch_internals.state import dispatch_mode_stack, push_dispatch_mode
 from memexplore.virtual_gpu.dispatch import runner
 from tests.threads import in_thread
 
@@ -168,6 +170,44 @@ def test_threads_have_no_modes_after_the_virtual_gpu(pool, worker):
     with mx.virtual("T4"):
         assert pool(_modes) == worker(_modes) == (1, 1)
     assert pool(_modes) == worker(_modes) == (0, 0)
+
+
+def test_the_virtual_gpu_of_a_new_thread_leaves_the_thread_that_starts_it_unchanged():
+    on, read = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with mx.virtual("T4"):
+            on.set()
+            read.wait()
+
+    class Late(threading.Event):
+        """Set when the virtual GPU is on, as on a busy machine, where the starting thread wakes late."""
+
+        def set(self) -> None:
+            threading.Thread(target=lambda: on.wait() and super(Late, self).set()).start()
+
+    thread = threading.Thread(target=run)
+    thread._started = Late()
+    thread.start()
+    modes = _modes()
+    read.set()
+    thread.join()
+    assert modes == _modes() == (0, 0)
+
+
+def test_a_thread_that_keeps_modes_after_the_virtual_gpu_can_use_fake_tensors():
+    def modes_that_are_off() -> Any:
+        with mx.virtual("T4"):
+            return dispatch_mode_stack()
+
+    def run() -> Any:
+        (mode,) = in_thread(modes_that_are_off)
+        push_dispatch_mode(mode)
+        with FakeTensorMode() as fake:
+            x = fake.from_tensor(torch.arange(6).view(3, 2))
+            return x[torch.tensor([0, 1])].shape, x.device
+
+    assert in_thread(run) == ((2, 2), torch.device("cpu"))
 
 
 def test_a_mode_of_the_user_stays_above_those_of_the_virtual_gpu(worker):

@@ -94,10 +94,11 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.on:
+            # Another thread has turned the virtual GPU off: torch's own fake tensors come here too.
+            return func(*args, **(kwargs or {}))
         if func is _PRIM_DEVICE:
             return fake_device_of(args[0])
-        if not self.on:
-            return func(*args, **(kwargs or {}))
         for kind in types:
             if kind is not VirtualTensor and _is_wrapper(kind):
                 # Its own code runs, and calls ops on the tensors inside.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as thread_pools
+from types import FrameType
 from typing import Any
 
 from memexplore.torch_internals.cuda import LAZY_INIT
@@ -131,7 +133,9 @@ class Threads:
         @functools.wraps(acquire)
         def acquire_and_join(*args: Any) -> None:
             acquire(*args)
-            if self.join():
+            # Callers are `Condition.wait`, `Event.wait` and maybe `Thread.start`: the virtual GPU of a new thread does
+            # not change the thread that starts it, where it would depend on which of both is faster.
+            if not _is_starting(sys._getframe(1)) and self.join():
                 self._waiting.add(threading.get_ident())
 
         return acquire_and_join
@@ -147,6 +151,14 @@ class Threads:
             return release(*args)
 
         return leave_and_release
+
+
+_start_code = threading.Thread.start.__code__
+
+
+def _is_starting(wait: FrameType) -> bool:
+    caller = wait.f_back and wait.f_back.f_back
+    return caller is not None and caller.f_code is _start_code
 
 
 def _of_python() -> list[tuple[type, str, Callable[[Threads, Callable[..., Any]], Callable[..., Any]]]]:
