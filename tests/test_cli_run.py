@@ -115,6 +115,15 @@ def test_advice_for_a_model_of_a_module_beside_the_script(write):
     assert (found["failed"], bool(found["options"])) == ("", True)
 
 
+def test_advice_where_the_loss_of_a_script_cannot_be_computed_again(write):
+    model, _, rest = TRAINS.partition("model = ")
+    rest = rest.replace('"cuda"))', '"cuda")).mul(scales.pop())')
+    path = write(f"import torch\nfrom nets_beside_this_script import Net\nscales = [1.0]\nmodel = {rest}")
+    (path.parent / "nets_beside_this_script.py").write_text(model.replace(".square().mean()", ".square()"))
+    found = json.loads(memexplore("run", path, "--gpu", "256MiB", "--advise", "--json").stdout)["what_fits"]
+    assert (found["failed"], bool(found["options"]), len(found["assumed"])) == ("", True, 1)
+
+
 def test_places_are_those_of_the_script(write):
     done = memexplore("run", write(TRAINS), "--gpu", "256MiB", cwd=write(TRAINS).parent)
     places = [line for line in done.stdout.splitlines() if line.startswith("  at ")]

@@ -314,7 +314,8 @@ def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedSte
     step = failed_step(out_of_memory_error(error) or error, seen, names)
     if isinstance(step, str):
         return step
-    return step._replace(settings=step.settings._replace(path=(*step.settings.path, folder)))
+    settings = step.settings._replace(path=(*step.settings.path, folder))
+    return step._replace(settings=settings, otherwise=step.otherwise and step.otherwise._replace(settings=settings))
 
 
 def _what_fits(recorded: _Recorded) -> WhatFits | None:

@@ -110,7 +110,7 @@ class SearchProcess:
             self._connection.send_bytes(packed_step)
             self._connection.send_bytes(request)
             while True:
-                event = pickle.loads(self._connection.recv_bytes())
+                event = _unpacked(self._connection.recv_bytes())
                 if self._is_stopped or isinstance(event, Ended):
                     break
                 self._report(event)
@@ -264,6 +264,15 @@ def _end_when_terminated() -> None:
 
     signal.signal(signal.SIGTERM, raise_exit)
     threading.Thread(target=insist, daemon=True).start()
+
+
+def _unpacked(received: bytes) -> Found | Ended:
+    try:
+        event: Found | Ended = pickle.loads(received)
+    except Exception as error:
+        # Such as an exception whose class is in a module that only the process of the search found.
+        return Ended(None, error)
+    return event
 
 
 def _packed(event: Found | Ended) -> bytes:

@@ -7,6 +7,7 @@ pickling supports. Of weights only shapes are sent: a virtual run never reads th
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import hashlib
 import importlib
 import io
@@ -35,6 +36,7 @@ from memexplore.steps.step import Step
 from memexplore.steps.trial import Trial
 from memexplore.tape import Os
 from memexplore.torch_internals.dispatch import pytree
+from memexplore.torch_internals.state import calls_optimizer_hooks
 from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
@@ -86,7 +88,24 @@ class StepPickler(cloudpickle.Pickler):
         special = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
         if special and sys.modules.get(name := obj.__name__) is obj:
             return importlib.import_module, (name,)
+        if isinstance(obj, types.FunctionType) and _is_step_without_name(obj):
+            # Among its globals are the hooks of all optimizers, which belong to this process.
+            return calls_optimizer_hooks, (obj.__wrapped__,), {_HOOKED: True}  # type: ignore[attr-defined]
+        if isinstance(obj, torch.optim.Optimizer) and type(obj).__getstate__ is torch.optim.Optimizer.__getstate__:
+            # `Optimizer.__getstate__` leaves out what the constructor of a user's class has set besides.
+            kept = {name: value for name, value in vars(obj).items() if name in _KEPT or self._is_own(name, value)}
+            return copyreg.__newobj__, (type(obj),), kept  # type: ignore[attr-defined]
         return super().reducer_override(obj)
+
+    def _is_own(self, name: str, value: object) -> bool:
+        """Return whether an attribute of an optimizer is one of the user's class, and can be sent."""
+        if name.startswith(_OF_OPTIMIZERS) or name == "step":
+            return False
+        try:
+            type(self)(io.BytesIO(), self._min_bytes).dump(value)
+        except Exception:
+            return False
+        return True
 
     def _by_shape(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, VirtualTensor):
@@ -95,6 +114,18 @@ class StepPickler(cloudpickle.Pickler):
             return False
         least = self._min_bytes.get(id(tensor), _MIN_LARGE if isinstance(tensor, torch.nn.Parameter) else None)
         return least is not None and (tensor.device.type != "cpu" or tensor.nbytes >= least)
+
+
+_HOOKED = "hooked"
+_KEPT = ("defaults", "state", "param_groups")
+_OF_OPTIMIZERS = ("_optimizer_", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "_patch")
+"""Attributes that `Optimizer` itself sets; schedulers replace `step`."""
+
+
+def _is_step_without_name(function: types.FunctionType) -> bool:
+    """Return whether a function is the `step` of an optimizer's class that another process cannot import."""
+    by_value = function.__module__ == "__main__" or "<locals>" in function.__qualname__
+    return by_value and vars(function).get(_HOOKED) is True and hasattr(function, "__wrapped__")
 
 
 class _Shape(NamedTuple):

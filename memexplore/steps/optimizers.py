@@ -5,6 +5,8 @@ In: `Step.optimizer`, `Knobs` and the weights. Out: a new optimizer of these wei
 
 from __future__ import annotations
 
+import collections
+import copy
 import difflib
 import functools
 import inspect
@@ -109,7 +111,8 @@ def make(
     >>> type(made).__name__, made.param_groups[0]["lr"], made.param_groups[0]["foreach"]
     ('SGD', 0.5, True)
 
-    Raises ValueError where the class does not have the update that the knobs ask for.
+    Raises ValueError where the class does not have the update that the knobs ask for, TypeError where the optimizer
+    can be neither made again nor copied.
     """
     weights = list(weights)
     if knobs.optimizer is not Optimizer.AS_WRITTEN:
@@ -200,7 +203,46 @@ def _rebuilt(
             groups.append({**_settings(group), "params": own, **changes})
     if wanted:
         groups.append({**_shared(optimizer.param_groups), "params": list(wanted.values()), **changes})
-    return type(optimizer)(groups, **{**settings, **changes})
+    kind = type(optimizer)
+    try:
+        return kind(groups, **{**settings, **changes})
+    except Exception as error:
+        if kind.__module__.startswith("torch.optim."):
+            raise
+        failure = error
+    # Settings are not always what the constructor takes: an argument `weight_decay` may be an object.
+    try:
+        return _copied(optimizer, groups, changes, replaced)
+    except Exception:
+        name = kind.__name__
+        raise TypeError(
+            f"the optimizer cannot be made again from its settings ({type(failure).__name__} in the constructor of "
+            f"{name}: {failure}): give optimizer= as a function, such as lambda parameters: {name}(parameters, ...)"
+        ) from failure
+
+
+def _copied(
+    optimizer: torch.optim.Optimizer,
+    groups: list[dict[str, Any]],
+    changes: dict[str, Any],
+    replaced: Mapping[int, torch.nn.Parameter],
+) -> torch.optim.Optimizer:
+    """Return an optimizer with the attributes of another one, for the weights of groups, without its state."""
+    memo: dict[int, Any] = {id(weight): weight for group in groups for weight in group["params"]}
+    for nested in (optimizer, *vars(optimizer).values()):
+        if isinstance(nested, torch.optim.Optimizer):
+            memo[id(nested.state)] = collections.defaultdict(dict)
+            for weight in (weight for group in nested.param_groups for weight in group["params"]):
+                memo[id(weight)] = replaced.get(id(weight), weight)
+    copied = type(optimizer).__new__(type(optimizer))
+    memo[id(optimizer)] = copied
+    # As a constructor would: without hooks, and without the `step` of a scheduler.
+    kept = {name: value for name, value in vars(optimizer).items() if not name.startswith("_optimizer_")}
+    copied.__setstate__({name: copy.deepcopy(value, memo) for name, value in kept.items() if name != "step"})
+    # In place: a wrapper has the groups of the optimizer inside it.
+    copied.param_groups[:] = groups
+    copied.defaults.update(changes)
+    return copied
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,11 @@ ALWAYS_CALLED_HOOKS: MutableMapping[Any, Any] = look_up(
     _NO_LIVE,
 )
 
+calls_optimizer_hooks: Callable[[Callable[..., Any]], Callable[..., Any]] = look_up(
+    "torch.optim.Optimizer.profile_hook_step",
+    "makes the `step` of a user's class again in another process",
+    "a step with an optimizer of a class of the notebook or script cannot be sent to another process",
+)
 OPTIMIZER_HOOKS = attribute_names(
     "torch.optim.Optimizer",
     "_optimizer_step_pre_hooks _optimizer_step_post_hooks",

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from memexplore import virtual
 from memexplore.knobs.knobs import Knobs
 from memexplore.search import executors, workers
 from memexplore.search.sweep import stream, sweep
@@ -92,6 +93,34 @@ def test_lambdas_and_local_models_give_equal_tapes_in_another_process(pool):
     assert list(there) == settings
     assert all(same(there[knobs], here[knobs]) for knobs in settings)
     assert there.outcomes == here.outcomes
+
+
+def local_optimizer():
+    class Scheduled(torch.optim.Optimizer):
+        def __init__(self, parameters, lr=0.1, schedule=None):
+            super().__init__(parameters, {"lr": lr})
+            self.schedule, self.lock = schedule or [1.0], threading.Lock()
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for weight in self.param_groups[0]["params"]:
+                self.state[weight].setdefault("mean", torch.zeros_like(weight)).add_(weight.grad)
+
+    return Scheduled
+
+
+def test_an_optimizer_of_a_local_class_is_sent_while_a_virtual_gpu_is_on(pool):
+    model = nn.Linear(1024, 1024)
+    with virtual("T4"):
+        optimizer = local_optimizer()(model.parameters(), schedule=[0.5])
+        model(torch.zeros(8, 1024)).mean().backward()
+        optimizer.step()
+        sent = Step(model, torch.zeros(8, 1024), loss=torch.mean, optimizer=optimizer)
+        there = workers.unpack_step(workers.pack_step(sent)).optimizer
+        # Its attributes go too, but for those that cannot be pickled.
+        assert (there.schedule, hasattr(there, "lock"), type(there).step.hooked) == ([0.5], False, True)
+    tape = sweep(sent, [Knobs()], executor=pool, progress=None)[Knobs()]
+    assert int(tape.size[tape.category == Category.OPTIMIZER_STATE].sum()) == 1024 * 1024 * 4 + 1024 * 4
 
 
 def test_a_function_that_builds_the_model_is_sent(pool):
