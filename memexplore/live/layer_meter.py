@@ -79,7 +79,10 @@ class LayerMeter:
 
     def begin(self, module: Any) -> None:
         """Note that the call of a layer begins."""
-        self._calls.append([self._ids.get(id(module), -1), self._allocated(), 0])  # type: ignore[misc]
+        number = self._ids.get(id(module), -1)
+        if (in_parent := self._names.in_parent) and self._calls:
+            number = in_parent.get((number, self._calls[-1][0]), number)
+        self._calls.append([number, self._allocated(), 0])  # type: ignore[misc]
 
     def end(self) -> None:
         """Note that the call of the innermost layer ends."""

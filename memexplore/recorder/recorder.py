@@ -260,7 +260,7 @@ class Recorder(Rows):
         if not calls:
             if self.on_model_call is not None:
                 self.on_model_call(module, args, frame)
-            self.names.root(module)
+            self.names.root_called_by(module, frame)
             if node is None:
                 if here is self._threads.lender:
                     self._threads.return_to(here)

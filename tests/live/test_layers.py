@@ -102,3 +102,34 @@ def test_light_steps_of_shapes_that_were_not_recorded_have_what_counters_say():
             del value
         kept = meter.take(1.0)
     assert {names.table[number]: size for number, size in kept.items()} == {"0": 8 * 256 * 4, "1": 8 * 256 * 4}
+
+
+class Activated(nn.Module):
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(64, 64), activation
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.linear(values))
+
+
+def test_an_activation_that_layers_share_has_its_name_in_each_in_recorded_and_light_steps():
+    with on("cuda"):
+        activation = nn.Sigmoid()
+        layers = watched(nn.Sequential(*(Activated(activation) for _ in range(3)))).layers()
+        assert layers[1].to_dict() == {f"{number}.activation": 8 * 64 * 4 for number in range(3)}
+        meter = LayerMeter(names := Names(), torch.cuda.memory_allocated)
+        model = Activated(activation).cuda()
+        other = nn.Sequential(model, Activated(activation).cuda())
+        meter.adopt(other)
+        kept = []
+        meter.open()
+        for layer in other:
+            meter.begin(layer)
+            meter.begin(activation)
+            kept.append(torch.ones(1024, device="cuda"))
+            meter.end()
+            meter.end()
+        meter.close()
+        measured = {names.table[number]: size for number, size in meter.take(1.0).items()}
+    assert measured == {"0.activation": 1024 * 4, "1.activation": 1024 * 4}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
+import memexplore as mx
 from memexplore.recorder.module_hooks import Names
+from memexplore.tape import Category
 
 
 def test_a_module_at_the_address_of_a_dead_one_has_its_own_name():
@@ -37,3 +40,90 @@ def test_modules_that_are_equal_have_names_of_their_own():
     model = nn.Sequential(Equal(1, 1), Equal(1, 1))
     names.root(model)
     assert [names.table[names.number(layer, -1)] for layer in model] == ["0", "1"]
+
+
+class Probed(nn.Module):
+    """A model that runs its layers once while it is constructed, as detectors do to find their strides."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        self.stride = self.forward(torch.zeros(1, 2)).shape[-1]
+        self.head = nn.Linear(self.stride, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x)) if hasattr(self, "head") else self.body(x)
+
+
+def test_layers_called_by_the_constructor_of_their_model_have_their_names_in_it():
+    with mx.virtual("T4"), mx.record() as recording:
+        model = Probed().cuda()
+        model(torch.zeros(1, 2, device="cuda")).sum().backward()
+    called = ["Probed", "body", "body.0", "body.1", "head"]
+    assert sorted(recording.tape.modules) == called
+    assert {recording.tape.modules[number] for number in recording.tape.module if number >= 0} <= set(called)
+
+
+def test_a_second_model_called_by_its_constructor_has_its_name_in_front():
+    with mx.virtual("T4"), mx.record() as recording:
+        nn.Sequential(nn.Linear(2, 2))(torch.zeros(1, 2))
+        Probed()(torch.zeros(1, 2))
+    assert [name for name in recording.tape.modules if name.startswith("Probed")] == [
+        "Probed",
+        "Probed.body",
+        "Probed.body.0",
+        "Probed.body.1",
+        "Probed.head",
+    ]
+
+
+def test_a_layer_that_is_called_before_its_model_has_modules_is_a_model_of_its_own():
+    class Late(nn.Module):
+        def __init__(self):
+            start = nn.Linear(2, 2)(torch.zeros(1, 2))
+            super().__init__()
+            self.start = start
+
+    with mx.virtual("T4"), mx.record() as recording:
+        Late()
+    assert recording.tape.modules == ("Linear",)
+
+
+class Block(nn.Module):
+    """A layer with an activation that all layers share."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.activation(self.linear(x))
+
+
+def shared():
+    activation = nn.Sequential(nn.Sigmoid())
+    return nn.Sequential(*(Block(activation) for _ in range(3))).cuda()
+
+
+def test_an_activation_that_layers_share_has_its_name_in_the_layer_that_calls_it():
+    with mx.virtual("T4"), mx.record() as recording:
+        model = shared()
+        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+    tape = recording.tape
+    # Each sigmoid keeps 8 * 64 * 4 bytes, as each linear layer does for the sigmoid only while that runs.
+    kept = {
+        tape.modules[module]: size
+        for module, size, category in zip(tape.module, tape.size, tape.category, strict=True)
+        if category == Category.ACTIVATION and module >= 0 and "activation" in tape.modules[module]
+    }
+    assert kept == {f"{layer}.activation.0": 8 * 64 * 4 for layer in range(3)}
+
+
+def test_one_activation_used_twice_by_one_layer_has_its_first_name():
+    activation = nn.ReLU()
+    names = Names()
+    model = nn.Sequential(nn.Linear(1, 1), activation, nn.Linear(1, 1), activation)
+    names.root(model)
+    assert names.table[names.number(activation, names.number(model, -1))] == "1"
+    assert names.table == ["Sequential", "0", "1", "2"]
