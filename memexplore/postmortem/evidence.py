@@ -19,6 +19,7 @@ import torch
 from memexplore.analysis.tables import is_users
 from memexplore.frame_variables import variables
 from memexplore.postmortem import updates
+from memexplore.postmortem.attempts import Attempts, is_readable, one_line
 from memexplore.postmortem.evidence_types import Evidence, Holder, State, Use
 from memexplore.postmortem.joint_losses import losses_of, terms_until
 from memexplore.postmortem.liveness import (
@@ -71,9 +72,9 @@ def collect(
         return None
     try:
         return _collected(error, shell, time.thread_time() + seconds, earlier)
-    except Exception:
+    except Exception as failure:
         # Objects of the user may raise when they are read: the error's own text remains.
-        return Evidence(parse(str(error)), complete=False)
+        return Evidence(parse(str(error)), complete=False, search_error=one_line(failure))
 
 
 def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
@@ -83,6 +84,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     needed = _needed(frames, outer, end)
     holders: list[Holder] = []
     complete = needed.complete
+    attempts = Attempts()
     of_program = [needed]
     variables: list[tuple[str, Any]] = []
     models: dict[str, torch.nn.Module] = {}
@@ -120,10 +122,19 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     # A function that ends with a change of the mode, such as `model.train()`, evaluates, whatever its caller does.
     first = next((before[number] for number in reversed(outer) if before[number] is not Ahead.RETURNS), Ahead.RETURNS)
     codes = [frame.f_code for frame, _, _ in users]
+    nothing: Holder | None = None
+    state = attempts.value(lambda: updates.state_of(updates.optimizers_in(objects)), State.UNKNOWN)
+    no_update = attempts.value(
+        lambda: updates.without_update(objects, [each.blocks for each in of_program], variables, end), nothing
+    )
+    not_trained = attempts.value(lambda: untrained(objects, variables), nothing)
+    to_come = attempts.value(lambda: _state_to_come(frames), 0)
+    losses = attempts.value(lambda: _losses(frames, outer, first, end), 0)
     return Evidence(
         parse(str(error)),
         tuple(sorted(holders, key=lambda each: -each.size)),
-        complete,
+        complete and not attempts.error,
+        attempts.error,
         line,
         layer,
         _phase(frames),
@@ -132,11 +143,11 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         _retains(codes),
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
-        updates.state_of(updates.optimizers_in(objects)) if complete else State.UNKNOWN,
-        updates.without_update(objects, [each.blocks for each in of_program], variables, end) if complete else None,
-        untrained(objects, variables) if complete else None,
-        _state_to_come(frames),
-        _losses(frames, outer, first, end),
+        state if complete else State.UNKNOWN,
+        no_update if complete else None,
+        not_trained if complete else None,
+        to_come,
+        losses,
     )
 
 
@@ -233,7 +244,7 @@ def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in list(names.items())
-        if not name.startswith("__") and not isinstance(value, types.ModuleType)
+        if not name.startswith("__") and is_readable(value) and not isinstance(value, types.ModuleType)
     ]
 
 
@@ -273,7 +284,7 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
                 yield name, Use.LATER if name in again else Use.DEAD, value
     if shell is not None:
         for name, value in list(shell.names.items()):
-            hidden = name in _SHELL_NAMES or name.startswith("_")
+            hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
             if not hidden and name not in named and not isinstance(value, types.ModuleType):
                 yield name, Use.OTHER_CELL, value
         for number, value in list(shell.outputs.items()):
@@ -294,7 +305,7 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
     waiting = list(names)
     while waiting:
         for value in list(waiting.pop().values()):
-            if not isinstance(value, _IMPORTED):
+            if not is_readable(value) or not isinstance(value, _IMPORTED):
                 continue
             name = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
             if not isinstance(name, str) or name in known:

@@ -60,6 +60,8 @@ class Evidence(NamedTuple):
     """Variables that keep memory which the failing call does not reach."""
     complete: bool = True
     """Whether the walk over references came to its end in time."""
+    search_error: str = ""
+    """The first error of a search that could not read an object, such as one of the user's class; else empty."""
     line: str = ""
     """``file:line`` of the user's innermost line in the traceback."""
     layer: str = ""

@@ -22,6 +22,7 @@ from memexplore.live import step_copy
 from memexplore.live.code_loss import loss_in_code, returned_loss
 from memexplore.live.code_step import CodeLoss, tensors_in
 from memexplore.live.observed import ObservedCall, template, unknown_in
+from memexplore.postmortem.attempts import is_readable
 from memexplore.search import workers
 from memexplore.steps.step import Step
 
@@ -234,7 +235,7 @@ def _observed(args: Any, kwargs: Any) -> ObservedCall:
 def _optimizer(model: torch.nn.Module, names: list[Any]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
     weights = {id(weight) for weight in model.parameters()}
     for value in names:
-        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+        groups = value.param_groups if is_readable(value) and isinstance(value, torch.optim.Optimizer) else []
         if any(id(weight) in weights for group in groups for weight in group["params"]):
             return value, ()
     return torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1), (NO_OPTIMIZER,)

@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from memexplore.postmortem.text import largest, who
+from memexplore.postmortem.text import largest, search_ended, who
 from memexplore.units import size_text
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def html(found: PostMortem) -> str:
         parts.append(f"<p>What to change:</p><ol>{items}</ol>")
     parts.append(_table("Who had the memory", who(found)))
     parts.append(_table("Largest tensors", largest(found)))
-    if not found.complete:
-        parts.append("<p>The search for holders was ended after its time.</p>")
+    if ended := search_ended(found):
+        parts.append(f"<p>{escape(ended)}.</p>")
     return f'<div class="memexplore-post-mortem">{"".join(parts)}</div>'
 
 

@@ -268,8 +268,9 @@ def names_of_functions(codes: list[CodeType], names: Mapping[str, Any]) -> froze
 
 def _codes(value: Any) -> list[CodeType]:
     """Return the code of a function of the user, or of the methods of a class or of an instance."""
-    if isinstance(value, FunctionType):
+    # By its type: `isinstance` also asks the value, which may be a proxy that raises.
+    if issubclass(type(value), FunctionType):
         return [value.__code__] if is_users(value.__code__.co_filename) else []
-    kind = value if isinstance(value, type) else type(value)
+    kind = value if issubclass(type(value), type) else type(value)
     methods = (each.__code__ for each in vars(kind).values() if isinstance(each, FunctionType))
     return [code for code in methods if is_users(code.co_filename)]

@@ -11,13 +11,14 @@ import sys
 import time
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from memexplore.analysis.tables import is_users
 from memexplore.frame_variables import variables
+from memexplore.postmortem.attempts import is_readable
 from memexplore.torch_internals.tensors import saved_values, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
@@ -107,7 +108,7 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, torch.Tensor) or _is_users_class(value):
         return False
-    return issubclass(kind, _PLAIN) or str(kind.__module__).partition(".")[0] in _FOREIGN
+    return issubclass(kind, _PLAIN) or str(kind.__module__).partition(".")[0] in _FOREIGN or not is_readable(value)
 
 
 def _is_users_class(value: Any) -> bool:
@@ -124,6 +125,17 @@ def is_users_module(name: str) -> bool:
 def is_node(value: Any) -> bool:
     """Return whether a value is a node of a graph of autograd; its class may have any metaclass."""
     return any("next_functions" in vars(kind) for kind in type(value).__mro__)
+
+
+def models_of(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the modules among variables, and among the attributes of other variables, with their names."""
+    for name, value in variables:
+        if isinstance(value, torch.nn.Module):
+            yield name, value
+        elif isinstance(own := getattr(value, "__dict__", None), dict):
+            for attribute, each in own.items():
+                if is_readable(each) and isinstance(each, torch.nn.Module):
+                    yield f"{name}.{attribute}", each
 
 
 def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:

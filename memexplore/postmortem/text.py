@@ -15,14 +15,21 @@ if TYPE_CHECKING:
 _ROWS = 8
 
 
+def search_ended(found: PostMortem) -> str:
+    """Return why the search for holders did not find all, empty if it came to its end."""
+    if found.search_error:
+        return f"The search for holders could not read all objects: {found.search_error}"
+    return "" if found.complete else "The search for holders was ended after its time"
+
+
 def text(found: PostMortem) -> str:
     """Return the sentences, who had the memory, and what to change."""
     lines = ["Out of memory" if found.request is not None else "Layout of memory", *found.sentences]
     for title, table in (("Who had the memory", who(found)), ("Largest tensors", largest(found))):
         if table:
             lines += ["", f"{title}:", *_aligned(table)]
-    if not found.complete:
-        lines.append("  (the search for holders was ended after its time)")
+    if ended := search_ended(found):
+        lines.append(f"  ({ended[0].lower()}{ended[1:]})")
     if found.suggestions:
         lines += ["", "What to change:"]
         for number, each in enumerate(found.suggestions, 1):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memexplore.postmortem.evidence_types import Holder, Use
-from memexplore.postmortem.reach import address_of
+from memexplore.postmortem.reach import address_of, models_of
 from memexplore.postmortem.updates import optimizers_in
 
 _MOST_NAMES = 4
@@ -33,16 +33,14 @@ def untrained(objects: list[Any], variables: Iterable[tuple[str, Any]]) -> Holde
     inner = {id(part) for each in trained for part in each.modules()}
     sizes: dict[int, int] = {}
     names: list[str] = []
-    for name, value in variables:
-        own = vars(value) if not isinstance(value, torch.nn.Module) and hasattr(value, "__dict__") else {}
-        for label, model in ((name, value), *((f"{name}.{attribute}", each) for attribute, each in own.items())):
-            if not isinstance(model, torch.nn.Module) or id(model) in inner:
-                continue
-            weights = [address_of(each) for each in model.parameters() if each.dtype is torch.float32 and each.is_cuda]
-            found = {address: size for address, size in weights if address and address not in sizes}
-            if found:
-                sizes |= found
-                names.append(label)
+    for name, model in models_of(variables):
+        if id(model) in inner:
+            continue
+        weights = [address_of(each) for each in model.parameters() if each.dtype is torch.float32 and each.is_cuda]
+        found = {address: size for address, size in weights if address and address not in sizes}
+        if found:
+            sizes |= found
+            names.append(name)
     if not sizes:
         return None
     label = ", ".join(names) if len(names) <= _MOST_NAMES else ""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memexplore.postmortem.evidence_types import Holder, State, Use
-from memexplore.postmortem.reach import Block, address_of, is_node, reached_from
+from memexplore.postmortem.reach import Block, address_of, is_node, models_of, reached_from
 from memexplore.torch_internals.tensors import saved_values
 
 _SHARDED = ("FSDP", "FullyShardedDataParallel")
@@ -112,14 +112,11 @@ def _leads_to_update(nodes: Mapping[int, Any], idle: Mapping[int, Any]) -> dict[
 def _names(idle: set[int], reached: set[int], variables: Iterable[tuple[str, Any]]) -> list[str]:
     """Return the names of the largest modules without an updated weight that have weights which were reached."""
     found: dict[int, str] = {}
-    for name, value in variables:
-        is_module = isinstance(value, torch.nn.Module)
-        own = {} if is_module or not hasattr(value, "__dict__") else vars(value)
-        for label, model in ((name, value), *((f"{name}.{attribute}", each) for attribute, each in own.items())):
-            for path, part, inside in _idle_parts(label, model, idle) if isinstance(model, torch.nn.Module) else ():
-                if inside & reached:
-                    found.setdefault(id(part), path)
-                    reached = reached - inside
+    for name, model in models_of(variables):
+        for path, part, inside in _idle_parts(name, model, idle):
+            if inside & reached:
+                found.setdefault(id(part), path)
+                reached = reached - inside
     return list(found.values())
 
 

@@ -93,7 +93,9 @@ class PostMortem:
     state_to_come: int = 0
     """Bytes at least of the optimizer's state that the failed update had still to allocate."""
     complete: bool = True
-    """Whether the walk over references came to its end in time."""
+    """Whether the walk over references came to its end in time, without an error."""
+    search_error: str = ""
+    """The error of that walk, such as one of the user's class that cannot be read; else empty."""
     fits_without_limit: bool = False
     """Whether the request succeeds without the limit of the process, by replaying the tape."""
 
@@ -123,8 +125,8 @@ class PostMortem:
         """Return the post-mortem as plain values, `post_mortem` in ``memexplore run --json``; sizes in bytes.
 
         Keys `cause`, `sentences`, `request`, `memory`, `missing`, `by_category`, `held` (without its rows), `holders`,
-        `suggestions`, `growth_per_step`, `other_processes`, `fits_with_expandable_segments`, `fits_without_limit` and
-        `complete`.
+        `suggestions`, `growth_per_step`, `other_processes`, `fits_with_expandable_segments`, `fits_without_limit`,
+        `complete` and `search_error`.
         """
         return {
             "cause": self.cause.value,
@@ -144,6 +146,7 @@ class PostMortem:
             "fits_with_expandable_segments": self.fits_expandable,
             "fits_without_limit": self.fits_without_limit,
             "complete": self.complete,
+            "search_error": self.search_error,
         }
 
 
@@ -186,6 +189,7 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         fits_expandable=found.fits_expandable,
         state_to_come=found.state_to_come,
         complete=evidence is None or evidence.complete,
+        search_error="" if evidence is None else evidence.search_error,
         fits_without_limit=found.fits_without_limit,
     )
 
