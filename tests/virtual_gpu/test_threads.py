@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,7 +62,15 @@ class _Worker:
 
     def __call__(self, function: Callable[[], Any] | None) -> Any:
         self._tasks.put(function)
-        return self._results.get() if function is not None else self.thread.join()
+        if function is None:
+            return self.thread.join()
+        result = self._results.get()
+        # Until it waits again, when it has no modes: the virtual GPU may be turned off next.
+        while True:
+            with self._tasks.mutex:
+                if self._tasks.not_empty._waiters:  # type: ignore[attr-defined]
+                    return result
+            time.sleep(0.001)
 
 
 @pytest.fixture
