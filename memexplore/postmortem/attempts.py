@@ -26,12 +26,15 @@ def is_readable(value: object) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class of an error and the first line of its text.
+    """Return the class of an error and the first line of its text, the class alone where the text cannot be read.
 
     >>> one_line(ValueError("wrong"))
     'ValueError: wrong'
     """
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    try:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception:
+        return type(error).__name__
 
 
 class Attempts:

@@ -118,7 +118,9 @@ class FailedStep(NamedTuple):
     otherwise: FailedStep | None = None
     """What to search where this cannot be run."""
     part: str = ""
-    """The class of the model, where the failed code calls other models too."""
+    """The class of the model whose call this is: the failed code may do more; empty for a whole cell."""
+    calls_others: bool = False
+    """Whether the failed code calls other models too."""
 
 
 class _CannotRebuildError(Exception):
@@ -157,15 +159,15 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
         return str(failure)
     except Exception as failure:
         return f"The step cannot be rebuilt: {type(failure).__name__}: {failure}".splitlines()[0]
-    part = type(model).__name__ if seen is not None and len(seen.outermost) > 1 else ""
-    if part:
+    part, calls_others = type(model).__name__, seen is not None and len(seen.outermost) > 1
+    if calls_others:
         assumed = (*assumed, ONE_OF_SEVERAL.format(part))
     if call.kwargs is None:
         assumed = (*assumed, NO_KEYWORDS)
     settings = hidden_settings()
     if call.method == step_copy.TRAINING_STEP:
-        return FailedStep(packed, assumed, settings, weakref.ref(model), part=part)
-    step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model), part=part)
+        return FailedStep(packed, assumed, settings, weakref.ref(model), part=part, calls_others=calls_others)
+    step = FailedStep(packed, (*assumed, LOSS), settings, weakref.ref(model), part=part, calls_others=calls_others)
     try:
         code = loss_in_code(error, model, arguments)
         if code is None and seen is not None and seen.model() is model:

@@ -132,8 +132,8 @@ def models_of(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch
     for name, value in variables:
         if isinstance(value, torch.nn.Module):
             yield name, value
-        elif isinstance(own := getattr(value, "__dict__", None), dict):
-            for attribute, each in own.items():
+        elif isinstance(own := getattr(value, "__dict__", None), dict | types.MappingProxyType):
+            for attribute, each in list(own.items()):
                 if is_readable(each) and isinstance(each, torch.nn.Module):
                     yield f"{name}.{attribute}", each
 

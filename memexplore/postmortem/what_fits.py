@@ -46,7 +46,7 @@ class WhatFits(NamedTuple):
     def largest_batch(self) -> int | None:
         """The largest batch that fits as the step stands, None where it is not known; 0 if none does."""
         largest = None if self.advice is None else self.advice.largest.get(Knobs())
-        return None if largest is None else largest.samples
+        return None if largest is None or largest.error else largest.samples
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class WhatFits(NamedTuple):
                 "margin": option.outcome.margin,
                 "slow_down": None if math.isnan(option.slow_down) else option.slow_down,
                 "trains_differently": option.training,
-                "largest_batch": None if option.largest is None else option.largest.samples,
+                "largest_batch": None if option.largest is None or option.largest.error else option.largest.samples,
                 "code": option.code,
             }
             for option in self.options
@@ -135,6 +135,12 @@ def _of_part(model: str, advice: Advice) -> PartOfStepError:
     )
 
 
+_ONE_CALL = (
+    "A step is one call of the model {}, with nothing else in memory, and fits as written: the program calls the model "
+    "more often in a step, or keeps more."
+)
+
+
 class StepSearch:
     """A search for settings with which a failed step fits the GPU of a tape, in another process.
 
@@ -163,7 +169,7 @@ class StepSearch:
                 self.step = self.step.otherwise
                 self._process = self._started()
                 return
-            if self.step.part and event.advice is not None and event.advice.fits:
+            if self.step.calls_others and event.advice is not None and event.advice.fits:
                 self._is_stopped = True
                 if isinstance(event, Found):
                     self._process.stop()
@@ -211,5 +217,6 @@ def what_fits(step: FailedStep, advice: Advice | None, error: BaseException | No
         failed = f"The search failed: {type(error).__name__}: {error}".splitlines()[0]
         return WhatFits(advice and dataclasses.replace(advice, cancelled=True), step.assumed, failed)
     if advice is not None:
-        return WhatFits(advice, step.assumed)
+        one_call = (_ONE_CALL.format(step.part),) if step.part and advice.fits else ()
+        return WhatFits(advice, (*one_call, *step.assumed))
     return WhatFits(None, step.assumed, "The search was stopped before a setting was run.")

@@ -6,7 +6,6 @@ They need no change to the user's code.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -18,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memexplore.frame_variables import variables
 from memexplore.recorder import stacks
+from memexplore.torch_internals.modules import buffers_of, parameters_of
 
 if TYPE_CHECKING:
     from memexplore.recorder.recorder import Recorder
@@ -41,12 +41,14 @@ class Names:
         self._most = 1000
         """Entries above which those of dead modules are removed."""
         self._prefixes: dict[str, int] = {}
-        self._plain: weakref.ref[torch.nn.Module] | None = None
-        """The first model with layers, whose layers have no prefix."""
+        self._has_plain = False
+        """Whether there is a model with layers: those of the first one have no prefix."""
         self.in_parent: dict[tuple[int, int], int] = {}
         """Numbers of a module that several layers have and of one of these layers -> its number when that calls it."""
-        self._unfinished: dict[int, str] = {}
-        """Number of a model whose constructor has called its layers -> the prefix of their names."""
+        self._unfinished: set[int] = set()
+        """Numbers of models whose constructor was running when they were named."""
+        self._provisional: set[int] = set()
+        """Numbers of the modules of these models."""
 
     def intern(self, name: str, module: torch.nn.Module | None = None) -> int:
         """Return the number of a name, which is that of `module`."""
@@ -60,51 +62,85 @@ class Names:
         return number
 
     def root(self, module: torch.nn.Module) -> bool:
-        """Name all modules of a model that is called from outside any module; return whether it is new."""
+        """Name all modules of a model; return whether it is new."""
         number = self._number(module)
-        prefix = self._unfinished.pop(number, None) if number is not None else None
-        if number is not None and prefix is None:
-            return False
+        if number is None or number in self._unfinished:
+            # Of a model that was not called since its constructor, which may still run.
+            self._name(module, is_constructing=number is not None)
+        return number is None
+
+    def root_called_by(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+        """Name all modules of a model that is called from outside any module.
+
+        Names that are given while a constructor is running are replaced when its model is called, or one that has it.
+        """
+        number = self._number(module)
+        if number is None or number in self._unfinished:
+            outer = _under_construction(module, frame)
+            self._name(module if outer is None else outer, is_constructing=outer is not None)
+
+    def _name(self, module: torch.nn.Module, is_constructing: bool) -> None:
+        number = self._number(module)
         if number is None:
             title = type(module).__name__
             uses = self._prefixes[title] = self._prefixes.get(title, 0) + 1
             if uses > 1:
                 title = f"{title}#{uses}"
-            self._keep(module, self.intern(title, module))
-            prefix = f"{title}."
+            number = self.intern(title, module)
+            self._keep(module, number)
         children = [(name, child) for name, child in module.named_modules() if name]
-        if children and self._plain is None:
-            self._plain = weakref.ref(module)
-        if self._plain is not None and self._plain() is module:
-            prefix = ""
+        prefix = f"{self.table[number]}."
+        if is_constructing:
+            self._unfinished.add(number)
+        else:
+            self._unfinished.discard(number)
+            if children and not self._has_plain:
+                self._has_plain, prefix = True, ""
         for name, child in children:
-            child_number = self.intern(f"{prefix}{name}", child)
-            if self._number(child) is None:
-                self._keep(child, child_number)
-        own = {name for name, _ in children}
+            self._name_child(child, prefix + name, is_constructing)
+        if not is_constructing:
+            self._share_all(module, children, prefix)
+
+    def _name_child(self, module: torch.nn.Module, name: str, is_constructing: bool) -> None:
+        known = self._number(module)
+        if known is None:
+            number = self.intern(name, module)
+            self._keep(module, number)
+            if is_constructing:
+                self._provisional.add(number)
+        elif known in self._provisional or known in self._unfinished:
+            self._unfinished.discard(known)
+            if not is_constructing:
+                self._provisional.discard(known)
+            else:
+                self._provisional.add(known)
+            if name in self._interned:
+                self._keep(module, self._interned[name])
+            else:
+                # What was recorded by the name so far has the new one too.
+                del self._interned[self.table[known]]
+                self.table[known], self._interned[name] = name, known
+
+    def _share_all(self, module: torch.nn.Module, children: list[tuple[str, torch.nn.Module]], prefix: str) -> None:
+        """Give modules without weights that have another name already a name for the calls by each of these layers."""
         for name, parent in [("", module), *children]:
+            caller = self._number(parent)
+            if caller is None or (name and self.table[caller] != prefix + name):
+                continue
             for attribute, child in parent.named_children():
-                inner = f"{name}.{attribute}" if name else attribute
-                if inner not in own and next(itertools.chain(child.parameters(), child.buffers()), None) is None:
-                    self._share(child, self.number(parent, -1), f"{prefix}{inner}")
-        return number is None
+                inner = f"{prefix}{name}.{attribute}" if name else prefix + attribute
+                known = self._number(child)
+                if known is not None and self.table[known] != inner and not _has_weights(child):
+                    self._share(child, caller, inner, ())
 
-    def _share(self, module: torch.nn.Module, parent: int, name: str) -> None:
-        """Give a module without weights, such as one ReLU of all layers, another name for the calls by one layer."""
-        first, number = self._number(module), self.intern(name, module)
-        if first is not None and self.in_parent.setdefault((first, parent), number) == number != parent:
+    def _share(self, module: torch.nn.Module, caller: int, name: str, above: tuple[torch.nn.Module, ...]) -> None:
+        first = self._number(module)
+        if first is None or any(each is module for each in above):
+            return
+        number = self.intern(name, module)
+        if self.in_parent.setdefault((first, caller), number) == number:
             for attribute, child in module.named_children():
-                self._share(child, number, f"{name}.{attribute}")
-
-    def root_called_by(self, module: torch.nn.Module, frame: FrameType | None) -> None:
-        """Name the modules of a model as `root`; of one whose constructor is running, if that calls `module`."""
-        if self._number(module) is None and (outer := _under_construction(module, frame)) is not None:
-            self.root(outer)
-            number = self._number(outer)
-            assert number is not None
-            # Its other modules get their names when it is called.
-            self._unfinished[number] = f"{self.table[number]}."
-        self.root(module)
+                self._share(child, number, f"{name}.{attribute}", (*above, module))
 
     def _number(self, module: torch.nn.Module) -> int | None:
         found = self._numbers.get(id(module))
@@ -127,16 +163,29 @@ class Names:
 
 
 def _under_construction(module: torch.nn.Module, frame: FrameType | None) -> torch.nn.Module | None:
-    """Return the outermost model that has `module`, and whose constructor is running in the frames of the stack."""
+    """Return the outermost model that has `module` and whose constructor is running in the frames of the stack.
+
+    It is `module` itself where it is called by a constructor whose model does not have it yet; None without one.
+    """
     found = None
     while frame is not None:
         if frame.f_code.co_name == "__init__":
             outer = variables(frame).get("self")
-            # Before `super().__init__()` it has no modules.
-            if isinstance(outer, torch.nn.Module) and outer is not module and "training" in vars(outer):
-                found = outer if any(each is module for each in outer.modules()) else found
+            # Any object, such as a model before `super().__init__()`, may raise where it is asked.
+            with contextlib.suppress(Exception):
+                if isinstance(outer, torch.nn.Module):
+                    is_part = any(each is module for each in outer.modules())
+                    found = outer if is_part else module if found is None else found
         frame = frame.f_back
     return found
+
+
+def _has_weights(module: torch.nn.Module) -> bool:
+    return any(
+        value is not None
+        for each in module.modules()
+        for value in (*parameters_of(each).values(), *buffers_of(each).values())
+    )
 
 
 def hooks(recorder: Recorder) -> contextlib.ExitStack:

@@ -87,7 +87,7 @@ class Option(NamedTuple):
     @property
     def largest_text(self) -> str:
         """The largest batch as text: empty if unknown, ``≥ 64`` if the next larger one was not run."""
-        if self.largest is None or not self.largest.samples:
+        if self.largest is None or self.largest.error or not self.largest.samples:
             return ""
         return f"{'' if self.largest.proven else '≥ '}{self.largest.samples}"
 
@@ -177,7 +177,7 @@ class Advice:
                 "extra_flops": option.extra_flops,
                 "slow_down": option.slow_down,
                 "alters": option.alters,
-                "largest_batch": None if option.largest is None else option.largest.samples,
+                "largest_batch": None if option.largest is None or option.largest.error else option.largest.samples,
                 "notes": " ".join(option.notes),
                 "code": option.code,
             }
@@ -262,6 +262,8 @@ class Advice:
         largest = self.largest.get(Knobs())
         if largest is None:
             return line
+        if largest.error:
+            return f"{line} No other batch can be run: {largest.error}."
         if largest.samples:
             return f"{line} A batch of {largest.samples} would fit."
         too_large = written.constant > written.capacity
@@ -294,7 +296,8 @@ class Advice:
         yield f"None of the {len(self.tried)} settings tried fits{batch}. The nearest is {_missing(same)}."
         if least.knobs not in self.same_training:
             yield f"The nearest that changes the training is {_missing(least)}."
-        never = [knobs for knobs, largest in self.largest.items() if not largest.samples and knobs != Knobs()]
+        none = [knobs for knobs, largest in self.largest.items() if not largest.samples and not largest.error]
+        never = [knobs for knobs in none if knobs != Knobs()]
         if never:
             yield f"Not even a batch of 1 fits with {'; '.join(map(setting_text, never))}."
 

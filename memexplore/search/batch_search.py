@@ -15,6 +15,7 @@ from memexplore.search import candidates
 from memexplore.search.batch_extrapolation import extrapolated_batch, proportional_batch
 from memexplore.search.candidates import BatchResult, LargestBatch
 from memexplore.search.run_log import RunLog
+from memexplore.search.workers import error_text
 
 _MAX_SMALLER = 4
 """Settings that do not fit and are tried with a smaller batch, at most."""
@@ -97,7 +98,15 @@ def _runs(log: RunLog, knobs: Knobs, search: BatchSearch) -> Generator[list[Knob
         try:
             batch = search.send(result)
         except StopIteration as end:
-            return end.value
+            return _known(log, run_before, end.value)
+
+
+def _known(log: RunLog, run_before: dict[int, Knobs], found: LargestBatch) -> LargestBatch:
+    """Return the answer of a search with its error, if every batch but that of the step has failed."""
+    others = [setting for batch, setting in run_before.items() if batch != log.samples]
+    if not others or any(setting in log.outcomes for setting in others):
+        return found
+    return found._replace(proven=False, error=error_text(log.errors[others[0]]))
 
 
 def _extrapolated(log: RunLog, settings: dict[int, Knobs]) -> int | None:

@@ -46,6 +46,9 @@ class LargestBatch(NamedTuple):
 
     samples: int
     proven: bool
+    error: str = ""
+    """Why no other batch than that of the step can be run, such as a state of the program that has its size; then
+    nothing is known of other batches."""
 
 
 def largest_batch(

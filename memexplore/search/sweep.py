@@ -16,7 +16,7 @@ from memexplore.knobs.knobs import Knobs
 from memexplore.search.executors import open_runner
 from memexplore.search.progress import Progress, Reporting, estimate_seconds_left, report_of
 from memexplore.search.results_table import Line, html_table, sent_cells, sent_columns, text_table
-from memexplore.search.workers import Done, Failed, Result
+from memexplore.search.workers import Done, Failed, Result, error_text
 from memexplore.steps.outcome import Outcome, extra_flops, point, slow_down
 from memexplore.steps.step import Step
 from memexplore.steps.step_record import built_model
@@ -43,7 +43,7 @@ class Sweep(Mapping[Knobs, Tape]):
 
     def __getitem__(self, knobs: Knobs) -> Tape:
         if knobs in self.errors:
-            raise KeyError(f"{knobs} failed: {_error_text(self.errors[knobs])}")
+            raise KeyError(f"{knobs} failed: {error_text(self.errors[knobs])}")
         return self.trials[knobs].tape
 
     def __iter__(self) -> Iterator[Knobs]:
@@ -78,7 +78,7 @@ class Sweep(Mapping[Knobs, Tape]):
             row |= {name: _value_text(getattr(knobs, name)) for name in differing}
             outcome = self.outcomes.get(knobs)
             if outcome is None:
-                rows.append(row | {"outcome": "failed", "error": _error_text(self.errors[knobs])})
+                rows.append(row | {"outcome": "failed", "error": error_text(self.errors[knobs])})
                 continue
             row |= {"outcome": "fits" if outcome.fits else "oom", "gpu": outcome.gpu}
             row |= {"peak_allocated": outcome.peak_allocated, "peak_reserved": outcome.peak_reserved}
@@ -125,7 +125,7 @@ class Sweep(Mapping[Knobs, Tape]):
             )
             for knobs, outcome in self.outcomes.items()
         ]
-        return [*lines, *(Line(str(knobs), None, error=_error_text(error)) for knobs, error in self.errors.items())]
+        return [*lines, *(Line(str(knobs), None, error=error_text(error)) for knobs, error in self.errors.items())]
 
 
 def sweep(
@@ -228,14 +228,6 @@ def stream(
 
 def _knobs(result: Result) -> Knobs:
     return result.trial.knobs if isinstance(result, Done) else result.knobs
-
-
-def _error_text(error: BaseException) -> str:
-    """Return an error in one line; that of a setting is a ValueError, whose message says all."""
-    message = next((line for line in map(str.strip, str(error).splitlines()) if line), "")
-    if isinstance(error, ValueError) and message:
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _value_text(value: Any) -> str:

@@ -76,6 +76,8 @@ class StepPickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, min_bytes: dict[int, int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._min_bytes = min_bytes
+        self._probes = False
+        """Whether this finds out whether an attribute of an optimizer can be pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
@@ -91,7 +93,10 @@ class StepPickler(cloudpickle.Pickler):
         if isinstance(obj, types.FunctionType) and _is_step_without_name(obj):
             # Among its globals are the hooks of all optimizers, which belong to this process.
             return calls_optimizer_hooks, (obj.__wrapped__,), {_HOOKED: True}  # type: ignore[attr-defined]
-        if isinstance(obj, torch.optim.Optimizer) and type(obj).__getstate__ is torch.optim.Optimizer.__getstate__:
+        if isinstance(obj, types.CodeType) and obj.co_filename != _DYNAMIC:
+            # cloudpickle replaces the name of the file, which the lines of advice need.
+            return _code_of_file, (obj.replace(co_filename=_DYNAMIC), obj.co_filename)
+        if isinstance(obj, torch.optim.Optimizer) and not self._probes and _has_usual_state(type(obj)):
             # `Optimizer.__getstate__` leaves out what the constructor of a user's class has set besides.
             kept = {name: value for name, value in vars(obj).items() if name in _KEPT or self._is_own(name, value)}
             return copyreg.__newobj__, (type(obj),), kept  # type: ignore[attr-defined]
@@ -102,7 +107,10 @@ class StepPickler(cloudpickle.Pickler):
         if name.startswith(_OF_OPTIMIZERS) or name == "step":
             return False
         try:
-            type(self)(io.BytesIO(), self._min_bytes).dump(value)
+            # Of optimizers that the value leads to, the attributes are not tried again: it may lead back to this one.
+            pickler = type(self)(io.BytesIO(), self._min_bytes)
+            pickler._probes = True
+            pickler.dump(value)
         except Exception:
             return False
         return True
@@ -120,6 +128,19 @@ _HOOKED = "hooked"
 _KEPT = ("defaults", "state", "param_groups")
 _OF_OPTIMIZERS = ("_optimizer_", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "_patch")
 """Attributes that `Optimizer` itself sets; schedulers replace `step`."""
+
+
+def _has_usual_state(kind: type[torch.optim.Optimizer]) -> bool:
+    usual = kind.__getstate__ is torch.optim.Optimizer.__getstate__  # type: ignore[attr-defined]
+    return usual and not kind.__module__.startswith("torch.optim.")
+
+
+_DYNAMIC = "<dynamic-code>"
+"""The file of code that cloudpickle has sent."""
+
+
+def _code_of_file(code: types.CodeType, filename: str) -> types.CodeType:
+    return code.replace(co_filename=filename)
 
 
 def _is_step_without_name(function: types.FunctionType) -> bool:
@@ -308,6 +329,14 @@ def sendable(error: BaseException) -> BaseException:
         for note in getattr(error, "__notes__", ()):
             plain.add_note(note)
         return plain
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error in one line; that of a setting is a ValueError, whose message says all."""
+    message = next((line for line in map(str.strip, str(error).splitlines()) if line), "")
+    if isinstance(error, ValueError) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def without_frames(error: BaseException) -> BaseException:

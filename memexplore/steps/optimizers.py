@@ -193,7 +193,9 @@ def _rebuilt(
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class for some weights, each with its settings, except for `changes`."""
     takes = parameter_names(type(optimizer))
-    settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    # What the class keeps as attributes too: the arguments that are no settings of groups, such as flags.
+    values = {**vars(optimizer), **optimizer.defaults}
+    settings = {name: value for name, value in values.items() if name in takes}
     wanted = {id(weight): weight for weight in weights}
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:

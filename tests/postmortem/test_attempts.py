@@ -65,3 +65,25 @@ def test_an_error_of_the_whole_search_is_not_its_time(monkeypatch: pytest.Monkey
     found = broken(monkeypatch, "_needed")
     assert (found.search_error, found.holders) == ("ValueError: an object", ())
     assert "after its time" not in found.text
+
+
+UNTOLD = """
+class Untold(Exception):
+    def __str__(self):
+        raise Untold()
+
+class Odd:
+    @property
+    def __dict__(self):
+        raise Untold()
+
+odd = Odd()
+kept = [torch.empty(1 << 24, dtype=torch.uint8, device="cuda") for _ in range(17)]
+"""
+
+
+def test_an_error_without_a_text_is_named_by_its_class() -> None:
+    found = post_mortem(UNTOLD, "256MiB")
+    assert found.search_error in ("", "Untold")
+    assert found.request is not None
+    assert found.request.size == 1 << 24

@@ -86,12 +86,29 @@ def test_a_part_that_fits_is_no_answer_for_the_step_that_failed() -> None:
             [layer(x) for layer in [first, second] * 16]
     step = failed_step.failed_step(failure.value, seen, [])
     assert isinstance(step, FailedStep)
-    assert step.part == "Linear"
+    assert (step.part, step.calls_others) == ("Linear", True)
     event, searched = first_event(step)
     assert isinstance(event, Ended)
     found = what_fits.what_fits(searched, event.advice, event.error)
     assert (found.options, found.assumed) == ((), ())
     assert found.failed.startswith("The step of the model Linear alone fits as written, with ")
+
+
+def test_that_one_call_fits_is_said_where_a_loss_has_several() -> None:
+    # As above: 32 outputs of 2 MiB of one model.
+    with memexplore.virtual("64MiB"), capture.record() as recording:
+        seen = failed_step.SeenCall()
+        assert recording.recorder is not None
+        seen.follow(recording.recorder)
+        model, x = torch.nn.Linear(1024, 1024).cuda(), torch.zeros(1 << 9, 1024, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError) as failure:
+            [model(x) for _ in range(32)]
+    step = failed_step.failed_step(failure.value, seen, [])
+    assert isinstance(step, FailedStep)
+    found = what_fits.search(step, recording.tape.meta)
+    assert found.advice is not None
+    assert found.advice.fits
+    assert found.assumed[0].startswith("A step is one call of the model Linear, with nothing else in memory, and fits ")
 
 
 LOST = "class Lost:\n    def __del__(self): time.sleep(0.2)\nwhile True: Lost()"

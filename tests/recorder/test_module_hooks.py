@@ -68,13 +68,93 @@ def test_a_second_model_called_by_its_constructor_has_its_name_in_front():
     with mx.virtual("T4"), mx.record() as recording:
         nn.Sequential(nn.Linear(2, 2))(torch.zeros(1, 2))
         Probed()(torch.zeros(1, 2))
-    assert [name for name in recording.tape.modules if name.startswith("Probed")] == [
-        "Probed",
-        "Probed.body",
-        "Probed.body.0",
-        "Probed.body.1",
-        "Probed.head",
-    ]
+    layers = ["Probed", "Probed.body", "Probed.body.0", "Probed.body.1", "Probed.head"]
+    assert [name for name in recording.tape.modules if name.startswith("Probed")] == layers
+
+
+class Features(nn.Module):
+    """A model that needs the size of its features, which it computes before or after they are its own."""
+
+    def __init__(self, is_own):
+        super().__init__()
+        features = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        if is_own:
+            self.features = features
+        width = features(features(torch.zeros(1, 2))).shape[1]
+        self.features, self.fc = features, nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.fc(self.features(x))
+
+
+class Policy(nn.Module):
+    """A model that builds others, which call their layers before it has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Features(is_own=True)
+        self.bodies = nn.ModuleList([Features(is_own=True), Features(is_own=False)])
+
+    def forward(self, x):
+        return self.body(x) + self.bodies[0](x) + self.bodies[1](x)
+
+
+def test_layers_called_by_the_constructor_of_a_part_have_their_names_in_the_whole():
+    with mx.virtual("T4"), mx.record() as recording:
+        Policy().cuda()(torch.zeros(1, 2, device="cuda")).sum().backward()
+    called = {
+        f"{part}{layer}"
+        for part in ("body", "bodies.0", "bodies.1")
+        for layer in ("", ".features", ".features.0", ".features.1", ".fc")
+    }
+    assert set(recording.tape.modules) == called | {"Policy", "bodies"}
+
+
+def test_a_part_called_by_its_constructor_has_its_name_if_it_stays_alone():
+    with mx.virtual("T4"), mx.record() as recording:
+        Features(is_own=False)(torch.zeros(1, 2))
+    assert set(recording.tape.modules) == {"Features", "features", "features.0", "features.1", "fc"}
+
+
+class Cyclic(nn.Module):
+    """An activation that refers to itself through its part, and takes an argument in `parameters`."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+        self.inner.owner = self
+
+    def parameters(self, kind):
+        return []
+
+    def forward(self, x):
+        return x.relu()
+
+
+def test_shared_modules_of_any_kind_are_named():
+    activation = Cyclic()
+    names = Names()
+    names.root(nn.Sequential(Block(activation), Block(activation)))
+    called = [names.table[names.number(activation, names.intern(name))] for name in ("0", "1")]
+    assert called == ["0.activation", "1.activation"]
+
+
+def test_an_activation_that_models_share_has_the_name_of_the_one_that_calls_it():
+    activation = nn.GELU()
+    names = Names()
+    first, second = nn.Sequential(Block(activation)), nn.Sequential(Block(activation))
+    names.root(first)
+    names.root(second)
+    called = [names.table[names.number(activation, names.number(model[0], -1))] for model in (first, second)]
+    assert called == ["0.activation", "Sequential#2.0.activation"]
+
+
+def test_a_wrapper_around_a_model_that_was_called_does_not_change_its_names():
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    names = Names()
+    names.root(model)
+    names.root(nn.Sequential(model))
+    assert names.table[names.number(model[1], names.number(model, -1))] == "1"
 
 
 def test_a_layer_that_is_called_before_its_model_has_modules_is_a_model_of_its_own():

@@ -333,3 +333,26 @@ def test_a_search_does_not_change_the_model():
         assert id(weight) == before[name][0]
         assert torch.equal(weight, before[name][1])
         assert weight.grad is None
+
+
+class Stateful(nn.Module):
+    """A model that appends a tensor of the program, which has the size of its batch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.linear, self.state = nn.Linear(256, 256), torch.zeros(batch, 256)
+
+    def forward(self, x):
+        return torch.cat([self.linear(x), self.state.to(x.device)], 1).sigmoid()
+
+
+@pytest.mark.parametrize("gpu", ["32MiB", "4GiB"])
+def test_the_largest_batch_is_not_known_where_no_other_batch_can_be_run(gpu):
+    # A batch of 16384 keeps two results of 16 MiB.
+    stateful = Step(Stateful(16384), torch.zeros(16384, 256), loss=torch.mean)
+    advice = advise(stateful, gpu, budget=12, progress=None)
+    largest = advice.largest[Knobs()]
+    assert largest.error.startswith("RuntimeError: ")
+    assert not any(option.largest_text for option in advice.options if option.knobs == Knobs())
+    assert "Not even a batch of 1" not in "\n".join(advice.sentences)
+    assert any(f"No other batch can be run: {largest.error}." in each for each in advice.sentences) is (gpu == "32MiB")

@@ -100,6 +100,11 @@ def local_optimizer():
         def __init__(self, parameters, lr=0.1, schedule=None):
             super().__init__(parameters, {"lr": lr})
             self.schedule, self.lock = schedule or [1.0], threading.Lock()
+            # Values that lead back to the optimizer
+            self.first, self.second, self.third = self.keep, self.keep, [self]
+
+        def keep(self):
+            return self.schedule
 
         @torch.no_grad()
         def step(self, closure=None):
@@ -119,6 +124,8 @@ def test_an_optimizer_of_a_local_class_is_sent_while_a_virtual_gpu_is_on(pool):
         there = workers.unpack_step(workers.pack_step(sent)).optimizer
         # Its attributes go too, but for those that cannot be pickled.
         assert (there.schedule, hasattr(there, "lock"), type(there).step.hooked) == ([0.5], False, True)
+        assert (there.second(), there.third[0] is there) == ([0.5], True)
+        assert type(there).keep.__code__.co_filename == __file__
     tape = sweep(sent, [Knobs()], executor=pool, progress=None)[Knobs()]
     assert int(tape.size[tape.category == Category.OPTIMIZER_STATE].sum()) == 1024 * 1024 * 4 + 1024 * 4
 

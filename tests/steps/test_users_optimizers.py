@@ -81,6 +81,19 @@ def test_a_wrapper_is_copied_with_the_optimizer_inside_it():
     assert list(written.base.state) == before
 
 
+class WithFlag(torch.optim.SGD):
+    """Keeps an argument as an attribute."""
+
+    def __init__(self, parameters, lr=0.1, averages=False):
+        super().__init__(parameters, lr=lr)
+        self.averages = averages
+
+
+def test_arguments_that_are_attributes_only_are_given_again():
+    made = make(WithFlag(weights(1), averages=True), Knobs(), weights(1))
+    assert made.averages is True
+
+
 class Unique(Sharpness):
     """An optimizer that cannot be copied either."""
 

@@ -153,12 +153,13 @@ class Threads:
         return leave_and_release
 
 
-_start_code = threading.Thread.start.__code__
+_file = threading.current_thread.__code__.co_filename
 
 
 def _is_starting(wait: FrameType) -> bool:
     caller = wait.f_back and wait.f_back.f_back
-    return caller is not None and caller.f_code is _start_code
+    # By name: other libraries replace the function, and call it.
+    return caller is not None and caller.f_code.co_name == "start" and caller.f_code.co_filename == _file
 
 
 def _of_python() -> list[tuple[type, str, Callable[[Threads, Callable[..., Any]], Callable[..., Any]]]]:
