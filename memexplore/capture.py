@@ -207,10 +207,20 @@ def release_or_installed(requested: str | None) -> str:
 
 def settings_of(text: str) -> Settings:
     """Return the allocator settings of a string, or of the environment if it is empty."""
+    return Settings.parse(text or _settings_of_environment())
+
+
+def _settings_of_environment() -> str:
     import os
 
-    conf = text or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
-    return Settings.parse(conf)
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+
+
+def _late_settings(before: str) -> list[str]:
+    """Return a note where the program has set allocator settings that the virtual GPU does not read any more."""
+    now = _settings_of_environment()
+    text = f"the program set PYTORCH_CUDA_ALLOC_CONF to {now}, too late for a virtual GPU that is on"
+    return [] if now in ("", before) else [text]
 
 
 @contextlib.contextmanager
@@ -232,7 +242,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
     if _running:
         raise RuntimeError("a recording is already running: end its block before another begins")
     check.warn_if_untested()
-    recording = Recording()
+    recording, settings = Recording(), _settings_of_environment()
     virtual_gpu = active()
     if virtual_gpu is not None and device is not None and torch.device(device).type == "cpu":
         raise RuntimeError(f"a virtual {virtual_gpu.gpu.name} is on: leave its block before the CPU is recorded")
@@ -247,7 +257,7 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
 
     def finish() -> Tape:
         recorder.finish()
-        found = (*assumptions, *session.report()) if virtual_gpu is not None else ()
+        found = (*assumptions, *session.report(), *_late_settings(settings)) if virtual_gpu is not None else ()
         notes = (*meta.notes, *map(encodable, found))
         end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
         ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)

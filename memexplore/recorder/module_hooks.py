@@ -96,9 +96,11 @@ class Names:
             self._unfinished.discard(number)
             if children and not self._has_plain:
                 self._has_plain, prefix = True, ""
+        # A part of a model, such as `model[:2]`, or a wrapper has no layers of its own.
+        has_own = any(self._number(child) is None or self._number(child) in self._provisional for _, child in children)
         for name, child in children:
             self._name_child(child, prefix + name, is_constructing)
-        if not is_constructing:
+        if has_own and not is_constructing:
             self._share_all(module, children, prefix)
 
     def _name_child(self, module: torch.nn.Module, name: str, is_constructing: bool) -> None:

@@ -149,6 +149,15 @@ def test_an_activation_that_models_share_has_the_name_of_the_one_that_calls_it()
     assert called == ["0.activation", "Sequential#2.0.activation"]
 
 
+def test_a_part_of_a_model_that_is_called_has_the_names_of_the_model():
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    names = Names()
+    names.root(model)
+    part = model[:2]
+    names.root(part)
+    assert names.table[names.number(part[1], names.number(part, -1))] == "1"
+
+
 def test_a_wrapper_around_a_model_that_was_called_does_not_change_its_names():
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     names = Names()
