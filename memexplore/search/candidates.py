@@ -75,7 +75,7 @@ def largest_batch(
     ...         batch = search.send(BatchResult(fits=30 + batch * 7 <= 100, needed=30 + batch * 7))
     ... except StopIteration as end:
     ...     print(batches, end.value)  # 30 + 10 * 7 = 100
-    [8, 10, 11] LargestBatch(samples=10, proven=True)
+    [8, 10, 11] LargestBatch(samples=10, proven=True, error='')
     """
     start, max_batch = max(unit, start // unit * unit), max(unit, max_batch // unit * unit)
     fitting: list[_Need] = [_Need(0, constant)]
