@@ -122,12 +122,12 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     # A function that ends with a change of the mode, such as `model.train()`, evaluates, whatever its caller does.
     first = next((before[number] for number in reversed(outer) if before[number] is not Ahead.RETURNS), Ahead.RETURNS)
     codes = [frame.f_code for frame, _, _ in users]
-    nothing: Holder | None = None
-    state = attempts.value(lambda: updates.state_of(updates.optimizers_in(objects)), State.UNKNOWN)
-    no_update = attempts.value(
-        lambda: updates.without_update(objects, [each.blocks for each in of_program], variables, end), nothing
-    )
-    not_trained = attempts.value(lambda: untrained(objects, variables), nothing)
+    state, no_update, not_trained = State.UNKNOWN, None, None
+    if complete:
+        blocks = [each.blocks for each in of_program]
+        state = attempts.value(lambda: updates.state_of(updates.optimizers_in(objects)), state)
+        no_update = attempts.value(lambda: updates.without_update(objects, blocks, variables, end), no_update)
+        not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
     to_come = attempts.value(lambda: _state_to_come(frames), 0)
     losses = attempts.value(lambda: _losses(frames, outer, first, end), 0)
     return Evidence(
@@ -143,9 +143,9 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         _retains(codes),
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
-        state if complete else State.UNKNOWN,
-        no_update if complete else None,
-        not_trained if complete else None,
+        state,
+        no_update,
+        not_trained,
         to_come,
         losses,
     )

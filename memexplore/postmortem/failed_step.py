@@ -22,7 +22,7 @@ from memexplore.live import step_copy
 from memexplore.live.code_loss import loss_in_code, returned_loss
 from memexplore.live.code_step import CodeLoss, tensors_in
 from memexplore.live.observed import ObservedCall, template, unknown_in
-from memexplore.postmortem.attempts import is_readable
+from memexplore.postmortem.attempts import is_readable, one_line
 from memexplore.search import workers
 from memexplore.steps.step import Step
 
@@ -158,7 +158,7 @@ def failed_step(error: BaseException, seen: SeenCall | None, names: list[Any]) -
     except _CannotRebuildError as failure:
         return str(failure)
     except Exception as failure:
-        return f"The step cannot be rebuilt: {type(failure).__name__}: {failure}".splitlines()[0]
+        return f"The step cannot be rebuilt: {one_line(failure)}"
     part, calls_others = type(model).__name__, seen is not None and len(seen.outermost) > 1
     if calls_others:
         assumed = (*assumed, ONE_OF_SEVERAL.format(part))

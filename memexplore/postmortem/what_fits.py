@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from memexplore.analysis.budget import is_limited_by_settings
 from memexplore.gpu_catalogue import find
 from memexplore.knobs.knobs import Knobs
+from memexplore.postmortem.attempts import one_line
 from memexplore.postmortem.failed_step import FailedStep
 from memexplore.process_limit import limited
 from memexplore.search.advice import Advice, Option
@@ -214,7 +215,7 @@ def what_fits(step: FailedStep, advice: Advice | None, error: BaseException | No
     if isinstance(error, PartOfStepError):
         return WhatFits(None, (), str(error))
     if error is not None:
-        failed = f"The search failed: {type(error).__name__}: {error}".splitlines()[0]
+        failed = f"The search failed: {one_line(error)}"
         return WhatFits(advice and dataclasses.replace(advice, cancelled=True), step.assumed, failed)
     if advice is not None:
         one_call = (_ONE_CALL.format(step.part),) if step.part and advice.fits else ()
